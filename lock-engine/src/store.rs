@@ -1,5 +1,5 @@
-//! What a store implements: [`Backend`](backend::Backend), or [`SingleKey`](single::SingleKey) if it answers
-//! one key at a time.
+//! The traits for authors of stores: [`Backend`](backend::Backend), or [`SingleKey`](single::SingleKey) for a
+//! store that handles one key per call.
 
 pub(crate) mod backend;
 pub(crate) mod events;

@@ -1,4 +1,4 @@
-//! What a backend reports to its engine.
+//! Events that a backend reports to its engine.
 
 use std::sync::{Arc, Weak};
 
@@ -7,7 +7,7 @@ use leasehold_api::{HolderId, LockKey, LossReason};
 use crate::clock::{Clock, Moment};
 use crate::core::Core;
 
-/// How a backend reaches its engine. Cheap to clone; does nothing once the engine has gone.
+/// The channel from a backend to its engine. Cheap to clone. Does nothing once the engine is gone.
 #[derive(Clone, Debug)]
 pub struct Events {
     /// Weak, because the engine owns the backend, which keeps this.
@@ -29,8 +29,7 @@ impl Events {
         }
     }
 
-    /// Hints that the key may be free, so that the waiting caller asks again. A hint that is lost costs time
-    /// only.
+    /// Hints that the key may be free, and makes the waiting caller poll at once. A lost hint costs only time.
     pub fn wake(&self, key: &LockKey) {
         let Some(core) = self.core.upgrade() else { return };
         let wakeup = core.queues.with(key, |owner| owner.wakeup.clone());
@@ -39,8 +38,8 @@ impl Events {
         }
     }
 
-    /// Reports that hints may have been missed or the clock was moved. All waiting callers ask again, and
-    /// every deadline is checked.
+    /// Reports that hints were possibly missed or that the clock was moved. All waiting callers poll at once,
+    /// and every deadline is checked.
     pub fn resync(&self) {
         let Some(core) = self.core.upgrade() else { return };
         let mut wakeups = Vec::new();

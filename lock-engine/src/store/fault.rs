@@ -1,5 +1,5 @@
-//! The vocabulary of test doubles: what can happen to a call of a store, and to a client's clock. The double
-//! of `leasehold-memory` and the wrapper of `leasehold-conformance` both speak it.
+//! Faults that test doubles inject into calls of a store and into a client's clock. The double of
+//! `leasehold-memory` and the wrapper of `leasehold-conformance` share these types.
 
 use std::time::Duration;
 
@@ -24,58 +24,58 @@ impl Op {
     pub const ALL: [Self; 4] = [Self::Acquire, Self::Wait, Self::Renew, Self::Release];
 }
 
-/// What happens to one call to the store.
+/// The fault of one call of the store.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Nothing: the call works. Puts a fault at a later call.
+    /// No fault. Use it to put a fault at a later call.
     Pass,
-    /// Not carried out; answers an error of this kind, which leaves open whether it was.
+    /// Not carried out. Returns an error of this kind, which leaves the outcome open.
     Error(ErrorKind),
-    /// Not carried out; answers [`Attempt::Refused`](crate::Attempt::Refused) with an error of this kind,
-    /// which says that nothing was begun. As [`Error`](Self::Error) for calls other than an acquire or a
-    /// wait.
+    /// Not carried out. Returns [`Attempt::Refused`](crate::Attempt::Refused) with an error of this kind,
+    /// because nothing was started. For calls other than an acquire or a wait the same as
+    /// [`Error`](Self::Error).
     Refuse(ErrorKind),
-    /// The request takes this long to arrive; carried out and answered then. The wrapper of
-    /// `leasehold-conformance` carries it out also if its call has been dropped meanwhile, unless it is a
-    /// wait: what is on its way cannot be called back.
+    /// The request arrives after this time, and is carried out and answered then. The wrapper of
+    /// `leasehold-conformance` carries out the request even if its call was dropped before, because a sent
+    /// request cannot be recalled. It does not do so for a wait.
     Delay(Duration),
-    /// Carried out as soon as it arrives; the answer takes this long.
+    /// Carried out on arrival. The reply takes this long.
     DelayReply(Duration),
     /// Not carried out and never answered.
     Hang,
-    /// Carried out; answers [`ErrorKind::OutcomeUnknown`].
+    /// Carried out. Returns [`ErrorKind::OutcomeUnknown`].
     LoseReply,
-    /// Carried out; never answered.
+    /// Carried out, but never answered.
     LoseReplyHang,
-    /// Carried out twice in a row, as by what repeats a request without asking; the second answer arrives. Of
-    /// a wait or a release, the call works.
+    /// Carried out twice in a row, as by a layer that repeats requests. Returns the second reply. A wait or a
+    /// release runs once, without a fault.
     Twice,
 }
 
-/// How a client under test is set up.
+/// The settings of a client under test.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClientSetup {
-    /// How far its clock is from the store's.
+    /// The offset of its clock from the store's.
     pub skew: Skew,
 }
 
 impl ClientSetup {
-    /// A client like any other.
+    /// Makes the settings of a client without faults.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Its clock is ahead of the store's.
+    /// Sets the clock ahead of the store's.
     #[must_use]
     pub fn skew_ahead(mut self, by: Duration) -> Self {
         self.skew = Skew::Ahead(by);
         self
     }
 
-    /// Its clock is behind the store's.
+    /// Sets the clock behind the store's.
     #[must_use]
     pub fn skew_behind(mut self, by: Duration) -> Self {
         self.skew = Skew::Behind(by);
@@ -83,11 +83,11 @@ impl ClientSetup {
     }
 }
 
-/// How far a client's clock is from the store's.
+/// The offset of a client's clock from the store's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums)] // There is no third direction.
 pub enum Skew {
-    /// Not at all.
+    /// No offset.
     #[default]
     None,
     /// It shows a later time.

@@ -1,11 +1,11 @@
-//! The hash that a key carries, for tables.
+//! A hasher for tables of keys, which uses the hash that a key carries.
 
 use std::hash::{Hash as _, Hasher};
 
 use leasehold_api::LockKey;
 
-/// Hashes a [`LockKey`] by the hash that it carries: computed once, seeded per process. For tables of keys,
-/// with `BuildHasherDefault<KeyHasher>`.
+/// Hashes a [`LockKey`] by the hash that it carries, which is computed once and seeded per process. Use it in
+/// tables of keys as `BuildHasherDefault<KeyHasher>`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct KeyHasher(u64);
 
@@ -28,7 +28,7 @@ impl Hasher for KeyHasher {
         self.0 = hash;
     }
 
-    /// Keys never come here: their hash is one number.
+    /// Unused for keys, because their hash is one number.
     fn write(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);

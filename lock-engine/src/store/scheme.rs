@@ -1,7 +1,7 @@
-//! Stores by their URLs: what the crate of a store exposes so that a program reaches the store by a URL.
+//! Stores by their URLs: the types with which the crate of a store makes it reachable by a URL.
 //!
-//! The crate has a constant `SCHEMES` of [`Scheme`]s, and the facade `leasehold` one table of these constants. A store
-//! that is not part of `leasehold` is made known by the facade's `register_scheme` instead.
+//! The crate exports a constant `SCHEMES` of [`Scheme`]s, and the facade `leasehold` has one table of these
+//! constants. Register a store outside `leasehold` by the facade's `register_scheme` instead.
 
 use std::any::{Any, TypeId};
 use std::borrow::Cow;
@@ -23,7 +23,8 @@ pub struct Scheme {
 }
 
 impl Scheme {
-    /// The schemes `names`, in lower case. `read` opens nothing, and refuses every part of a URL that it does not use.
+    /// Makes the schemes `names`, in lower case. `read` only checks the URL and refuses every part that it does
+    /// not use.
     #[must_use]
     pub const fn new(
         names: &'static [&'static str],
@@ -32,7 +33,7 @@ impl Scheme {
         Self { names, read }
     }
 
-    /// The schemes, in lower case.
+    /// Returns the schemes, in lower case.
     #[must_use]
     pub const fn names(&self) -> &'static [&'static str] {
         self.names
@@ -48,18 +49,19 @@ impl Scheme {
     }
 }
 
-/// The settings of a store, as a URL gives them. `Debug` shows no password.
+/// The settings of a store, read from a URL. `Debug` shows no password.
 #[async_trait]
 pub trait StoreConfig: fmt::Debug + Send + Sync {
     /// Opens the store. Returns an engine that is ready to start.
     ///
     /// # Errors
     ///
-    /// What the store answers, and [`InvalidOption`](ErrorKind::InvalidOption) for settings out of bounds.
+    /// The store's error if opening fails. [`InvalidOption`](ErrorKind::InvalidOption) for settings out of
+    /// bounds.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call closes what it has opened.
+    /// If dropped, the call closes everything it has opened.
     async fn open(&self, options: &OpenOptions) -> Result<EngineBuilder, Error>;
 
     /// Returns the part of the settings with this type, if the store shows it; see [`extension`](#method.extension) on
@@ -71,14 +73,15 @@ pub trait StoreConfig: fmt::Debug + Send + Sync {
 }
 
 impl dyn StoreConfig + '_ {
-    /// Returns what only some stores have, by its type: the server of a store on Postgres, for example.
+    /// Returns an extra that only some stores have, by its type. An example is the server of a store on
+    /// Postgres.
     #[must_use]
     pub fn extension<T: Any + Send + Sync>(&self) -> Option<&T> {
         self.extension_of(TypeId::of::<T>())?.downcast_ref()
     }
 }
 
-/// What a program says when it opens a store, beside the URL.
+/// The options with which a program opens a store, beside the URL.
 #[derive(Clone, Default)]
 pub struct OpenOptions {
     look_only: bool,
@@ -86,13 +89,14 @@ pub struct OpenOptions {
 }
 
 impl OpenOptions {
-    /// Nothing beside the URL.
+    /// Makes options without additions to the URL.
     #[must_use]
     pub const fn new() -> Self {
         Self { look_only: false, extensions: Vec::new() }
     }
 
-    /// The program will lock nothing. A store that creates files when it is opened does not create them.
+    /// Declares that the program will lock nothing. A store that creates files when it is opened does not
+    /// create them.
     #[must_use]
     pub fn look_only(mut self) -> Self {
         self.look_only = true;
@@ -125,17 +129,17 @@ impl fmt::Debug for OpenOptions {
     }
 }
 
-/// The URL of a store, taken apart. The facade makes it.
+/// The parts of a store's URL. The facade makes it.
 #[allow(clippy::exhaustive_structs)] // The facade makes it by naming every part.
 #[derive(Clone)]
 pub struct StoreUrl {
     /// The scheme, in lower case.
     pub scheme: String,
-    /// The text behind the colon of the scheme, as it was given.
+    /// The original text behind the colon of the scheme.
     pub rest: String,
     /// The path, percent-encoded.
     pub path: String,
-    /// The path as that of a file on this machine, if it can be one.
+    /// The path as a file of this machine, if possible.
     pub file_path: Option<PathBuf>,
     /// Whether there is a fragment (`#...`).
     pub has_fragment: bool,
@@ -146,11 +150,12 @@ pub struct StoreUrl {
 }
 
 impl StoreUrl {
-    /// Returns the parameters, for a store that has those in `known`.
+    /// Returns the parameters, for a store whose parameters are `known`.
     ///
     /// # Errors
     ///
-    /// [`InvalidOption`](ErrorKind::InvalidOption) for another parameter, one that is given twice, and a fragment.
+    /// [`InvalidOption`](ErrorKind::InvalidOption) for an unknown parameter, for a parameter that is given
+    /// twice, and for a fragment.
     pub fn only(&self, known: &[&str]) -> Result<Parameters, Error> {
         if self.has_fragment {
             return Err(invalid(
@@ -218,12 +223,12 @@ impl Parameters {
         Ok(Some(duration))
     }
 
-    /// Returns the value that the word in the parameter `name` stands for.
+    /// Returns the value of the word in the parameter `name`.
     ///
     /// # Errors
     ///
-    /// [`InvalidOption`](ErrorKind::InvalidOption) for another word. The error repeats the known words and not the given
-    /// one, because that may be a password that was pasted into the wrong place.
+    /// [`InvalidOption`](ErrorKind::InvalidOption) for an unknown word. The error repeats the known words and
+    /// not the given one, because that word may be a password pasted into the wrong place.
     pub fn one_of<T: Copy>(&self, name: &str, known: &[(&str, T)]) -> Result<Option<T>, Error> {
         let Some(text) = self.get(name) else { return Ok(None) };
         let found = known.iter().find(|(word, _)| *word == text).map(|(_, value)| *value);

@@ -9,55 +9,55 @@ use leasehold_api::{Capabilities, Error, LockAdmin};
 use crate::store::backend::{Attempt, Backend, HoldRef, ReleaseReply, Renewed, Request, Timing};
 use crate::store::events::Events;
 
-/// A store that answers one key at a time. [`Single`] makes a [`Backend`] of it; the rules of
-/// [`Backend`] apply to each call.
+/// A store that handles one key per call. [`Single`] turns it into a [`Backend`]. The rules of [`Backend`]
+/// apply to each call.
 #[async_trait]
 pub trait SingleKey: Debug + Display + Send + Sync + 'static {
-    /// What the store has.
+    /// Returns the features and bounds of the store. See [`Backend::capabilities`].
     fn capabilities(&self) -> &Capabilities;
 
-    /// How the engine drives the store.
+    /// Returns the intervals and limits with which the engine drives the store.
     fn timing(&self) -> Timing {
         Timing::default()
     }
 
-    /// Called once, before anything else.
+    /// Connects the store to its engine. See [`Backend::attach`].
     fn attach(&self, events: Events) {
         let _ = events;
     }
 
-    /// One attempt that does not wait for another holder.
+    /// Makes one attempt and does not wait for another holder.
     async fn acquire(&self, request: Request) -> Result<Attempt, Error>;
 
-    /// Extends the hold, or confirms it where there is no lease.
+    /// Extends the hold, or confirms it if it has no lease.
     async fn renew(&self, hold: HoldRef) -> Result<Renewed, Error>;
 
-    /// See [`Backend::look`].
+    /// Returns whether the holder still has the hold. See [`Backend::look`].
     async fn look(&self, hold: HoldRef) -> Result<Renewed, Error> {
         self.renew(hold).await
     }
 
-    /// Frees the hold if it is still that holder's.
+    /// Releases the hold if that holder still has it.
     async fn release(&self, hold: HoldRef) -> Result<ReleaseReply, Error>;
 
-    /// See [`Backend::release_on_new_runtime`].
+    /// Releases after the runtime has ended. See [`Backend::release_on_new_runtime`].
     async fn release_on_new_runtime(&self, hold: HoldRef) -> Result<ReleaseReply, Error> {
         self.release(hold).await
     }
 
-    /// The operator's view, if there is one.
+    /// Returns the operator's view, if the store has one.
     fn admin(&self) -> Option<&dyn LockAdmin> {
         None
     }
 
-    /// Ends the store after the engine has released everything.
+    /// Closes the store after the engine has released everything.
     async fn close(&self) {}
 
-    /// See [`Backend::abort`].
+    /// Releases without waiting. See [`Backend::abort`].
     fn abort(&self) {}
 }
 
-/// A [`Backend`] made of a [`SingleKey`] store: requests that come together run concurrently.
+/// A [`Backend`] made of a [`SingleKey`] store. Requests of one call run concurrently.
 #[derive(Debug)]
 pub struct Single<S>(S);
 
@@ -67,7 +67,7 @@ impl<S: SingleKey> Single<S> {
         Self(store)
     }
 
-    /// The store within.
+    /// Returns the wrapped store.
     pub const fn store(&self) -> &S {
         &self.0
     }

@@ -1,17 +1,18 @@
-//! From a store's numbers to fencing tokens.
+//! Conversion of a store's numbers to fencing tokens.
 
 use leasehold_api::FencingToken;
 
-/// How many low bits count local grants that share one hold of the store.
+/// The number of low bits that count local grants of one hold in the store.
 ///
-/// A store's own number is shifted left by this much, so that a client may hand one hold on to several of
-/// its callers, one after another, and still give each a larger token. Part of every store's format.
+/// A store's number is shifted left by this much. A client could then pass one hold to several of its callers,
+/// one after another, and give each a larger token. Part of every store's format.
 pub const LOCAL_BITS: u32 = 10;
 
-/// The largest number that a store may draw: the token must fit a signed 64-bit integer.
+/// The largest number that a store may draw, because the token must fit a signed 64-bit integer.
 pub const MAX_STORE_NUMBER: u64 = (i64::MAX as u64) >> LOCAL_BITS;
 
-/// The first token of the block that belongs to the store's number `n`; `None` above [`MAX_STORE_NUMBER`].
+/// Returns the first token of the block that belongs to the store's number `n`. `None` above
+/// [`MAX_STORE_NUMBER`].
 #[must_use]
 pub const fn from_store_number(n: u64) -> Option<FencingToken> {
     if n > MAX_STORE_NUMBER { None } else { Some(FencingToken::from_u64(n << LOCAL_BITS)) }
