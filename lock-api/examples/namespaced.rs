@@ -1,4 +1,4 @@
-//! Two services on one store: each has a namespace, so that equal names of theirs are different keys.
+//! Two services on one store. Each has a namespace, so equal names are different keys.
 //!
 //! ```text
 //! cargo run -p leasehold-api --example namespaced
@@ -16,7 +16,7 @@ async fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns what happened, a line for each step.
+/// Returns the result of each step, one line each.
 pub async fn run(store: Arc<dyn Lock>) -> Result<Vec<String>, Error> {
     let billing = Namespaced::new(Arc::clone(&store), "billing")?;
     let search = Namespaced::new(store, "search")?;

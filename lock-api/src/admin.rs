@@ -1,4 +1,4 @@
-//! The operator's view: look, list, and end a hold by force. Not for domain code.
+//! The operator's view: inspect, list and forced release. Not for domain code.
 
 use std::any::{Any, TypeId};
 use std::fmt::Debug;
@@ -12,22 +12,40 @@ use crate::id::{FencingToken, HolderId};
 use crate::key::LockKey;
 use crate::options::Mode;
 
-/// What operators do with a store. Looking never takes, blocks or lengthens a lock.
+/// The operations for operators. Inspecting and listing never take, block or extend a lock.
+///
+/// ```
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), leasehold_api::Error> {
+/// use leasehold_api::{ListQuery, Lock, LockExt, LossReason};
+/// let lock = leasehold_memory::connect()?;
+/// let guard = lock.key("ledger:42").label("worker 7").acquire().await?;
+/// let Some(admin) = lock.admin() else { return Ok(()) };
+/// for info in admin.list(&ListQuery::new().prefix("ledger:")).await? {
+///     println!("{} is held by {:?}", info.key, info.holder().and_then(|hold| hold.label.clone()));
+/// }
+/// let info = admin.inspect(guard.key()).await?;
+/// if let Some(holder) = info.holder().and_then(|hold| hold.holder) {
+///     assert!(admin.force_release(guard.key(), holder).await?);
+/// }
+/// assert_eq!(guard.lost().await, LossReason::ForcedRelease);
+/// # Ok(())
+/// # }
+/// ```
 #[async_trait]
 pub trait LockAdmin: Debug + Send + Sync {
-    /// What is known of one key: who holds it, who waits, and whether a cooldown lasts. A free key is one
-    /// without holders and cooldown.
+    /// Returns the holders, waiters and cooldown of one key. A free key has neither holders nor cooldown.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](crate::ErrorKind::Unsupported) unless declared; else what the store answers.
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) unless declared. Otherwise the error of the store.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future has no effect on any lock.
+    /// If dropped, no lock is affected.
     async fn inspect(&self, key: &LockKey) -> Result<KeyInfo, Error>;
 
-    /// The keys that `query` selects, in their order.
+    /// Returns the keys that `query` selects, in byte order.
     ///
     /// # Errors
     ///
@@ -35,24 +53,24 @@ pub trait LockAdmin: Debug + Send + Sync {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future has no effect on any lock.
+    /// If dropped, no lock is affected.
     async fn list(&self, query: &ListQuery) -> Result<Vec<KeyInfo>, Error>;
 
-    /// Ends the hold of `key` if and only if `holder` has it. `Ok(true)`: ended; the holder's guard
-    /// reads lost within [`Capabilities::loss_detection`](crate::Capabilities::loss_detection) and the
-    /// next grant has a larger token. `Ok(false)`: that holder does not hold the key (any more).
+    /// Ends the hold of `key` if and only if `holder` has it. After `Ok(true)` the holder's guard reads lost
+    /// within [`Capabilities::loss_detection`](crate::Capabilities::loss_detection), and the next grant has a
+    /// larger token. `Ok(false)` means that this holder does not hold the key.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](crate::ErrorKind::Unsupported) unless declared; else what the store answers.
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) unless declared. Otherwise the error of the store.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call may or may not have ended the hold; inspect to see.
+    /// If dropped, the call may still end the hold. Inspect the key to see.
     async fn force_release(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error>;
 
-    /// What this store's operators can do beyond that, by type; see [`extension`](#method.extension) on
-    /// `dyn LockAdmin`.
+    /// Returns an extra operation of this store by its type. See [`extension`](#method.extension) on `dyn
+    /// LockAdmin`.
     fn extension_of(&self, id: TypeId) -> Option<&(dyn Any + Send + Sync)> {
         let _ = id;
         None
@@ -60,48 +78,49 @@ pub trait LockAdmin: Debug + Send + Sync {
 }
 
 impl dyn LockAdmin + '_ {
-    /// What only some stores have, by its type, which the store's crate documents: how to end a database
-    /// session with all that it holds, for instance. A wrapper that shows other keys than the store's has none.
+    /// Returns an operation that only some stores have, by the type that the store's crate documents. For
+    /// example, one ends a database session with all its holds. A wrapper whose keys differ from the store's
+    /// returns `None`.
     #[must_use]
     pub fn extension<T: Any + Send + Sync>(&self) -> Option<&T> {
         self.extension_of(TypeId::of::<T>())?.downcast_ref()
     }
 }
 
-/// Which keys to list.
+/// The selection of keys to list.
 #[non_exhaustive]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ListQuery {
-    /// Only keys that begin with this text.
+    /// The text with which the listed keys begin.
     pub prefix: String,
-    /// At most this many; `None` lists all.
+    /// The maximum number of keys. `None` lists all.
     pub limit: Option<usize>,
-    /// Also keys that nobody holds but whose cooldown lasts, and holds that expired and were not taken since.
+    /// Includes free keys with a running cooldown, and expired holds that no client has replaced.
     pub include_ended: bool,
 }
 
 impl ListQuery {
-    /// All keys that are held.
+    /// Selects all held keys.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Only keys that begin with `prefix`.
+    /// Selects only keys that begin with `prefix`.
     #[must_use]
     pub fn prefix(mut self, prefix: impl Into<String>) -> Self {
         self.prefix = prefix.into();
         self
     }
 
-    /// At most `limit` of them.
+    /// Selects at most `limit` keys.
     #[must_use]
     pub fn limit(mut self, limit: usize) -> Self {
         self.limit = Some(limit);
         self
     }
 
-    /// Also what ended: expired leases, cooldowns.
+    /// Includes expired leases and cooldowns.
     #[must_use]
     pub fn include_ended(mut self) -> Self {
         self.include_ended = true;
@@ -109,80 +128,81 @@ impl ListQuery {
     }
 }
 
-/// What the store knows of one key.
+/// The store's data about one key.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyInfo {
     /// The key.
     pub key: LockKey,
-    /// Whether that is its name. A store that hashes keys ([`KeyIdentity::Hashed`](crate::KeyIdentity::Hashed))
-    /// may know only a number, which `key` then spells.
+    /// Whether `key` is the real name. A store that hashes keys
+    /// ([`KeyIdentity::Hashed`](crate::KeyIdentity::Hashed)) may know only a number, and `key` is then the text
+    /// of that number.
     pub named: bool,
-    /// Who holds it; who held it last, where a lease ended and nobody has taken the key since. More than one
-    /// only in the modes that share a key.
+    /// The current holders, or the last holder if its lease ended and no client has taken the key since. More
+    /// than one only in shared modes.
     pub holders: Vec<HoldInfo>,
-    /// How many others wait, where the store knows.
+    /// The number of waiters, if the store knows it.
     pub waiters: Option<u64>,
-    /// How long until a new grant is possible, if a cooldown lasts.
+    /// The time until a new grant is possible, if a cooldown lasts.
     pub cooldown: Option<Duration>,
 }
 
 impl KeyInfo {
-    /// A key that nobody holds; fill in the fields.
+    /// Makes the data of a free key. Fill in the fields.
     #[must_use]
     pub const fn free(key: LockKey) -> Self {
         Self { key, named: true, holders: Vec::new(), waiters: None, cooldown: None }
     }
 
-    /// A key that `hold` holds or held.
+    /// Makes the data of a key with one current or past hold.
     #[must_use]
     pub fn with_hold(key: LockKey, hold: HoldInfo) -> Self {
         Self { holders: vec![hold], ..Self::free(key) }
     }
 
-    /// The first of those who hold it now.
+    /// Returns the first current holder.
     #[must_use]
     pub fn holder(&self) -> Option<&HoldInfo> {
         self.holders.iter().find(|hold| hold.state == HoldState::Held)
     }
 
-    /// Whether somebody holds it now.
+    /// Returns whether the key is held now.
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.holder().is_some()
     }
 
-    /// Whether it can be granted now: nobody holds it, and no cooldown lasts.
+    /// Returns whether the key can be granted now, because it has neither holder nor cooldown.
     #[must_use]
     pub fn is_free(&self) -> bool {
         !self.is_held() && self.cooldown.is_none()
     }
 }
 
-/// What the store knows of one hold.
+/// The store's data about one hold.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HoldInfo {
     /// Whether it is held now.
     pub state: HoldState,
-    /// The grant that has (or last had) the key.
+    /// The holder id of the grant that has, or last had, the key.
     pub holder: Option<HolderId>,
-    /// Which other holders it excludes. Always [`Mode::Exclusive`] for holds of this version.
+    /// The mode. Always [`Mode::Exclusive`] for holds of this version.
     pub mode: Mode,
     /// Its token.
     pub token: Option<FencingToken>,
-    /// The label it was acquired with.
+    /// The label of the request.
     pub label: Option<Arc<str>>,
-    /// When it was granted, by the store's clock.
+    /// The time of the grant, by the store's clock.
     pub since: Option<SystemTime>,
-    /// How long until the lease ends by itself; `None` without a lease.
+    /// The time until the lease ends by itself. `None` without a lease.
     pub expires_in: Option<Duration>,
-    /// Who that is outside the lock: a process, a client address.
+    /// The holder outside the lock, such as a process or a client address.
     pub owner: Option<String>,
 }
 
 impl HoldInfo {
-    /// A live, exclusive hold of which nothing else is known yet; fill in the fields.
+    /// Makes the data of a live, exclusive hold. Fill in the fields.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -210,6 +230,6 @@ impl Default for HoldInfo {
 pub enum HoldState {
     /// Held.
     Held,
-    /// The lease ended and nobody has taken the key since.
+    /// The lease ended, and no client has taken the key since.
     Expired,
 }

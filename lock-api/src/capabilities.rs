@@ -1,48 +1,48 @@
-//! What a store has and how well: declared, read by callers, tested by the conformance suite.
+//! The features and bounds of a store: declared, read by callers, tested by the conformance suite.
 
 use std::fmt;
 use std::time::Duration;
 
 use crate::error::{Error, ErrorKind};
 
-/// What a lock can do and every bound it promises.
+/// The features of a lock and every bound it promises.
 ///
-/// The conformance suite reads these and tests them: what is declared must hold, and what is not
-/// declared must answer [`ErrorKind::Unsupported`] rather than something weaker.
+/// The conformance suite tests them: a declared feature must work, and an undeclared one must return
+/// [`ErrorKind::Unsupported`] rather than do something weaker.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Between whom the lock excludes.
+    /// The clients between which the lock excludes.
     pub scope: Scope,
-    /// Leases, if holds can end by themselves.
+    /// The leases, if holds can end by themselves.
     pub lease: Option<LeaseBounds>,
-    /// The fencing tokens and what they survive.
+    /// The fencing tokens, and the failures that they survive.
     pub fencing: Fencing,
-    /// Order among waiters of different clients. Within one client it is always first come, first served.
+    /// The order among waiters of different clients. Within one client it is always first come, first served.
     pub fairness: Fairness,
-    /// How long after the store itself ended a hold the guard reads lost at the latest. Two guards can
-    /// overlap no longer than this.
+    /// The maximum time from the end of a hold by the store until the guard reads lost. Two guards overlap at
+    /// most this long.
     pub loss_detection: Duration,
-    /// How long after a future or guard was dropped the key is free at the latest, while the store answers.
+    /// The maximum time from dropping a future or guard until the key is free, while the store answers.
     pub undo: Duration,
-    /// How long after a release a waiter is granted at the latest, with every notification lost.
+    /// The maximum time from a release to the grant of a waiter, if all notifications are lost.
     pub handover: Duration,
-    /// How long after the holder's process died its hold is free at the latest; `None` is never.
+    /// The maximum time from the death of the holder's process until its hold ends. `None` means never.
     pub crash_release: Option<Duration>,
-    /// The modes beside exclusive, which the engine does not ask for yet.
+    /// The modes beside exclusive. The engine does not use them yet.
     pub modes: Modes,
-    /// Whether a grant may forbid the next one for a time.
+    /// Whether a grant can block the next one for a time.
     pub cooldown: bool,
-    /// What operators can do.
+    /// The operations for operators.
     pub admin: AdminCapabilities,
-    /// Whether two keys can be taken for one.
+    /// Whether two different keys can exclude each other.
     pub keys: KeyIdentity,
-    /// How many keys may be held at once through the store, if there is a limit.
+    /// The maximum number of keys held at once through the store, if there is a limit.
     pub max_holds: Option<u64>,
 }
 
 impl Capabilities {
-    /// The least that a store can declare; set the public fields for what it has beyond that.
+    /// Makes the weakest capabilities. Set the public fields of each feature that the store adds.
     #[must_use]
     pub fn new(scope: Scope) -> Self {
         Self {
@@ -63,7 +63,7 @@ impl Capabilities {
     }
 }
 
-/// Between whom a lock excludes.
+/// The clients between which a lock excludes.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
@@ -75,15 +75,16 @@ pub enum Scope {
     Network,
 }
 
-/// Which modes a store has beside [`Mode::Exclusive`](crate::Mode::Exclusive). The default is neither.
+/// The modes of a store beside [`Mode::Exclusive`](crate::Mode::Exclusive). The default is neither.
 ///
-/// A declared mode has no effect yet: the engine refuses both, and no store of this workspace has them.
+/// A declared mode has no effect yet, because the engine refuses both, and no store of this workspace has them.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Modes {
     /// [`Mode::Shared`](crate::Mode::Shared).
     pub shared: bool,
-    /// [`Mode::Permit`](crate::Mode::Permit): the most permits that a key can have; zero without semaphores.
+    /// [`Mode::Permit`](crate::Mode::Permit): the maximum number of permits of a key, or zero without
+    /// semaphores.
     pub max_permits: u32,
 }
 
@@ -91,7 +92,7 @@ pub struct Modes {
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseBounds {
-    /// The TTL when the caller names none; `None`: a hold without a lease.
+    /// The default TTL. `None` means a hold without a lease.
     pub default: Option<Duration>,
     /// The shortest TTL.
     pub min: Duration,
@@ -100,97 +101,96 @@ pub struct LeaseBounds {
 }
 
 impl LeaseBounds {
-    /// Leases of `min` to `max`, by default `default`.
+    /// Makes bounds of `min` to `max`, with the default TTL `default`.
     #[must_use]
     pub const fn new(default: Option<Duration>, min: Duration, max: Duration) -> Self {
         Self { default, min, max }
     }
 }
 
-/// Which tokens a store gives and what their growth survives.
+/// The tokens of a store, and the failures that their growth survives.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fencing {
     /// Grants have no token.
     None,
-    /// Tokens grow as long as the store's process or memory lives.
+    /// Tokens grow while the store's process or memory lives.
     Volatile,
-    /// Tokens grow across crash and restart of one server, and across a fail-over unless it loses the last
-    /// `margin` of what the server had confirmed, as replication that is not waited for may.
+    /// Tokens grow across crash and restart of one server. They also grow across a fail-over, unless
+    /// asynchronous replication loses more than the last `margin` of the confirmed data.
     Replicated {
-        /// How much of the confirmed past a fail-over may lose at the most.
+        /// The maximum time of confirmed data that a fail-over can lose.
         margin: Duration,
     },
-    /// Tokens grow also across crash and restart of the store, but not across the loss of data that
-    /// the store had confirmed (a backup that was put back by hand, say); the store's own documentation
-    /// says what they survive besides.
+    /// Tokens grow across crash and restart of the store, but not across the loss of confirmed data, such as a
+    /// backup restored by hand. The store's documentation lists the other failures that they survive.
     Durable,
 }
 
 impl Fencing {
-    /// Whether grants have tokens.
+    /// Returns whether grants have tokens.
     #[must_use]
     pub const fn has_tokens(self) -> bool {
         !matches!(self, Self::None)
     }
 }
 
-/// Order among waiters of different clients.
+/// The order among waiters of different clients.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fairness {
-    /// No order; somebody gets it. A client that re-acquires in a loop still yields to others.
+    /// No order. A client that re-acquires in a loop still yields to others.
     Unordered,
-    /// First come, first served, up to waiters that arrive within one poll of each other.
+    /// First come, first served, except for waiters that arrive within one poll of each other.
     Roughly,
     /// First come, first served.
     Fifo,
 }
 
-/// What operators can do with a store.
+/// The operations that a store offers to operators.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct AdminCapabilities {
-    /// Look at one key.
+    /// Inspect one key.
     pub inspect: bool,
     /// List holds.
     pub list: bool,
-    /// End somebody else's hold.
+    /// End the hold of another client.
     pub force_release: bool,
-    /// How long after a grant other clients see its name, holder, token and label at the latest. That
-    /// the key is held shows at once.
+    /// The maximum time after a grant until other clients see its name, holder, token and label. They see at
+    /// once that the key is held.
     pub lag: Duration,
 }
 
 impl AdminCapabilities {
-    /// All of them.
+    /// Returns all operations.
     #[must_use]
     pub const fn all() -> Self {
         Self { force_release: true, ..Self::read_only() }
     }
 
-    /// Looking, but no forced release.
+    /// Returns all operations except forced release.
     #[must_use]
     pub const fn read_only() -> Self {
         Self { inspect: true, list: true, force_release: false, lag: Duration::ZERO }
     }
 }
 
-/// Whether two keys can be taken for one.
+/// Whether two different keys can exclude each other.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum KeyIdentity {
     /// Keys are compared whole.
     Exact,
-    /// Keys are compared by a hash of this many bits. Two keys that meet exclude each other, which is
-    /// safe, and the store says so.
+    /// Keys are compared by a hash of this many bits. Two keys with the same hash exclude each other, which is
+    /// safe. The store documents this.
     Hashed {
         /// The width of the hash.
         bits: u32,
     },
 }
 
-/// What a caller needs from a lock, checked once at start-up with
+/// The features that a program needs from a lock, checked at start-up with
 /// [`LockExt::require`](crate::LockExt::require).
 ///
 /// ```
@@ -212,73 +212,73 @@ pub struct Requirements {
 }
 
 impl Requirements {
-    /// No requirement.
+    /// Makes an empty list of requirements.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Excludes at least between these.
+    /// Requires exclusion at least in this scope.
     #[must_use]
     pub fn scope(mut self, scope: Scope) -> Self {
         self.scope = Some(scope);
         self
     }
 
-    /// Has leases.
+    /// Requires leases.
     #[must_use]
     pub fn lease(mut self) -> Self {
         self.lease = true;
         self
     }
 
-    /// Gives fencing tokens.
+    /// Requires fencing tokens.
     #[must_use]
     pub fn fencing(mut self) -> Self {
         self.fencing = true;
         self
     }
 
-    /// Gives fencing tokens that survive a restart of the store.
+    /// Requires fencing tokens that survive a restart of the store.
     #[must_use]
     pub fn durable_fencing(mut self) -> Self {
         self.durable_fencing = true;
         self
     }
 
-    /// Has cooldowns.
+    /// Requires cooldowns.
     #[must_use]
     pub fn cooldown(mut self) -> Self {
         self.cooldown = true;
         self
     }
 
-    /// Lets operators end a hold.
+    /// Requires forced release by operators.
     #[must_use]
     pub fn force_release(mut self) -> Self {
         self.force_release = true;
         self
     }
 
-    /// Tells a holder of its loss within this time.
+    /// Requires that a holder learns of its loss within this time.
     #[must_use]
     pub fn loss_within(mut self, bound: Duration) -> Self {
         self.loss_within = Some(bound);
         self
     }
 
-    /// Frees the key within this time after its holder crashed.
+    /// Requires that the key is free within this time after its holder crashed.
     #[must_use]
     pub fn crash_release_within(mut self, bound: Duration) -> Self {
         self.crash_release_within = Some(bound);
         self
     }
 
-    /// Compares with what a store declares.
+    /// Compares the requirements with the capabilities of a store.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::Unsupported`] that lists everything that is missing.
+    /// [`ErrorKind::Unsupported`] with a list of all missing features.
     pub fn check(&self, has: &Capabilities) -> Result<(), Error> {
         let mut missing = Vec::new();
         let mut need = |ok: bool, what: String| {

@@ -1,4 +1,4 @@
-//! What can go wrong, and whether trying again can help.
+//! The error of locks, with its kind and whether a retry can help.
 
 use std::borrow::Cow;
 use std::error::Error as StdError;
@@ -11,10 +11,25 @@ use crate::validity::LossReason;
 
 /// The error of every operation on a lock.
 ///
-/// [`kind`](Error::kind) says what happened, [`operation`](Error::operation) to which call,
-/// [`is_retryable`](Error::is_retryable) whether making that call again can help, and the message what to do
-/// next. Key and store are named where they are known. Messages never contain a password; the source chain is
-/// kept. Clones share one value, so an error that concerns several requests reaches each of them whole.
+/// [`kind`](Error::kind) is the failure, [`operation`](Error::operation) the call that failed, and
+/// [`is_retryable`](Error::is_retryable) whether the same call can succeed later. The message adds advice. Key
+/// and store are named if known. Messages never contain a password, and the source chain is kept. Clones share
+/// one value, so every request of a failed batch gets the whole error.
+///
+/// ```
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), leasehold_api::Error> {
+/// use std::time::Duration;
+/// use leasehold_api::{ErrorKind, LockExt};
+/// let lock = leasehold_memory::connect()?;
+/// let held = lock.key("ledger:42").acquire().await?;
+/// let error = lock.key("ledger:42").wait(Duration::ZERO).acquire().await.unwrap_err();
+/// assert_eq!(error.kind(), ErrorKind::Timeout);
+/// assert!(error.is_retryable());
+/// assert_eq!(error.key(), Some(held.key()));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Error(Arc<Inner>);
 
@@ -30,7 +45,7 @@ struct Inner {
     source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
-/// Which call an [`Error`] answers.
+/// The call that an [`Error`] belongs to.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
@@ -49,7 +64,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// A short name in words, for logs and metrics.
+    /// Returns a short name in words, for logs and metrics.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -69,7 +84,7 @@ impl fmt::Display for Operation {
     }
 }
 
-/// What kind of failure an [`Error`] is.
+/// The kind of an [`Error`].
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
@@ -77,28 +92,28 @@ pub enum ErrorKind {
     InvalidKey,
     /// An option, URL or setting has a value that cannot be used.
     InvalidOption,
-    /// The wait budget ended while somebody else held or awaited the lock. Nothing is held, and what a slow store still
-    /// has of the request is undone within [`Capabilities::undo`](crate::Capabilities::undo).
+    /// The wait budget ended while another caller held or awaited the lock. The caller holds nothing, and the
+    /// engine undoes the rest of its request within [`Capabilities::undo`](crate::Capabilities::undo).
     Timeout,
-    /// A cooldown that another grant asked for has not passed; [`Error::retry_after`] says how long it lasts.
+    /// A cooldown of an earlier grant lasts, for [`Error::retry_after`].
     NotDue,
-    /// The grant is not held any more; [`Error::loss`] says why.
+    /// The grant has ended, for the reason in [`Error::loss`].
     Lost,
-    /// The request may or may not have been carried out. The engine goes on to make it safe.
+    /// It is unknown whether the request was carried out. The engine undoes or repeats it in the background.
     OutcomeUnknown,
     /// The store broke a cycle of waiting holders by refusing this request.
     Deadlock,
-    /// The store does not have what was asked for. It is never replaced by something weaker.
+    /// The store lacks a requested feature. The lock never substitutes a weaker one.
     Unsupported,
     /// The store cannot hold more locks.
     Capacity,
-    /// The store has not been set up, or by another version.
+    /// The schema of the store is missing or has another version.
     SchemaMissing,
     /// The store refuses this user.
     PermissionDenied,
-    /// The store cannot be reached, is too slow, or is not able to answer now.
+    /// The store cannot be reached, is too slow, or cannot answer at present.
     Unavailable,
-    /// What the store keeps is damaged or was written by something else.
+    /// The data of the store is damaged, or another program wrote it.
     Corrupt,
     /// The lock was closed, or the runtime that drove it has ended.
     Closed,
@@ -107,8 +122,8 @@ pub enum ErrorKind {
 }
 
 impl ErrorKind {
-    /// Whether a failure of this kind may pass without anybody changing the call or the store's setup.
-    /// Whether making a particular call again helps is [`Error::is_retryable`].
+    /// Returns whether a failure of this kind can pass without a change of the call or of the store's setup.
+    /// [`Error::is_retryable`] returns whether repeating a particular call helps.
     #[must_use]
     pub const fn is_transient(self) -> bool {
         matches!(
@@ -122,7 +137,7 @@ impl ErrorKind {
         )
     }
 
-    /// A short name in words, for logs and metrics.
+    /// Returns a short name in words, for logs and metrics.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -152,8 +167,8 @@ impl fmt::Display for ErrorKind {
 }
 
 impl Error {
-    /// An error of `kind`. The message is a sentence for people: what happened and what to do next,
-    /// without the key, the store and the source, which are added by the methods below.
+    /// Makes an error of `kind`. The message is a sentence for people with the failure and the next step. Key,
+    /// store and source are added by the methods below.
     #[must_use]
     pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
         Self(Arc::new(Inner {
@@ -168,7 +183,7 @@ impl Error {
         }))
     }
 
-    /// The grant is gone for `reason`.
+    /// Makes the error of a grant that was lost for `reason`.
     #[must_use]
     pub fn lost(reason: LossReason) -> Self {
         let mut error = Self::new(
@@ -179,7 +194,7 @@ impl Error {
         error
     }
 
-    /// The cooldown of an earlier grant lasts for another `retry_after`.
+    /// Makes the error of a cooldown that lasts for another `retry_after`.
     #[must_use]
     pub fn not_due(retry_after: Duration) -> Self {
         let mut error = Self::new(ErrorKind::NotDue, "another grant asked for a pause that has not passed");
@@ -187,18 +202,18 @@ impl Error {
         error
     }
 
-    /// The lock was closed.
+    /// Makes the error of a closed lock.
     #[must_use]
     pub fn closed() -> Self {
         Self::new(ErrorKind::Closed, "the lock was closed, or its runtime has ended; connect again")
     }
 
-    // Copies only what is shared already: an error is built by one owner.
+    // Copies the value only if another clone shares it.
     fn inner(&mut self) -> &mut Inner {
         Arc::make_mut(&mut self.0)
     }
 
-    /// The store does not have `what`.
+    /// Makes the error of a store without `what`.
     #[must_use]
     pub fn unsupported(what: impl fmt::Display) -> Self {
         Self::new(
@@ -207,7 +222,7 @@ impl Error {
         )
     }
 
-    /// Adds the key, unless one is named already.
+    /// Adds the key, unless the error names one.
     #[must_use]
     pub fn with_key(mut self, key: &LockKey) -> Self {
         if self.0.key.is_none() {
@@ -216,14 +231,14 @@ impl Error {
         self
     }
 
-    /// Replaces the key, for wrappers that show their callers another name than the store's.
+    /// Replaces the key, for wrappers whose keys differ from the store's.
     #[must_use]
     pub fn replace_key(mut self, key: &LockKey) -> Self {
         self.inner().key = Some(key.clone());
         self
     }
 
-    /// Adds the store's name, unless one is named already. It must not contain a password.
+    /// Adds the store's name, unless the error names one. It must not contain a password.
     #[must_use]
     pub fn with_store(mut self, store: impl Into<Arc<str>>) -> Self {
         if self.0.store.is_none() {
@@ -232,7 +247,7 @@ impl Error {
         self
     }
 
-    /// Adds the call that failed, unless one is named already.
+    /// Adds the failed call, unless the error names one.
     #[must_use]
     pub fn with_operation(mut self, operation: Operation) -> Self {
         if self.0.operation.is_none() {
@@ -248,17 +263,17 @@ impl Error {
         self
     }
 
-    /// What kind of failure this is.
+    /// Returns the kind of failure.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
-    /// Whether making the same call again, with nothing changed, may succeed and does no harm.
+    /// Returns whether repeating the same unchanged call can succeed and does no harm.
     ///
-    /// Never for a release or for a body that has begun ([`Operation::Release`], [`Operation::Run`]): the
-    /// guard is gone, and the work under it may have been done. A loss ([`ErrorKind::Lost`]) counts while
-    /// several keys were being acquired, where nothing has run yet.
+    /// False for a release and for a body that has started ([`Operation::Release`], [`Operation::Run`]),
+    /// because the guard is gone and the work under it may be done. True for a loss ([`ErrorKind::Lost`]) while
+    /// several keys were being acquired, because no body has run yet.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self.0.operation {
@@ -268,37 +283,37 @@ impl Error {
         }
     }
 
-    /// The call that failed, where it is known.
+    /// Returns the failed call, if known.
     #[must_use]
     pub fn operation(&self) -> Option<Operation> {
         self.0.operation
     }
 
-    /// The key, where the failure concerns one.
+    /// Returns the key, if the failure concerns one key.
     #[must_use]
     pub fn key(&self) -> Option<&LockKey> {
         self.0.key.as_ref()
     }
 
-    /// The store, where it is known.
+    /// Returns the store, if known.
     #[must_use]
     pub fn store(&self) -> Option<&str> {
         self.0.store.as_deref()
     }
 
-    /// Why the grant was lost, for [`ErrorKind::Lost`].
+    /// Returns the reason of the loss, for [`ErrorKind::Lost`].
     #[must_use]
     pub fn loss(&self) -> Option<LossReason> {
         self.0.loss
     }
 
-    /// How long until a grant can be had, for [`ErrorKind::NotDue`].
+    /// Returns the time until the next possible grant, for [`ErrorKind::NotDue`].
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.0.retry_after
     }
 
-    /// The sentence for people, without key, store and source.
+    /// Returns the message, without key, store and source.
     #[must_use]
     pub fn message(&self) -> &str {
         &self.0.message

@@ -42,7 +42,7 @@ fn one_text(text: &str) {
     assert!(!format!("{key:?}").contains(|c: char| c.is_ascii_control()), "{key:?}");
 }
 
-/// What is composed is taken apart again into the same.
+/// Checks that a composed key is taken apart into the same parts.
 fn several_parts(pieces: &[String]) {
     let key = LockKey::from_parts(pieces);
     let escaped: usize = pieces.iter().map(|piece| piece.len() + 2 * piece.matches([':', '%']).count()).sum();

@@ -1,4 +1,4 @@
-//! What a guard is made of, for those who build locks.
+//! The interface behind a guard, for implementations of a lock.
 
 use std::any::{Any, TypeId};
 use std::fmt::{self, Debug};
@@ -15,61 +15,62 @@ use crate::lock::BoxFuture;
 use crate::loss::Lost;
 use crate::validity::Validity;
 
-/// What a [`LockGuard`](crate::LockGuard) is made of. Wrappers and locks from elsewhere build it; users see the
-/// guard.
+/// The interface behind a [`LockGuard`](crate::LockGuard). Wrappers and other locks implement it. Users see
+/// only the guard.
 ///
-/// It is shared between the guard and whoever watches over the hold, hence the `Arc`. The guard calls
-/// [`release`](Grant::release), [`release_in_batch`](Grant::release_in_batch) or [`abandon`](Grant::abandon),
+/// The guard shares it with watchers of the hold, so methods take an `Arc`. The guard calls
+/// [`release`](Grant::release), [`release_in_batch`](Grant::release_in_batch) or [`abandon`](Grant::abandon)
 /// once.
 pub trait Grant: Debug + Send + Sync + 'static {
-    /// The key.
+    /// Returns the key.
     fn key(&self) -> &LockKey;
 
-    /// The identity of this grant.
+    /// Returns the identity of this grant.
     fn holder(&self) -> HolderId;
 
-    /// The fencing token, where the store gives one.
+    /// Returns the fencing token, if the store has tokens.
     fn token(&self) -> Option<FencingToken>;
 
-    /// Whether the grant still holds, computed from the clock now.
+    /// Returns the current validity, computed from the clock.
     fn validity(&self) -> Validity;
 
-    /// How much longer the grant is good without a further word from the store; never more than the
-    /// truth. `None`: it does not end by itself. Zero once lost or ended.
+    /// Returns how much longer the grant is valid if the store confirms nothing more, never more than the
+    /// truth. `None` if it does not end by itself, zero once it is lost or ended.
     fn remaining(&self) -> Option<Duration>;
 
-    /// Resolves when the grant is lost.
+    /// Returns a future that resolves when the grant is lost.
     fn lost(&self) -> Lost;
 
-    /// A typed extra of the store, by type; wrappers forward it.
+    /// Returns an extra of the store by its type. Wrappers forward this call.
     fn extension(&self, id: TypeId) -> Option<&(dyn Any + Send + Sync)>;
 
-    /// Renews the lease now, with `ttl` or the one it has. Cancel safe: a dropped call may or may not
-    /// have renewed, and validity never claims more than was confirmed.
+    /// Renews the lease now, for `ttl` or its current TTL. Cancel safe: a dropped call may still renew, and
+    /// validity never claims more than the store confirmed.
     fn renew(self: Arc<Self>, ttl: Option<Duration>) -> BoxFuture<'static, Result<(), Error>>;
 
-    /// Asks the store whether the grant is still held; see [`LockGuard::confirm`](crate::LockGuard::confirm). Cancel
-    /// safe. By default [`Unsupported`](crate::ErrorKind::Unsupported).
+    /// Queries the store whether the grant is still held. See
+    /// [`LockGuard::confirm`](crate::LockGuard::confirm). Cancel safe. By default
+    /// [`Unsupported`](crate::ErrorKind::Unsupported).
     fn confirm(self: Arc<Self>) -> BoxFuture<'static, Result<(), Error>> {
         Box::pin(std::future::ready(Err(Error::unsupported("confirmation of a grant"))))
     }
 
-    /// Releases; see [`LockGuard::release`](crate::LockGuard::release). Dropping the returned future, polled or
-    /// not, still releases in the background.
+    /// Releases the grant. See [`LockGuard::release`](crate::LockGuard::release). If the returned future is
+    /// dropped, polled or not, the release goes on in the background.
     fn release(self: Arc<Self>) -> Release;
 
-    /// As [`release`](Grant::release), for a caller that releases others of the same lock right after and
-    /// before it polls: a lock may carry them out together. By default each for itself.
+    /// Releases like [`release`](Grant::release), for a caller that releases several grants of one lock before
+    /// it polls. A lock can then release them together. By default each grant is released separately.
     fn release_in_batch(self: Arc<Self>) -> Release {
         self.release()
     }
 
-    /// The path of a dropped guard: synchronous, needs no runtime, never blocks and never panics.
+    /// Releases the grant of a dropped guard. Synchronous, needs no runtime, never blocks and never panics.
     fn abandon(self: Arc<Self>);
 }
 
-/// A release under way. Its answer is that of [`LockGuard::release`](crate::LockGuard::release); polled again
-/// after it, it answers the same once more.
+/// A release in progress. Resolves to the result of [`LockGuard::release`](crate::LockGuard::release), also if
+/// it is polled again.
 #[must_use = "the answer tells whether the lock was held until the end"]
 pub struct Release(ReleaseState);
 
@@ -79,17 +80,17 @@ enum ReleaseState {
 }
 
 impl Release {
-    /// A release that is answered already: that of a store without I/O. It allocates nothing.
+    /// Makes a release with a known result, for stores without I/O. Allocates nothing.
     pub const fn ready(answer: Result<(), Error>) -> Self {
         Self(ReleaseState::Ready(answer))
     }
 
-    /// A release whose answer is still to come.
+    /// Makes a release that resolves with `answer`.
     pub fn pending(answer: impl Future<Output = Result<(), Error>> + Send + 'static) -> Self {
         Self(ReleaseState::Pending(Box::pin(answer)))
     }
 
-    /// Changes the error, for wrappers that show their callers another key than the store's.
+    /// Maps the error, for wrappers whose keys differ from the store's.
     pub fn map_err(self, f: impl FnOnce(Error) -> Error + Send + 'static) -> Self {
         match self.0 {
             ReleaseState::Ready(answer) => Self::ready(answer.map_err(f)),

@@ -1,4 +1,4 @@
-//! The value you hold.
+//! The guard of one grant.
 
 use std::any::TypeId;
 use std::fmt;
@@ -13,12 +13,12 @@ use crate::key::LockKey;
 use crate::loss::Lost;
 use crate::validity::Validity;
 
-/// One grant of one key. Dropping it releases in the background; [`release`](LockGuard::release)
-/// tells whether the lock was held until the end. The end of the lock's runtime waits for such releases, up to a second;
-/// `std::process::exit` does not.
+/// One grant of one key. Dropping the guard releases the key in the background. [`release`](LockGuard::release)
+/// returns whether the lock was held until the end. The end of the lock's runtime waits up to a second for
+/// background releases, but `std::process::exit` does not.
 ///
-/// A guard may move to another task or thread and be released there. One that is leaked
-/// (`std::mem::forget`) is held until its lock is closed or its process ends.
+/// A guard can move to another task or thread and be released there. A leaked guard (`std::mem::forget`) is
+/// held until its lock is closed or its process ends.
 #[must_use = "dropping a guard releases the lock"]
 pub struct LockGuard {
     // `None` only while `release` or `into_grant` takes it out.
@@ -26,12 +26,12 @@ pub struct LockGuard {
 }
 
 impl LockGuard {
-    /// Makes a guard of a grant, for those who build locks.
+    /// Makes a guard of a grant, for wrappers and other implementations of the lock.
     pub fn new(grant: Arc<dyn Grant>) -> Self {
         Self { grant: Some(grant) }
     }
 
-    /// Takes the grant out, for wrappers. The caller releases or abandons it.
+    /// Returns the grant, for wrappers. The caller must release or abandon it.
     #[must_use]
     pub fn into_grant(mut self) -> Arc<dyn Grant> {
         match self.grant.take() {
@@ -40,119 +40,202 @@ impl LockGuard {
         }
     }
 
-    /// The key.
+    /// Returns the key.
     #[must_use]
     pub fn key(&self) -> &LockKey {
         self.grant().key()
     }
 
-    /// The identity of this grant, as operators see it.
+    /// Returns the identity of this grant, which operators see.
     #[must_use]
     pub fn holder(&self) -> HolderId {
         self.grant().holder()
     }
 
-    /// The fencing token, where the store gives one: greater than that of every earlier grant of the key.
+    /// Returns the fencing token, if the store has tokens. It is greater than the token of every earlier grant
+    /// of the key.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use leasehold_api::LockExt;
+    /// let lock = leasehold_memory::connect()?;
+    /// let first = lock.key("ledger:42").acquire().await?;
+    /// let earlier = first.token();
+    /// first.release().await?;
+    /// let second = lock.key("ledger:42").acquire().await?;
+    /// assert!(second.token() > earlier);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn token(&self) -> Option<FencingToken> {
         self.grant().token()
     }
 
-    /// What is known of the grant now, computed from the clock.
+    /// Returns the current validity of the grant, computed from the clock.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use leasehold_api::{LockExt, Validity};
+    /// let lock = leasehold_memory::connect()?;
+    /// let guard = lock.key("ledger:42").acquire().await?;
+    /// if guard.validity() == Validity::Valid {
+    ///     // Start the next step of the protected work.
+    /// }
+    /// guard.release().await
+    /// # }
+    /// ```
     #[must_use]
     pub fn validity(&self) -> Validity {
         self.grant().validity()
     }
 
-    /// How much longer the grant is good without a further word from the store. `None`: it does not
-    /// end by itself. Zero once lost.
+    /// Returns how much longer the grant is valid if the store confirms nothing more. `None` if it does not end
+    /// by itself, zero once it is lost.
     #[must_use]
     pub fn remaining(&self) -> Option<Duration> {
         self.grant().remaining()
     }
 
-    /// Resolves when the grant is lost, never after a normal release.
+    /// Returns a future that resolves when the grant is lost, and never after a normal release.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use leasehold_api::LockExt;
+    /// # async fn work() {}
+    /// let lock = leasehold_memory::connect()?;
+    /// let guard = lock.key("ledger:42").acquire().await?;
+    /// tokio::select! {
+    ///     reason = guard.lost() => println!("stopped, because {reason}"),
+    ///     () = work() => guard.release().await?,
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn lost(&self) -> Lost {
         self.grant().lost()
     }
 
-    /// What another task needs to watch this grant: it can look, but neither renew nor release.
+    /// Returns a handle with which another task can watch this grant. The handle can neither renew nor release.
     #[must_use]
     pub fn handle(&self) -> GrantHandle {
         GrantHandle { grant: self.shared() }
     }
 
-    /// A typed extra of the store, such as what ties a database transaction to the lease.
+    /// Returns an extra of the store by its type, such as the tie between a database transaction and the lease.
     #[must_use]
     pub fn extension<T: std::any::Any + Send + Sync>(&self) -> Option<&T> {
         self.grant().extension(TypeId::of::<T>())?.downcast_ref()
     }
 
-    /// Renews the lease now, for the TTL that it has. Renewal is automatic; this is for making sure before a
-    /// long step.
+    /// Renews the lease now, for its TTL. Renewal is automatic, so call this only to be sure before a long
+    /// step.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use std::time::Duration;
+    /// use leasehold_api::LockExt;
+    /// let lock = leasehold_memory::connect()?;
+    /// let guard = lock.key("report").ttl(Duration::from_secs(30)).acquire().await?;
+    /// guard.renew().await?;
+    /// guard.renew_for(Duration::from_secs(300)).await?;
+    /// guard.release().await
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Lost`](crate::ErrorKind::Lost) when it is not held any more (an ended lease is never revived),
+    /// [`Lost`](crate::ErrorKind::Lost) if the grant has ended, because an ended lease is never revived.
     /// [`Unsupported`](crate::ErrorKind::Unsupported) on a store without leases.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call may or may not have renewed; validity never claims more than was confirmed.
+    /// If dropped, the call may still renew the lease. Validity never claims more than the store confirmed.
     pub async fn renew(&self) -> Result<(), Error> {
         self.shared().renew(None).await.map_err(|e| e.with_operation(Operation::Renew))
     }
 
-    /// Renews the lease now, for `ttl` from now on, which is its TTL from then on. A shorter one counts for
-    /// [`validity`](Self::validity) as soon as it is sent: the store may have it before its answer is here.
+    /// Renews the lease now, for `ttl`, which also is its TTL for later renewals. A shorter TTL counts for
+    /// [`validity`](Self::validity) as soon as it is sent, because the store may apply it before its reply
+    /// arrives.
     ///
     /// # Errors
     ///
     /// As [`renew`](Self::renew), and [`InvalidOption`](crate::ErrorKind::InvalidOption) for a TTL that the
-    /// store does not take.
+    /// store does not accept.
     ///
     /// # Cancel safety
     ///
-    /// As [`renew`](Self::renew); the lease may have the new TTL or the old one.
+    /// As [`renew`](Self::renew). The lease has either the new TTL or the old one.
     pub async fn renew_for(&self, ttl: Duration) -> Result<(), Error> {
         self.shared().renew(Some(ttl)).await.map_err(|e| e.with_operation(Operation::Renew))
     }
 
-    /// Asks the store whether the lock is still held, for a step that cannot be undone. `Ok` means that the store
-    /// answered a question that was sent after this call, and that the lock was held then.
+    /// Queries the store whether the lock is still held, for a step that cannot be undone. `Ok` means that the
+    /// lock was held when the store answered a query sent after this call.
     ///
-    /// [`validity`](Self::validity) is computed from a clock. A machine that its hypervisor stops (a snapshot, a
-    /// migration) has no clock that counts while it stands still, and reads valid until the next look. This call does
-    /// not rely on a clock. It still says nothing about the time after its answer: send the
-    /// [`token`](Self::token) along where the receiver can check it.
+    /// [`validity`](Self::validity) depends on a clock. If a hypervisor stops the machine (a snapshot, a
+    /// migration), its clocks stop too, and the guard reads valid until the next query. This call does not rely
+    /// on a clock. It says nothing about the time after its reply, so send the [`token`](Self::token) along if
+    /// the receiver can check it.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use leasehold_api::LockExt;
+    /// let lock = leasehold_memory::connect()?;
+    /// let guard = lock.key("payout:42").acquire().await?;
+    /// guard.confirm().await?;
+    /// // Send the payment.
+    /// guard.release().await
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Lost`](crate::ErrorKind::Lost) if the lock is not held any more.
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) or [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown) if the
-    /// store did not answer within the limit of one call: nothing is known then, so do not take the step.
-    /// [`Unsupported`](crate::ErrorKind::Unsupported) for a lock that cannot ask its store.
+    /// [`Lost`](crate::ErrorKind::Lost) if the grant has ended. [`Unavailable`](crate::ErrorKind::Unavailable)
+    /// or [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown) if the store did not answer within the time
+    /// limit of one call. The state of the lock is then unknown, so do not take the step.
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) for a lock that cannot query its store.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future changes nothing.
+    /// If dropped, nothing changes.
     pub async fn confirm(&self) -> Result<(), Error> {
         self.shared().confirm().await.map_err(|e| e.with_operation(Operation::Confirm))
     }
 
-    /// Releases the lock and tells the truth about it: `Ok` means that it was held until now and is
-    /// free (or with the next waiter) from here on.
+    /// Releases the lock. `Ok` means that the lock was held until now, and is free or with the next waiter.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use leasehold_api::{ErrorKind, LockExt};
+    /// let lock = leasehold_memory::connect()?;
+    /// let guard = lock.key("ledger:42").acquire().await?;
+    /// match guard.release().await {
+    ///     Err(error) if error.kind() == ErrorKind::Lost => println!("the work may have overlapped"),
+    ///     outcome => outcome?,
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Lost`](crate::ErrorKind::Lost): it was lost before, or with the connection that kept it while
-    /// it was being released, so the work under it may have overlapped with another holder's. [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown) or
-    /// [`Unavailable`](crate::ErrorKind::Unavailable): the store did not confirm; the release is
-    /// retried in the background until it succeeds or the hold is over.
+    /// [`Lost`](crate::ErrorKind::Lost) if the lock was lost before, or if its connection failed during the
+    /// release. The work under it may have overlapped with another holder's.
+    /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown) or [`Unavailable`](crate::ErrorKind::Unavailable)
+    /// if the store did not confirm. The release is then retried in the background until it succeeds or the
+    /// hold is over.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future releases in the background; only the answer is lost.
+    /// If dropped, the release goes on in the background and only its result is lost.
     pub async fn release(self) -> Result<(), Error> {
         self.into_grant().release().await.map_err(|e| e.with_operation(Operation::Release))
     }

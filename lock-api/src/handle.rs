@@ -1,4 +1,4 @@
-//! Watching a grant from another task.
+//! A handle to watch a grant from another task.
 
 use std::any::TypeId;
 use std::fmt;
@@ -11,11 +11,11 @@ use crate::key::LockKey;
 use crate::loss::{Ended, Lost};
 use crate::validity::Validity;
 
-/// Looks at a grant that somebody else owns: `Clone + Send + 'static`, made by
+/// Watches a grant that another task owns. `Clone + Send + 'static`, made by
 /// [`LockGuard::handle`](crate::LockGuard::handle).
 ///
-/// It neither renews nor releases, and the grant ends without regard to it. It keeps the client's background
-/// task alive; a watcher should go when [`ended`](Self::ended) resolves.
+/// A handle neither renews nor releases, and does not delay the end of the grant. It keeps the client's
+/// background task alive, so drop it when [`ended`](Self::ended) resolves.
 ///
 /// ```
 /// # #[tokio::main]
@@ -37,48 +37,48 @@ pub struct GrantHandle {
 }
 
 impl GrantHandle {
-    /// The key.
+    /// Returns the key.
     #[must_use]
     pub fn key(&self) -> &LockKey {
         self.grant.key()
     }
 
-    /// The identity of the grant.
+    /// Returns the identity of the grant.
     #[must_use]
     pub fn holder(&self) -> HolderId {
         self.grant.holder()
     }
 
-    /// The fencing token, where the store gives one.
+    /// Returns the fencing token, if the store has tokens.
     #[must_use]
     pub fn token(&self) -> Option<FencingToken> {
         self.grant.token()
     }
 
-    /// What is known of the grant now; [`Validity::Ended`] once its guard was released or dropped.
+    /// Returns the current validity of the grant. [`Validity::Ended`] once its guard was released or dropped.
     #[must_use]
     pub fn validity(&self) -> Validity {
         self.grant.validity()
     }
 
-    /// How much longer the grant is good without a further word from the store; see
+    /// Returns how much longer the grant is valid if the store confirms nothing more. See
     /// [`LockGuard::remaining`](crate::LockGuard::remaining). Zero once it has ended.
     #[must_use]
     pub fn remaining(&self) -> Option<Duration> {
         self.grant.remaining()
     }
 
-    /// Resolves when the grant is lost, never after a normal release.
+    /// Returns a future that resolves when the grant is lost, and never after a normal release.
     pub fn lost(&self) -> Lost {
         self.grant.lost()
     }
 
-    /// Resolves when the grant has ended in whatever way.
+    /// Returns a future that resolves when the grant has ended: released, dropped or lost.
     pub fn ended(&self) -> Ended {
         self.grant.lost().ended()
     }
 
-    /// A typed extra of the store; see [`LockGuard::extension`](crate::LockGuard::extension).
+    /// Returns an extra of the store by its type. See [`LockGuard::extension`](crate::LockGuard::extension).
     #[must_use]
     pub fn extension<T: std::any::Any + Send + Sync>(&self) -> Option<&T> {
         self.grant.extension(TypeId::of::<T>())?.downcast_ref()

@@ -1,4 +1,4 @@
-//! Who holds, and with which number: holder ids and fencing tokens.
+//! Holder ids and fencing tokens.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,9 +7,9 @@ use crate::error::{Error, ErrorKind};
 
 /// The identity of one grant, minted before the attempt.
 ///
-/// Two attempts never share one, also when two clients were configured alike; release, renewal and
-/// loss address the grant by it. It is written `1f…e0-17`: 32 hexadecimal digits for the engine that
-/// minted it, a dash, and a count.
+/// Two attempts never share an id, even if two clients have the same configuration. Release, renewal and loss
+/// address the grant by it. The text form is `1f…e0-17`: 32 hexadecimal digits for the engine, a dash, and a
+/// count.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HolderId {
     instance: u128,
@@ -17,19 +17,19 @@ pub struct HolderId {
 }
 
 impl HolderId {
-    /// Puts an id together: `instance` must be unique to the engine (random), `serial` unique within it.
+    /// Makes an id. `instance` must be unique to the engine (random), and `serial` unique within it.
     #[must_use]
     pub const fn from_parts(instance: u128, serial: u64) -> Self {
         Self { instance, serial }
     }
 
-    /// The part that names the engine.
+    /// Returns the part that names the engine.
     #[must_use]
     pub const fn instance(self) -> u128 {
         self.instance
     }
 
-    /// The part that counts attempts within the engine.
+    /// Returns the part that counts attempts within the engine.
     #[must_use]
     pub const fn serial(self) -> u64 {
         self.serial
@@ -38,7 +38,8 @@ impl HolderId {
 
 impl fmt::Display for HolderId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Not by `{:032x}`: a store writes one for each request, and that made a tenth of a busy client's work.
+        // Not by `{:032x}`, because a store writes an id for each request, and formatting took a tenth of a
+        // busy client's work.
         let mut digits = [0; 32];
         hex::encode_to_slice(self.instance.to_be_bytes(), &mut digits).map_err(|_| fmt::Error)?;
         f.write_str(std::str::from_utf8(&digits).map_err(|_| fmt::Error)?)?;
@@ -55,7 +56,7 @@ impl fmt::Debug for HolderId {
 impl FromStr for HolderId {
     type Err = Error;
 
-    /// Reads what `Display` writes.
+    /// Parses the text that `Display` writes.
     fn from_str(text: &str) -> Result<Self, Error> {
         let parts = text.split_once('-').filter(|(instance, serial)| {
             instance.len() == 32
@@ -83,28 +84,40 @@ impl FromStr for HolderId {
 
 /// A number that grows with every grant of a key.
 ///
-/// Send it along with each write that the lock protects, and let the resource refuse a number
-/// smaller than the largest it has seen: a holder that was paused and overtaken can then do no harm
-/// (Martin Kleppmann, *How to do distributed locking*, 2016).
+/// Send it along with each write that the lock protects, and let the resource refuse a number smaller than the
+/// largest it has seen. A holder that was paused and overtaken can then do no harm (Martin Kleppmann, *How to
+/// do distributed locking*, 2016).
+///
+/// ```
+/// use leasehold_api::FencingToken;
+/// let (mut largest, old, new) = (0, FencingToken::from_u64(7), FencingToken::from_u64(8));
+/// let mut write = |token: FencingToken| {
+///     let is_current = token.as_u64() >= largest;
+///     largest = largest.max(token.as_u64());
+///     is_current
+/// };
+/// assert!(write(new));
+/// assert!(!write(old), "from a holder that was overtaken");
+/// ```
 ///
 /// Tokens compare as numbers. Gaps are normal. The value fits a signed 64-bit integer.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FencingToken(u64);
 
 impl FencingToken {
-    /// A token with exactly this value, for reading one back from where it was kept.
+    /// Makes a token with exactly this value, for reading it back from a database.
     #[must_use]
     pub const fn from_u64(value: u64) -> Self {
         Self(value)
     }
 
-    /// The value to store and compare.
+    /// Returns the value to store and compare.
     #[must_use]
     pub const fn as_u64(self) -> u64 {
         self.0
     }
 
-    /// The value as SQL's `bigint`. Never negative for tokens that a store drew.
+    /// Returns the value as SQL's `bigint`. Never negative for tokens that a store drew.
     #[must_use]
     #[allow(clippy::cast_possible_wrap)]
     pub const fn as_i64(self) -> i64 {

@@ -1,4 +1,4 @@
-//! What is locked: validated keys, composition and namespaces.
+//! Validated keys, their composition and namespaces.
 
 use std::fmt::{self, Write as _};
 use std::hash::{BuildHasher as _, Hash, Hasher, RandomState};
@@ -13,8 +13,8 @@ pub const MAX_KEY_BYTES: usize = 512;
 
 /// The name of a lock: 1 to [`MAX_KEY_BYTES`] bytes of UTF-8 without NUL.
 ///
-/// Case, spaces, separators and Unicode normalisation matter, and nothing is cut: `"a"`, `"A"` and
-/// `"a "` are three keys. Cloning is cheap; a key that is used often is best made once.
+/// Case, spaces, separators and Unicode normalisation matter, and nothing is cut: `"a"`, `"A"` and `"a "` are
+/// three keys. Cloning is cheap, so make a key once if you use it often.
 ///
 /// ```
 /// use leasehold_api::LockKey;
@@ -32,8 +32,8 @@ pub const MAX_KEY_BYTES: usize = 512;
 #[derive(Clone)]
 pub struct LockKey {
     text: Arc<str>,
-    // Every table a key passes through needs its hash, so it is computed once, with a seed of the
-    // process: outsiders who choose keys cannot choose collisions.
+    // Computed once, because every table that holds the key needs its hash. The seed is random, so that
+    // attackers who choose keys cannot choose collisions.
     hash: u64,
 }
 
@@ -41,9 +41,9 @@ pub struct LockKey {
 static SEED: OnceLock<Seed> = OnceLock::new();
 
 enum Seed {
-    /// Differs between processes, so that nobody can choose keys that collide.
+    /// Differs between processes, to prevent chosen keys from colliding.
     Random(RandomState),
-    /// The same in each process, so that a simulator can repeat a schedule.
+    /// The same in each process, to let a simulator repeat a schedule.
     #[cfg(feature = "test-util")]
     Fixed(BuildHasherDefault<DefaultHasher>),
 }
@@ -59,10 +59,11 @@ impl Seed {
 }
 
 impl LockKey {
-    /// Gives keys the same hashes in every process that calls this before it makes its first key. Returns whether the hashes
-    /// of this process are fixed: `false` if it had made a key before the first call.
+    /// Fixes the seed of the hashes if called before the process makes its first key. Returns whether the seed
+    /// is fixed: `false` if a key was made before the first call.
     ///
-    /// For simulators, which repeat a schedule in another process. Outsiders who choose keys can then choose keys that collide.
+    /// For simulators, which repeat a schedule in another process. Attackers who choose keys can then choose
+    /// keys that collide.
     #[cfg(feature = "test-util")]
     pub fn fix_hashes() -> bool {
         matches!(SEED.get_or_init(|| Seed::Fixed(BuildHasherDefault::new())), Seed::Fixed(_))
@@ -72,7 +73,7 @@ impl LockKey {
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidKey`] when `text` is empty, longer than [`MAX_KEY_BYTES`] or contains NUL.
+    /// [`ErrorKind::InvalidKey`] if `text` is empty, longer than [`MAX_KEY_BYTES`] or contains NUL.
     pub fn new(text: impl AsRef<str>) -> Result<Self, Error> {
         let text = text.as_ref();
         let reason = if text.is_empty() {
@@ -90,15 +91,14 @@ impl LockKey {
         Err(Error::new(ErrorKind::InvalidKey, reason))
     }
 
-    /// Makes one key of several parts, joined by `:`; see [`key!`](crate::key!) for parts of different types.
+    /// Makes one key of several parts, joined by `:`. See [`key!`](crate::key!) for parts of different types.
     ///
-    /// A `:` or `%` inside a part is written `%3A` or `%25`, so two different lists of parts never
-    /// give the same key.
+    /// A `:` or `%` inside a part becomes `%3A` or `%25`, so different lists of parts never give the same key.
     ///
     /// # Errors
     ///
-    /// [`ErrorKind::InvalidKey`] when a part is empty: a variable that was never set would make all its users
-    /// share one lock. Else as [`LockKey::new`], for the joined text.
+    /// [`ErrorKind::InvalidKey`] if a part is empty, because an unset variable would make all its users share
+    /// one lock. Otherwise as [`LockKey::new`], for the joined text.
     pub fn from_parts<P: fmt::Display>(parts: impl IntoIterator<Item = P>) -> Result<Self, Error> {
         let mut text = String::new();
         for (i, part) in parts.into_iter().enumerate() {
@@ -115,16 +115,24 @@ impl LockKey {
         Self::new(text)
     }
 
-    /// This key inside the namespace `name`: `name`, escaped as in [`LockKey::from_parts`], then `:`, then the key.
+    /// Returns this key inside the namespace `name`: `name`, escaped as in [`LockKey::from_parts`], then `:`,
+    /// then the key.
+    ///
+    /// ```
+    /// use leasehold_api::LockKey;
+    /// let key = LockKey::new("42")?.in_namespace("ledger")?;
+    /// assert_eq!(key.as_str(), "ledger:42");
+    /// # Ok::<(), leasehold_api::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`LockKey::new`]: the two together may be too long.
+    /// As [`LockKey::new`], because the joined text can be too long.
     pub fn in_namespace(&self, name: &str) -> Result<Self, Error> {
         Self::new(namespace_prefix(name) + self.as_str())
     }
 
-    /// The text of the key.
+    /// Returns the text of the key.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.text
@@ -136,7 +144,7 @@ impl LockKey {
     }
 }
 
-/// What stands before every key of the namespace `name`.
+/// Returns the prefix of every key in the namespace `name`.
 pub(crate) fn namespace_prefix(name: &str) -> String {
     let mut text = String::with_capacity(name.len() + 1);
     escape_into(name, &mut text);
@@ -154,8 +162,8 @@ fn escape_into(part: &str, out: &mut String) {
     }
 }
 
-/// Makes a [`LockKey`](crate::LockKey) of parts of any type that has `Display`, joined by `:`, with each part
-/// escaped and none of them empty: see [`LockKey::from_parts`](crate::LockKey::from_parts).
+/// Makes a [`LockKey`](crate::LockKey) of parts of any type with `Display`, joined by `:`. Each part is escaped
+/// and must not be empty. See [`LockKey::from_parts`](crate::LockKey::from_parts).
 ///
 /// ```
 /// let holder = 42;
@@ -172,7 +180,7 @@ macro_rules! key {
 
 impl PartialEq for LockKey {
     fn eq(&self, other: &Self) -> bool {
-        // Most comparisons are of a key with a clone of it.
+        // Fast path, because most comparisons are of a key with its clone.
         Arc::ptr_eq(&self.text, &other.text) || (self.hash == other.hash && self.text == other.text)
     }
 }
@@ -191,7 +199,7 @@ impl PartialOrd for LockKey {
     }
 }
 
-/// Byte order of the text: the order in which several keys are taken.
+/// Byte order of the text, in which several keys are taken.
 impl Ord for LockKey {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.text.cmp(&other.text)

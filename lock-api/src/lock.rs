@@ -18,73 +18,120 @@ use crate::options::AcquireOptions;
 /// A boxed future that can move between threads.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// A lock over named keys: the trait that domain code depends on, as `Arc<dyn Lock>`.
+/// A lock over named keys. Domain code depends on this trait, as `Arc<dyn Lock>`.
 ///
-/// The comfortable calls (`lock.key("ledger:42").acquire()`) are on [`LockExt`](crate::LockExt); the
-/// methods here are what a wrapper forwards. Those who bring a new store implement the `Backend` trait
-/// of `leasehold-engine` instead and get this one from the engine.
+/// ```
+/// use std::sync::Arc;
+/// use leasehold_api::{Error, Lock, LockExt};
+/// /// Domain code names no store.
+/// async fn spend(lock: &dyn Lock) -> Result<(), Error> {
+///     let guard = lock.key("ledger:42").acquire().await?;
+///     guard.release().await
+/// }
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), Error> {
+/// let lock: Arc<dyn Lock> = Arc::new(leasehold_memory::connect()?);
+/// spend(&*lock).await
+/// # }
+/// ```
+///
+/// The builder calls (`lock.key("ledger:42").acquire()`) are on [`LockExt`](crate::LockExt). The methods here
+/// are for wrappers to forward. To add a store, implement the `Backend` trait of `leasehold-engine`, whose
+/// engine provides this trait.
 ///
 /// # Contract
 ///
-/// The rules that every implementation keeps, with their numbers C1 to C18, are written down in the
-/// project's `docs/contract.md` and tested by `leasehold-conformance`. In short: exclusion; each grant
-/// has its own identity and, where declared, a larger token than every earlier one; a try never waits
-/// for another holder; every wait has a budget; every future may be dropped at any poll; `release` is
-/// `Ok` only when the lock was held until then; a guard knows from the clock whether it is still good.
+/// Every implementation keeps the rules C1 to C18 of the project's `docs/contract.md`, which
+/// `leasehold-conformance` tests. In short:
+///
+/// - Two grants of a key are never valid at once.
+/// - Each grant has its own identity and, if declared, a larger token than all earlier ones.
+/// - A try does not wait for another holder.
+/// - Every wait has a budget.
+/// - Every future can be dropped at any poll.
+/// - `release` is `Ok` only if the lock was held until then.
+/// - A guard knows from the clock whether it is still valid.
 ///
 /// `Display` names the store for people and must not show a password.
 ///
-/// Anybody may implement it, so a new required method needs a new major version; what can be left out comes
-/// with a default, and what only one store has is an [`extension`](crate::LockGuard::extension) of its grants.
+/// Any crate can implement this trait, so a new required method needs a new major version. Optional methods
+/// have a default. A feature of one store is an [`extension`](crate::LockGuard::extension) of its grants.
 #[async_trait]
 pub trait Lock: Debug + Display + Send + Sync + 'static {
-    /// One attempt: the guard, or `None` when somebody else holds or awaits the key.
+    /// Makes one attempt. Returns the guard, or `None` if another caller holds or awaits the key.
     ///
-    /// It does not wait for another holder and does not overtake local waiters; `options.wait` is not
-    /// looked at. It does wait for the store to answer, up to the store's own time limit.
+    /// The attempt waits for no other holder, does not overtake local waiters and ignores `options.wait`. It
+    /// waits for the store's reply, up to the store's time limit.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use leasehold_api::{AcquireOptions, Lock, LockKey};
+    /// let lock = leasehold_memory::connect()?;
+    /// let (key, options) = (LockKey::new("ledger:42")?, AcquireOptions::new());
+    /// let guard = lock.try_acquire(&key, &options).await?;
+    /// assert!(guard.is_some());
+    /// assert!(lock.try_acquire(&key, &options).await?.is_none(), "held by `guard`");
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
-    /// A store that is slow, down, refuses or is not set up is an error, never `None`.
-    /// [`Unavailable`](crate::ErrorKind::Unavailable) also if the key may be held only by an earlier attempt of this
-    /// client that is still being undone.
+    /// An error if the store is slow, down, not set up or refuses the request.
+    /// [`Unavailable`](crate::ErrorKind::Unavailable) also if the key may be held only by an earlier attempt of
+    /// this client that is still being undone.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives up the attempt. If it had been granted meanwhile, it is undone within
+    /// If dropped, the attempt is given up. If the store had granted it, the grant is undone within
     /// [`Capabilities::undo`].
     async fn try_acquire(&self, key: &LockKey, options: &AcquireOptions) -> Result<Option<LockGuard>, Error>;
 
-    /// Waits until granted, until the budget of `options.wait` ends, or until the lock is closed.
+    /// Waits until the key is granted, the budget of `options.wait` ends, or the lock is closed.
     ///
-    /// The budget covers outages: a store that cannot be reached, restarts or is full
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use std::time::Duration;
+    /// use leasehold_api::{AcquireOptions, ErrorKind, Lock, LockKey};
+    /// let lock = leasehold_memory::connect()?;
+    /// let key = LockKey::new("ledger:42")?;
+    /// let options = AcquireOptions::new().wait(Duration::from_millis(10));
+    /// let guard = lock.acquire(&key, &options).await?;
+    /// let error = lock.acquire(&key, &options).await.unwrap_err();
+    /// assert_eq!(error.kind(), ErrorKind::Timeout);
+    /// guard.release().await
+    /// # }
+    /// ```
+    ///
+    /// The budget also covers outages: a store that cannot be reached, restarts or is full
     /// ([`Unavailable`](crate::ErrorKind::Unavailable), [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown),
-    /// [`Capacity`](crate::ErrorKind::Capacity)) is asked again, with growing pauses, and the caller keeps its place
-    /// among the callers of this client. With
-    /// [`give_up_on_failure`](AcquireOptions::give_up_on_failure), with a budget of zero, or where a cooldown may
-    /// have begun, such a failure ends the wait. All others always do.
+    /// [`Capacity`](crate::ErrorKind::Capacity)). The lock retries with growing pauses, and the caller keeps
+    /// its place among the callers of this client. Such a failure ends the wait only with
+    /// [`give_up_on_failure`](AcquireOptions::give_up_on_failure), with a budget of zero, or if a cooldown may
+    /// have started. Every other failure ends it.
     ///
     /// # Errors
     ///
-    /// [`Timeout`](crate::ErrorKind::Timeout) when the budget ended, or the store's failure if it has answered
-    /// nothing else in all that time,
-    /// [`NotDue`](crate::ErrorKind::NotDue) when a cooldown was met and
-    /// [`OnCooldown::NotDue`](crate::OnCooldown::NotDue) was asked for,
-    /// [`Closed`](crate::ErrorKind::Closed) when the lock was closed; and the failure that ended the wait.
+    /// [`Timeout`](crate::ErrorKind::Timeout) if the budget ended, or the store's failure if the store only
+    /// failed in that time. [`NotDue`](crate::ErrorKind::NotDue) if a cooldown lasts and the policy is
+    /// [`OnCooldown::NotDue`](crate::OnCooldown::NotDue). [`Closed`](crate::ErrorKind::Closed) if the lock was
+    /// closed. Otherwise the failure that ended the wait.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives up the place in the queue; a later call starts at the end. Whatever
-    /// was granted or queued meanwhile is undone within [`Capabilities::undo`].
+    /// If dropped, the caller loses its place in the queue, and a later call starts at the end. A grant or a
+    /// place in the store's queue is undone within [`Capabilities::undo`].
     async fn acquire(&self, key: &LockKey, options: &AcquireOptions) -> Result<LockGuard, Error>;
 
-    /// One attempt at all keys: all guards in the order of `keys`, or `None` when at least one key is held or
-    /// awaited by somebody else. As [`try_acquire`](Lock::try_acquire) for the rest.
+    /// Makes one attempt at all keys. Returns the guards in the order of `keys`, or `None` if another caller
+    /// holds or awaits at least one key. Otherwise like [`try_acquire`](Lock::try_acquire).
     ///
     /// # Errors
     ///
-    /// As [`acquire_all`](Lock::acquire_all), but no [`Timeout`](crate::ErrorKind::Timeout) for a key that is
-    /// held. Nothing stays held.
+    /// As [`acquire_all`](Lock::acquire_all), except [`Timeout`](crate::ErrorKind::Timeout). After an error no
+    /// key stays held.
     ///
     /// # Cancel safety
     ///
@@ -95,43 +142,80 @@ pub trait Lock: Debug + Display + Send + Sync + 'static {
         options: &AcquireOptions,
     ) -> Result<Option<MultiGuard>, Error>;
 
-    /// Takes all keys or none, within one budget. The guards come in the order of `keys`.
+    /// Takes all keys or none, within one budget. Returns the guards in the order of `keys`.
     ///
-    /// The keys are taken in their byte order whatever order they are given in, so that calls of this
-    /// method cannot deadlock with each other.
+    /// The keys are taken in byte order, so two calls of this method cannot deadlock with each other.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use leasehold_api::{AcquireOptions, Lock, LockKey};
+    /// let lock = leasehold_memory::connect()?;
+    /// let keys = [LockKey::new("account:2")?, LockKey::new("account:1")?];
+    /// let guards = lock.acquire_all(&keys, &AcquireOptions::new()).await?;
+    /// assert_eq!(guards[0].key(), &keys[0]);
+    /// guards.release().await
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`InvalidOption`](crate::ErrorKind::InvalidOption) when a key occurs twice; else as
-    /// [`acquire`](Lock::acquire). Nothing stays held.
+    /// [`InvalidOption`](crate::ErrorKind::InvalidOption) if a key occurs twice, else as
+    /// [`acquire`](Lock::acquire). After an error no key stays held.
     ///
     /// # Cancel safety
     ///
     /// As [`acquire`](Lock::acquire), for all keys.
     async fn acquire_all(&self, keys: &[LockKey], options: &AcquireOptions) -> Result<MultiGuard, Error>;
 
-    /// Releases every hold, tells guards still out that they are lost, ends every waiter with
-    /// [`Closed`](crate::ErrorKind::Closed), and refuses everything after. May be called twice. It has
-    /// a deadline of its own and does not hang on a silent store.
+    /// Releases every hold, marks the remaining guards as lost, ends every wait with
+    /// [`Closed`](crate::ErrorKind::Closed) and refuses later calls. A second call is allowed. `close` has its
+    /// own time limit, so a silent store does not block it.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use leasehold_api::{ErrorKind, Lock, LockExt, Validity};
+    /// let lock = leasehold_memory::connect()?;
+    /// let guard = lock.key("ledger:42").acquire().await?;
+    /// lock.close().await?;
+    /// assert_eq!(guard.validity(), Validity::Lost);
+    /// assert_eq!(lock.key("ledger:42").acquire().await.unwrap_err().kind(), ErrorKind::Closed);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown) when the store did not confirm every
-    /// release in time; the lock is closed all the same.
+    /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown) if the store did not confirm every release in time.
+    /// The lock is closed even then.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future does not stop the closing.
+    /// If dropped, the closing goes on.
     async fn close(&self) -> Result<(), Error>;
 
-    /// What the store has, and every bound.
+    /// Returns the features of the store and its bounds.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use leasehold_api::{Fencing, Lock, Scope};
+    /// let lock = leasehold_memory::connect()?;
+    /// assert_eq!(lock.capabilities().scope, Scope::Process);
+    /// assert_eq!(lock.capabilities().fencing, Fencing::Volatile);
+    /// # Ok(())
+    /// # }
+    /// ```
     fn capabilities(&self) -> &Capabilities;
 
-    /// The operator's view, if the store has one. Not for domain code.
+    /// Returns the operator's view, if the store has one. Not for domain code. See [`LockAdmin`] for an
+    /// example.
     fn admin(&self) -> Option<&dyn LockAdmin>;
 }
 
-/// What a pointer to a lock does, the lock does. Without `async_trait`, which would box each future once more.
+/// Forwards every method to the lock behind a pointer. Written by hand, because `async_trait` would box each
+/// future twice.
 macro_rules! forward_lock {
     ($pointer:ident) => {
         #[deny(clippy::missing_trait_methods)]

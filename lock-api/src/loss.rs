@@ -12,34 +12,33 @@ use crate::validity::LossReason;
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum End {
-    /// Its holder let go: the guard was released or dropped. Whether it was held until then is the answer of
-    /// the release.
+    /// The guard was released or dropped. The result of the release is whether the lock was held until then.
     Released,
     /// It was lost.
     Lost(LossReason),
 }
 
-/// Resolves when the grant is lost, with the reason; at once if it is lost already.
+/// Resolves with the reason when the grant is lost, at once if it is lost already.
 ///
-/// It stays pending for ever after a normal release; a task that watches a grant it does not own awaits
-/// [`ended`](Lost::ended), which resolves either way. It is `Clone + Send + 'static`, needs no particular
-/// runtime, and outlives the guard.
+/// Stays pending indefinitely after a normal release. A task that watches the grant of another task awaits
+/// [`ended`](Lost::ended), which resolves either way. The future is `Clone + Send + 'static`, needs no
+/// particular runtime, and outlives the guard.
 ///
 /// # Cancel safety
 ///
-/// Dropping it loses nothing; a later one still resolves.
+/// If dropped, nothing is lost. A later future still resolves.
 #[derive(Clone)]
 #[must_use = "futures do nothing unless polled"]
 pub struct Lost(Ended);
 
 impl Lost {
-    /// The reason, if the loss has been signalled already.
+    /// Returns the reason, if the loss has been signalled.
     #[must_use]
     pub fn reason(&self) -> Option<LossReason> {
         self.0.signal.reason()
     }
 
-    /// Resolves when the grant has ended in whatever way: released, dropped or lost.
+    /// Returns a future that resolves when the grant has ended: released, dropped or lost.
     pub fn ended(&self) -> Ended {
         self.0.clone()
     }
@@ -62,11 +61,12 @@ impl fmt::Debug for Lost {
     }
 }
 
-/// Resolves when a grant has ended, with how; at once if it has ended already. Made by [`Lost::ended`].
+/// Resolves with the kind of end when a grant has ended, at once if it has ended already. Made by
+/// [`Lost::ended`].
 ///
 /// # Cancel safety
 ///
-/// Dropping it loses nothing; a later one still resolves.
+/// If dropped, nothing is lost. A later future still resolves.
 #[must_use = "futures do nothing unless polled"]
 pub struct Ended {
     signal: Arc<LossSignal>,
@@ -95,7 +95,8 @@ impl Future for Ended {
                 None
             }
         };
-        // Dropping a waker may drop a task, and with it another of these futures.
+        // Dropped after the lock, because dropping a waker can drop a task, and with it another of these
+        // futures.
         drop(state);
         drop(old);
         Poll::Pending
@@ -126,7 +127,7 @@ impl fmt::Debug for Ended {
     }
 }
 
-/// The sending side of [`Lost`], for those who build grants.
+/// The sender of [`Lost`], for implementations of a grant.
 #[derive(Default)]
 pub struct LossSignal {
     state: Mutex<SignalState>,
@@ -140,19 +141,20 @@ struct SignalState {
 }
 
 impl LossSignal {
-    /// A signal that has not fired.
+    /// Makes a signal that has not fired.
     #[must_use]
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
 
-    /// Says that the grant is lost. Only the first call of this and [`released`](Self::released) counts;
-    /// returns whether it was this one.
+    /// Signals the loss of the grant. Returns whether this was the first call of this method and
+    /// [`released`](Self::released), because later calls have no effect.
     pub fn fire(&self, reason: LossReason) -> bool {
         self.end(End::Lost(reason))
     }
 
-    /// Says that the holder has let go: [`Lost`] never resolves from here on, [`Ended`] does.
+    /// Signals a release by the holder. [`Lost`] then never resolves, and [`Ended`] does. Returns whether this
+    /// was the first signal.
     pub fn released(&self) -> bool {
         self.end(End::Released)
     }
@@ -172,7 +174,7 @@ impl LossSignal {
         true
     }
 
-    /// The reason, once lost.
+    /// Returns the reason, once lost.
     #[must_use]
     pub fn reason(&self) -> Option<LossReason> {
         match self.lock().end {
@@ -181,13 +183,13 @@ impl LossSignal {
         }
     }
 
-    /// A future of this signal.
+    /// Returns a future of this signal.
     pub fn subscribe(self: &Arc<Self>) -> Lost {
         Lost(Ended { signal: Arc::clone(self), slot: None })
     }
 
     fn lock(&self) -> MutexGuard<'_, SignalState> {
-        // Nothing under this lock can panic half-way, so a poisoned state is whole.
+        // No code under this lock panics half-way, so a poisoned state is whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,4 +1,4 @@
-//! Several guards that belong together.
+//! The guards of several keys.
 
 use std::future::{Future as _, poll_fn};
 use std::ops::Deref;
@@ -15,7 +15,21 @@ use crate::validity::{LossReason, Validity};
 /// The guards of several keys that were taken together: a slice of [`LockGuard`]s, in the order in which the
 /// keys were given. Dropping it releases all of them in the background.
 ///
-/// Guards from elsewhere can be put together by `collect()`, and taken apart by `into_iter()`.
+/// ```
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), leasehold_api::Error> {
+/// use leasehold_api::{LockExt, Validity};
+/// let lock = leasehold_memory::connect()?;
+/// let guards = lock.keys(["account:1", "account:2"]).acquire().await?;
+/// assert_eq!(guards.validity(), Validity::Valid);
+/// for guard in &guards {
+///     println!("{} with token {:?}", guard.key(), guard.token());
+/// }
+/// guards.release().await
+/// # }
+/// ```
+///
+/// Combine other guards by `collect()`, and take them apart by `into_iter()`.
 #[derive(Debug, Default)]
 #[must_use = "dropping the guards releases the locks"]
 pub struct MultiGuard {
@@ -23,26 +37,25 @@ pub struct MultiGuard {
 }
 
 impl MultiGuard {
-    /// The least that is known of any of them: lost if one is lost, else in doubt if one is in doubt. Valid
-    /// without any.
+    /// Returns the worst validity of the guards: lost if one is lost, else in doubt if one is in doubt. Valid
+    /// without guards.
     #[must_use]
     pub fn validity(&self) -> Validity {
         let worst = |a: Validity, b: Validity| if rank(a) < rank(b) { b } else { a };
         self.guards.iter().map(LockGuard::validity).fold(Validity::Valid, worst)
     }
 
-    /// How much longer all of them are good without a further word from the store: the shortest. `None`: none
-    /// ends by itself.
+    /// Returns the shortest [`remaining`](LockGuard::remaining) of the guards. `None` if none ends by itself.
     #[must_use]
     pub fn remaining(&self) -> Option<Duration> {
         self.guards.iter().filter_map(LockGuard::remaining).min()
     }
 
-    /// Resolves when the first of them is lost, with its key and the reason; never without any.
+    /// Resolves with key and reason when the first guard is lost. Never resolves without guards.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it loses nothing; a later call resolves at once.
+    /// If dropped, nothing is lost. A later call resolves at once.
     pub async fn lost(&self) -> (LockKey, LossReason) {
         let mut losses: Vec<_> = self.guards.iter().map(LockGuard::lost).collect();
         poll_fn(|cx| {
@@ -56,7 +69,7 @@ impl MultiGuard {
         .await
     }
 
-    /// Asks the store about all of them at once, as [`LockGuard::confirm`].
+    /// Confirms all guards concurrently, as [`LockGuard::confirm`].
     ///
     /// # Errors
     ///
@@ -64,7 +77,7 @@ impl MultiGuard {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future changes nothing.
+    /// If dropped, nothing changes.
     pub async fn confirm(&self) -> Result<(), Error> {
         let mut confirmations: Vec<_> = self.guards.iter().map(|guard| Box::pin(guard.confirm())).collect();
         let mut answers: Vec<Option<Result<(), Error>>> = self.guards.iter().map(|_| None).collect();
@@ -84,16 +97,16 @@ impl MultiGuard {
         answers.into_iter().flatten().collect()
     }
 
-    /// Releases all of them, in as few calls of the store as it can take, and all even if one fails.
+    /// Releases all guards, even if one release fails. The lock batches them into few calls of the store.
     ///
     /// # Errors
     ///
-    /// The first failure in the order of the keys, as [`LockGuard::release`]; the others have been released
-    /// all the same.
+    /// The first failure in the order of the keys, as [`LockGuard::release`]. The other guards are released
+    /// too.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future releases the rest in the background; only the answer is lost.
+    /// If dropped, the releases go on in the background and only their result is lost.
     pub async fn release(self) -> Result<(), Error> {
         if self.guards.len() <= 1 {
             return match self.guards.into_iter().next() {
@@ -120,7 +133,7 @@ impl MultiGuard {
     }
 }
 
-/// From valid to lost; a guard never reads ended itself.
+/// Returns the order from valid to lost. A guard itself never reads ended.
 const fn rank(validity: Validity) -> u8 {
     match validity {
         Validity::Valid => 0,

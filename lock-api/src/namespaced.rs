@@ -20,10 +20,24 @@ use crate::multi::MultiGuard;
 use crate::options::AcquireOptions;
 use crate::validity::Validity;
 
-/// A lock whose keys live in a namespace of another lock: `"42"` in the namespace `ledger` is the
-/// key `ledger:42` of the store, while guards, errors and listings show `42`.
+/// A lock whose keys are in a namespace of another lock. The key `"42"` in the namespace `ledger` is
+/// `ledger:42` in the store, while guards, errors and listings show `42`.
 ///
-/// Closing it closes the lock beneath, for everybody who uses that.
+/// ```
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), leasehold_api::Error> {
+/// use std::sync::Arc;
+/// use leasehold_api::{Lock, LockExt, Namespaced};
+/// let store: Arc<dyn Lock> = Arc::new(leasehold_memory::connect()?);
+/// let ledger = Namespaced::new(Arc::clone(&store), "ledger")?;
+/// let guard = ledger.key("42").acquire().await?;
+/// assert_eq!(guard.key().as_str(), "42");
+/// assert!(store.key("ledger:42").try_acquire().await?.is_none());
+/// guard.release().await
+/// # }
+/// ```
+///
+/// Closing it closes the underlying lock for all its users.
 #[derive(Clone, Debug)]
 pub struct Namespaced {
     inner: Arc<dyn Lock>,
@@ -35,10 +49,10 @@ impl Namespaced {
     ///
     /// # Errors
     ///
-    /// [`InvalidKey`](crate::ErrorKind::InvalidKey) for a name with which no key could be valid: empty, with
-    /// NUL, or so long that no room is left for a key.
+    /// [`InvalidKey`](crate::ErrorKind::InvalidKey) for a name that is empty, contains NUL, or leaves no room
+    /// for a key.
     pub fn new(inner: Arc<dyn Lock>, name: &str) -> Result<Self, Error> {
-        // The shortest key there is has to fit.
+        // The shortest possible key has to fit.
         LockKey::from_parts([name, "k"])?;
         Ok(Self { inner, prefix: namespace_prefix(name).into() })
     }
@@ -69,7 +83,7 @@ impl Namespaced {
     }
 }
 
-/// Shows the caller its own key where the error names one of `inner`.
+/// Replaces the store's key in the error by the caller's key.
 fn name_outer(error: Error, keys: &[LockKey], inner: &[LockKey]) -> Error {
     let at = error.key().and_then(|named| inner.iter().position(|key| key == named));
     match at {
@@ -151,7 +165,7 @@ impl LockAdmin for Namespaced {
         self.inner_admin()?.force_release(&inner, holder).await.map_err(|e| e.replace_key(key))
     }
 
-    /// None: what a store offers beyond the lock speaks of the store's own keys. Ask the lock beneath.
+    /// Returns `None`, because an extension works with the store's own keys. Use the underlying lock instead.
     fn extension_of(&self, _: TypeId) -> Option<&(dyn Any + Send + Sync)> {
         None
     }

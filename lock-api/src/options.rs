@@ -5,20 +5,20 @@ use std::time::Duration;
 
 use crate::error::{Error, ErrorKind};
 
-/// How long an acquire waits when nothing else was said: 30 seconds.
+/// The default wait budget of an acquire: 30 seconds.
 pub const DEFAULT_WAIT: Duration = Duration::from_secs(30);
 
 /// The longest label, in bytes of UTF-8.
 pub const MAX_LABEL_BYTES: usize = 256;
 
-/// How long an acquire may wait.
+/// The wait budget of an acquire.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// At most this long, in all: for other holders, for a store that is away, over all keys of one call.
-    /// Zero is exactly one attempt.
+    /// At most this long in total, for other holders, outages of the store, and all keys of one call. Zero
+    /// makes exactly one attempt.
     For(Duration),
-    /// Until granted or closed.
+    /// Without a limit, until the key is granted or the lock is closed.
     Forever,
 }
 
@@ -30,15 +30,15 @@ impl Default for Wait {
 
 /// Which other holders a grant excludes.
 ///
-/// Use [`Exclusive`](Self::Exclusive). The engine of this version answers the other modes with
-/// [`ErrorKind::Unsupported`] on every store, whatever [`Capabilities::modes`](crate::Capabilities::modes) declares.
+/// Use [`Exclusive`](Self::Exclusive). The engine of this version returns [`ErrorKind::Unsupported`] for the
+/// other modes on every store, even if [`Capabilities::modes`](crate::Capabilities::modes) declares them.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// The grant is the key's only one. Every store has it.
+    /// The grant is the only one of the key. Every store has this mode.
     #[default]
     Exclusive,
-    /// Other shared grants can exist at the same time, exclusive ones cannot. Not supported yet.
+    /// Other shared grants can exist at the same time, but no exclusive grant. Not supported yet.
     Shared,
     /// One permit of a semaphore: at most `of` such grants exist at once. All callers of a key name the same number. Not
     /// supported yet.
@@ -48,58 +48,71 @@ pub enum Mode {
     },
 }
 
-/// What a caller wants who meets the cooldown of an earlier grant.
+/// The policy for a key whose last grant left a running cooldown.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnCooldown {
-    /// Treat it like any other holder: wait, within the budget.
+    /// Wait for it like for a holder, within the budget.
     #[default]
     Wait,
-    /// Answer [`ErrorKind::NotDue`] at once.
+    /// Return [`ErrorKind::NotDue`] at once.
     NotDue,
 }
 
-/// The options of one acquisition. The default waits 30 seconds and takes the store's own TTL.
+/// The options of one acquisition. The default waits 30 seconds and takes the store's TTL.
+///
+/// ```
+/// use std::time::Duration;
+/// use leasehold_api::{AcquireOptions, OnCooldown, Wait};
+/// let options = AcquireOptions::new()
+///     .wait(Duration::from_secs(5))
+///     .ttl(Duration::from_secs(60))
+///     .cooldown(Duration::from_secs(3600))
+///     .on_cooldown(OnCooldown::NotDue);
+/// assert_eq!(options.wait, Wait::For(Duration::from_secs(5)));
+/// assert!(options.ttl(Duration::ZERO).check().is_err());
+/// ```
 #[non_exhaustive]
 #[derive(Clone, Debug, Default)]
 pub struct AcquireOptions {
     /// The wait budget.
     pub wait: Wait,
-    /// The lease's TTL; `None` takes the store's default. [`ErrorKind::Unsupported`] on a store without leases.
+    /// The TTL of the lease. `None` takes the store's default. [`ErrorKind::Unsupported`] on a store without
+    /// leases.
     pub ttl: Option<Duration>,
-    /// How long the grant may be held at the most, counted from the grant. Past it renewal stops, the guard
-    /// reads lost ([`LossReason::HeldTooLong`](crate::LossReason::HeldTooLong)) and the store is told to let
-    /// go, so that faulty code cannot hold a lock for ever. On every store.
+    /// The maximum time from the grant to the end of the hold, on every store. After it the lock stops
+    /// renewing, the guard reads lost ([`LossReason::HeldTooLong`](crate::LossReason::HeldTooLong)) and the
+    /// lock is released at the store. Faulty code then cannot hold a lock indefinitely.
     pub max_hold: Option<Duration>,
-    /// No new grant of the key before this long after this grant, whoever asks, released or not, and even if
-    /// this holder crashes. An attempt that is undone, since no caller was given its guard, leaves none.
+    /// The time after this grant in which no caller is granted the key, even if this holder releases or
+    /// crashes. An attempt that is undone before a caller has its guard leaves no cooldown.
     /// [`ErrorKind::Unsupported`] on a store without cooldowns.
     pub cooldown: Option<Duration>,
-    /// What to do about the cooldown of an earlier grant.
+    /// The policy for the cooldown of an earlier grant.
     pub on_cooldown: OnCooldown,
-    /// Free text that operators see beside the hold, at most [`MAX_LABEL_BYTES`] bytes.
+    /// A text that operators see beside the hold, at most [`MAX_LABEL_BYTES`] bytes.
     pub label: Option<Arc<str>>,
     /// Which other holders the grant excludes. All but [`Mode::Exclusive`] are [`ErrorKind::Unsupported`].
     pub mode: Mode,
-    /// Answer a failure of the store at once, instead of asking again until the wait budget ends.
+    /// Whether a failure of the store is returned at once, instead of retried until the wait budget ends.
     pub give_up_on_failure: bool,
 }
 
 impl AcquireOptions {
-    /// The defaults.
+    /// Returns the defaults.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets the wait budget. A duration too long to add to the clock means for ever.
+    /// Sets the wait budget. A duration too long for the clock means no limit.
     #[must_use]
     pub fn wait(mut self, budget: Duration) -> Self {
         self.wait = Wait::For(budget);
         self
     }
 
-    /// Waits until granted or closed.
+    /// Waits without a limit, until the key is granted or the lock is closed.
     #[must_use]
     pub fn wait_forever(mut self) -> Self {
         self.wait = Wait::Forever;
@@ -113,7 +126,7 @@ impl AcquireOptions {
         self
     }
 
-    /// Sets how long the grant may be held at the most.
+    /// Sets the maximum time from the grant to the end of the hold.
     #[must_use]
     pub fn max_hold(mut self, limit: Duration) -> Self {
         self.max_hold = Some(limit);
@@ -127,7 +140,7 @@ impl AcquireOptions {
         self
     }
 
-    /// Sets what to do about the cooldown of an earlier grant.
+    /// Sets the policy for the cooldown of an earlier grant.
     #[must_use]
     pub fn on_cooldown(mut self, policy: OnCooldown) -> Self {
         self.on_cooldown = policy;
@@ -148,17 +161,17 @@ impl AcquireOptions {
         self
     }
 
-    /// Answers a failure of the store at once. Without it [`Lock::acquire`](crate::Lock::acquire) asks a store that
-    /// cannot be reached, is restarting or is full ([`Unavailable`](ErrorKind::Unavailable),
-    /// [`OutcomeUnknown`](ErrorKind::OutcomeUnknown), [`Capacity`](ErrorKind::Capacity)) again, with growing
-    /// pauses, until the wait budget ends. A try never asks twice.
+    /// Returns a failure of the store at once. Without this option [`Lock::acquire`](crate::Lock::acquire)
+    /// retries with growing pauses until the wait budget ends, if the store is down, restarting or full
+    /// ([`Unavailable`](ErrorKind::Unavailable), [`OutcomeUnknown`](ErrorKind::OutcomeUnknown),
+    /// [`Capacity`](ErrorKind::Capacity)). A try is never repeated.
     #[must_use]
     pub fn give_up_on_failure(mut self) -> Self {
         self.give_up_on_failure = true;
         self
     }
 
-    /// Checks what can be checked without a store.
+    /// Checks the options that need no store.
     ///
     /// # Errors
     ///

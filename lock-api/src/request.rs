@@ -12,7 +12,7 @@ use crate::multi::MultiGuard;
 use crate::options::{AcquireOptions, Mode, OnCooldown};
 use crate::run::{RunError, run_many, run_one};
 
-/// What callers use. Every [`Lock`] has it.
+/// The calls that domain code uses. Every [`Lock`] has them.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -33,11 +33,24 @@ use crate::run::{RunError, run_many, run_one};
 /// # }
 /// ```
 ///
-/// The futures may be polled by any executor, but the store's connections and the timers of waits run on the runtime on which
-/// the lock was connected. Whoever blocks the only thread of that one (`block_on` inside of a current-thread runtime) waits
-/// without end, whatever the budget.
+/// Any executor can poll the futures. The store's connections and the timers of waits run on the runtime on
+/// which the lock was connected. Do not block the only thread of that runtime, for example by `block_on` inside
+/// a current-thread runtime, because the wait would never end.
 pub trait LockExt: Lock {
-    /// Begins a request for one key. Nothing happens before one of the builder's async methods is awaited.
+    /// Starts a request for one key. It does nothing until an async method of the builder is awaited.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use leasehold_api::{LockExt, key};
+    /// let lock = leasehold_memory::connect()?;
+    /// let account = 42;
+    /// let by_text = lock.key("nightly-report").acquire().await?;
+    /// let by_parts = lock.key(key!["ledger", account]?).acquire().await?;
+    /// # drop((by_text, by_parts));
+    /// # Ok(())
+    /// # }
+    /// ```
     fn key<K>(&self, key: K) -> KeyRequest<'_, Self>
     where
         K: TryInto<LockKey>,
@@ -46,7 +59,18 @@ pub trait LockExt: Lock {
         LockRequest::new(self, key.try_into().map_err(Into::into))
     }
 
-    /// Begins a request for several keys, all or none.
+    /// Starts a request for several keys, all or none.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use leasehold_api::LockExt;
+    /// let lock = leasehold_memory::connect()?;
+    /// let guards = lock.keys(["account:1", "account:2"]).acquire().await?;
+    /// assert_eq!(guards.len(), 2);
+    /// guards.release().await
+    /// # }
+    /// ```
     fn keys<I>(&self, keys: I) -> KeysRequest<'_, Self>
     where
         I: IntoIterator,
@@ -56,11 +80,23 @@ pub trait LockExt: Lock {
         LockRequest::new(self, keys.into_iter().map(|k| k.try_into().map_err(Into::into)).collect())
     }
 
-    /// Checks once, at start-up, that the store has what this program needs.
+    /// Checks at start-up that the store has the features that this program needs.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use leasehold_api::{LockExt, Requirements, Scope};
+    /// let lock = leasehold_memory::connect()?;
+    /// lock.require(&Requirements::new().fencing())?;
+    /// let error = lock.require(&Requirements::new().scope(Scope::Network)).unwrap_err();
+    /// assert!(error.message().contains("exclusion between all clients"));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](ErrorKind::Unsupported) that lists everything that is missing.
+    /// [`Unsupported`](ErrorKind::Unsupported) with a list of all missing features.
     fn require(&self, needs: &Requirements) -> Result<(), Error> {
         needs.check(self.capabilities()).map_err(|e| e.with_store(self.to_string()))
     }
@@ -68,8 +104,24 @@ pub trait LockExt: Lock {
 
 impl<L: Lock + ?Sized> LockExt for L {}
 
-/// A request that is being put together: for one key ([`LockExt::key`]) or several ([`LockExt::keys`]), every
-/// time or at most once per window. The settings may come in any order.
+/// A builder of a request for one key ([`LockExt::key`]) or several ([`LockExt::keys`]), unlimited or at most
+/// once per window. The order of the settings does not matter.
+///
+/// ```
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), leasehold_api::Error> {
+/// use std::time::Duration;
+/// use leasehold_api::LockExt;
+/// let lock = leasehold_memory::connect()?;
+/// let request = lock.key("nightly-report")
+///     .wait(Duration::from_secs(5))
+///     .ttl(Duration::from_secs(60))
+///     .label("report of worker 7");
+/// let guard = request.acquire().await?;
+/// assert!(guard.remaining().is_some_and(|left| left <= Duration::from_secs(60)));
+/// guard.release().await
+/// # }
+/// ```
 #[derive(Debug)]
 #[must_use = "nothing happens until acquire, try_acquire or run is awaited"]
 pub struct LockRequest<'a, L: ?Sized, K, W = Always> {
@@ -94,16 +146,16 @@ pub struct Always;
 #[derive(Clone, Copy, Debug)]
 pub struct Window(Duration);
 
-/// What came of a request that is granted at most once per window.
+/// The outcome of a request that is granted at most once per window.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
 #[allow(clippy::exhaustive_enums)] // A window is open or it is not.
 pub enum WindowOutcome<T> {
-    /// It was due: the guard, or what the body returned.
+    /// The request was due. Contains the guard, or the value of the body.
     Due(T),
-    /// The window of an earlier grant has not passed.
+    /// The window of an earlier grant lasts.
     NotDue {
-        /// How long it still lasts.
+        /// The rest of that window.
         retry_after: Duration,
     },
 }
@@ -116,39 +168,52 @@ impl<'a, L: Lock + ?Sized, K> LockRequest<'a, L, K> {
 }
 
 impl<L: Lock + ?Sized, K, W> LockRequest<'_, L, K, W> {
-    /// Waits at most this long, for all keys together; zero is exactly one attempt. The default is 30 seconds.
+    /// Limits the wait for all keys together. Zero makes exactly one attempt. The default is 30 seconds.
     pub fn wait(self, budget: Duration) -> Self {
         self.with(|options| options.wait(budget))
     }
 
-    /// Waits until granted or closed.
+    /// Waits without a limit, until the key is granted or the lock is closed.
     pub fn wait_forever(self) -> Self {
         self.with(AcquireOptions::wait_forever)
     }
 
-    /// Answers a failure of the store at once, instead of asking again until the wait budget ends
-    /// ([`AcquireOptions::give_up_on_failure`]).
+    /// Returns a failure of the store at once, instead of retrying until the wait budget ends. See
+    /// [`AcquireOptions::give_up_on_failure`].
     pub fn give_up_on_failure(self) -> Self {
         self.with(AcquireOptions::give_up_on_failure)
     }
 
-    /// Asks for a lease of this TTL instead of the store's default.
+    /// Sets the TTL of the lease, instead of the store's default.
     pub fn ttl(self, ttl: Duration) -> Self {
         self.with(|options| options.ttl(ttl))
     }
 
-    /// Ends the hold this long after the grant, whatever the holder does: see [`AcquireOptions::max_hold`].
+    /// Ends the hold this long after the grant, even if the holder does not release it. See
+    /// [`AcquireOptions::max_hold`].
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use std::time::Duration;
+    /// use leasehold_api::{LockExt, LossReason};
+    /// let lock = leasehold_memory::connect()?;
+    /// let guard = lock.key("report").max_hold(Duration::from_millis(20)).acquire().await?;
+    /// assert_eq!(guard.lost().await, LossReason::HeldTooLong);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn max_hold(self, limit: Duration) -> Self {
         self.with(|options| options.max_hold(limit))
     }
 
-    /// No new grant of the key before this long after this one, even if released sooner or crashed.
-    /// Others wait for it as for a holder.
+    /// Blocks the next grant of the key until this long after the grant, even if the holder releases sooner or
+    /// crashes. Other callers wait for a cooldown like for a holder.
     pub fn cooldown(self, duration: Duration) -> Self {
         self.with(|options| options.cooldown(duration))
     }
 
-    /// Shows operators this text beside the hold.
+    /// Sets a text that operators see beside the hold.
     pub fn label(self, label: impl Into<Arc<str>>) -> Self {
         self.with(|options| options.label(label))
     }
@@ -170,9 +235,26 @@ impl<L: Lock + ?Sized, K, W> LockRequest<'_, L, K, W> {
 }
 
 impl<'a, L: Lock + ?Sized> KeyRequest<'a, L> {
-    /// At most one grant per `window`, whoever asks: nobody has to release, and a crash does not
-    /// start a second run in the same window. It is a [`cooldown`](Self::cooldown) of that length which is
-    /// reported instead of waited for. All callers of the key should use the same window.
+    /// Allows one grant per `window` among all callers. No release is needed, and a crash does not start a
+    /// second run in the same window. The window is a [`cooldown`](Self::cooldown) that is reported instead of
+    /// waited out. All callers of the key must use the same window.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use std::time::Duration;
+    /// use leasehold_api::{LockExt, WindowOutcome};
+    /// let lock = leasehold_memory::connect()?;
+    /// let hour = Duration::from_secs(3600);
+    /// let hourly = || lock.key("hourly-report").at_most_once_per(hour);
+    /// assert_eq!(hourly().run(async |_| "report").await?, WindowOutcome::Due("report"));
+    /// let WindowOutcome::NotDue { retry_after } = hourly().run(async |_| "again").await? else {
+    ///     panic!("ran twice in an hour")
+    /// };
+    /// assert!(retry_after <= hour);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn at_most_once_per(self, window: Duration) -> KeyRequest<'a, L, Window> {
         let Self { lock, key, options, window: Always } = self;
         LockRequest { lock, key, options, window: Window(window) }
@@ -180,18 +262,43 @@ impl<'a, L: Lock + ?Sized> KeyRequest<'a, L> {
 
     /// Waits for the lock. See [`Lock::acquire`].
     ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use std::time::Duration;
+    /// use leasehold_api::LockExt;
+    /// let lock = leasehold_memory::connect()?;
+    /// let guard = lock.key("ledger:42").wait(Duration::from_millis(250)).acquire().await?;
+    /// // The protected work runs here.
+    /// guard.release().await
+    /// # }
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`InvalidKey`](ErrorKind::InvalidKey), and as [`Lock::acquire`].
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future gives up the place in the queue and undoes what was granted meanwhile.
+    /// If dropped, the caller loses its place in the queue, and a grant is undone.
     pub async fn acquire(self) -> Result<LockGuard, Error> {
         acquiring(self.lock.acquire(&self.key?, &self.options).await)
     }
 
     /// Makes one attempt. See [`Lock::try_acquire`].
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use leasehold_api::LockExt;
+    /// let lock = leasehold_memory::connect()?;
+    /// match lock.key("nightly-report").try_acquire().await? {
+    ///     Some(guard) => guard.release().await?,
+    ///     None => println!("another worker writes the report"),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
@@ -199,25 +306,35 @@ impl<'a, L: Lock + ?Sized> KeyRequest<'a, L> {
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future undoes what was granted meanwhile.
+    /// If dropped, a grant is undone.
     pub async fn try_acquire(self) -> Result<Option<LockGuard>, Error> {
         acquiring(self.lock.try_acquire(&self.key?, &self.options).await)
     }
 
-    /// Waits for the lock, runs `body` under it, and releases: after it returned, and also when it
-    /// panics. When the lock is lost, `body` is dropped at its next await.
+    /// Waits for the lock, runs `body` under it and releases it, also if `body` panics. If the lock is lost,
+    /// `body` is dropped at its next await. Returns the value of `body`.
     ///
-    /// The result is about the lock; the value in it is whatever `body` returns.
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use leasehold_api::LockExt;
+    /// let lock = leasehold_memory::connect()?;
+    /// let token = lock.key("nightly-report").run(async |guard| guard.token()).await?;
+    /// assert!(token.is_some());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`RunError`]: whether `body` has not run, was stopped, or has finished without a confirmed release.
+    /// [`RunError`], with one case each for a body that did not run, was stopped, or finished without a
+    /// confirmed release.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future drops `body` where it is and releases in the background. What `body` has sent goes on: a `COMMIT`
-    /// that is on its way may be carried out after the release. Where the caller may be dropped, as a request's handler is when
-    /// its client leaves, run this in a task.
+    /// If dropped, `body` is dropped where it is, and the lock is released in the background. A request that
+    /// `body` has sent, such as a `COMMIT`, can still take effect after the release. If the caller can be
+    /// dropped, like the handler of a request whose client disconnects, run this call in a separate task.
     pub async fn run<F, T>(self, body: F) -> Result<T, RunError<T>>
     where
         F: AsyncFnOnce(&LockGuard) -> T,
@@ -225,7 +342,19 @@ impl<'a, L: Lock + ?Sized> KeyRequest<'a, L> {
         run_one(self.acquire().await.map_err(RunError::NotRun)?, body).await
     }
 
-    /// As [`run`](Self::run), but makes one attempt; `None` when the lock was not to be had.
+    /// Runs `body` like [`run`](Self::run), but makes only one attempt. Returns `None` if the lock is not free.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use leasehold_api::LockExt;
+    /// let lock = leasehold_memory::connect()?;
+    /// let held = lock.key("nightly-report").acquire().await?;
+    /// let skipped = lock.key("nightly-report").try_run(async |_| "report").await?;
+    /// assert_eq!(skipped, None);
+    /// held.release().await
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
@@ -244,8 +373,8 @@ impl<'a, L: Lock + ?Sized> KeyRequest<'a, L> {
         }
     }
 
-    /// As [`run`](Self::run), for code that is generic over the body and needs the future to be `Send`: Rust
-    /// cannot yet say that of what an `AsyncFnOnce` returns, so the body boxes its future.
+    /// Runs `body` like [`run`](Self::run), for code that is generic over the body and needs a `Send` future.
+    /// Rust cannot yet require `Send` of the future of an `AsyncFnOnce`, so the body boxes its future.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -281,7 +410,7 @@ impl<'a, L: Lock + ?Sized> KeyRequest<'a, L> {
 }
 
 impl<L: Lock + ?Sized> KeyRequest<'_, L, Window> {
-    /// Waits for the lock unless the window of an earlier grant has not passed.
+    /// Waits for the lock, unless the window of an earlier grant lasts.
     ///
     /// # Errors
     ///
@@ -289,13 +418,13 @@ impl<L: Lock + ?Sized> KeyRequest<'_, L, Window> {
     ///
     /// # Cancel safety
     ///
-    /// As [`Lock::acquire`]. A grant that is undone may still have begun its window.
+    /// As [`Lock::acquire`]. A grant that is undone may leave its window running.
     pub async fn acquire(self) -> Result<WindowOutcome<LockGuard>, Error> {
         let (lock, key, options) = self.windowed();
         due(acquiring(lock.acquire(&key?, &options).await))
     }
 
-    /// Makes one attempt; `None` when somebody holds the key and its window has passed, or has none.
+    /// Makes one attempt. Returns `None` if another caller holds the key and no window lasts.
     ///
     /// # Errors
     ///
@@ -312,7 +441,7 @@ impl<L: Lock + ?Sized> KeyRequest<'_, L, Window> {
         }
     }
 
-    /// Runs `body` under the lock unless the window of an earlier grant has not passed.
+    /// Runs `body` under the lock, unless the window of an earlier grant lasts.
     ///
     /// # Errors
     ///
@@ -339,8 +468,7 @@ impl<'a, L: Lock + ?Sized> KeyRequest<'a, L, Window> {
 }
 
 impl<L: Lock + ?Sized> KeysRequest<'_, L> {
-    /// Takes all keys or none; the guards come in the order the keys were given. See
-    /// [`Lock::acquire_all`].
+    /// Takes all keys or none. Returns the guards in the order of the keys. See [`Lock::acquire_all`].
     ///
     /// # Errors
     ///
@@ -353,7 +481,7 @@ impl<L: Lock + ?Sized> KeysRequest<'_, L> {
         acquiring(self.lock.acquire_all(&self.key?, &self.options).await)
     }
 
-    /// One attempt at all keys; `None` when at least one is held by somebody else. See
+    /// Makes one attempt at all keys. Returns `None` if another caller holds at least one. See
     /// [`Lock::try_acquire_all`].
     ///
     /// # Errors
@@ -367,8 +495,19 @@ impl<L: Lock + ?Sized> KeysRequest<'_, L> {
         acquiring(self.lock.try_acquire_all(&self.key?, &self.options).await)
     }
 
-    /// Takes all keys, runs `body`, and releases them; see [`KeyRequest::run`]. Losing any one of
-    /// them stops `body`.
+    /// Takes all keys, runs `body` and releases the keys. The loss of one key stops `body`. See
+    /// [`KeyRequest::run`].
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use leasehold_api::LockExt;
+    /// let lock = leasehold_memory::connect()?;
+    /// let keys = lock.keys(["account:1", "account:2"]).run(async |guards| guards.len()).await?;
+    /// assert_eq!(keys, 2);
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Running a body under guards: until it is done or the lock is lost.
+//! Runs a body under guards until it is done or a lock is lost.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -10,40 +10,54 @@ use crate::guard::LockGuard;
 use crate::multi::MultiGuard;
 use crate::validity::{LossReason, Validity};
 
-/// Why a `run` did not end well, and above all: whether its body has run.
+/// The failure of a `run`, and whether its body has run.
 ///
-/// Only [`NotRun`](Self::NotRun) is ever worth a retry, and [`is_retryable`](Self::is_retryable) says so; a
-/// retry of anything else would do the work twice.
+/// ```
+/// # #[tokio::main]
+/// # async fn main() {
+/// use leasehold_api::{LockExt, RunError};
+/// let lock = leasehold_memory::connect().unwrap();
+/// match lock.key("nightly-report").run(async |_| "report").await {
+///     Ok(report) => println!("{report}"),
+///     Err(RunError::NotRun(error)) => println!("try again later: {error}"),
+///     Err(RunError::Stopped(error)) => println!("stopped half-way: {error}"),
+///     Err(RunError::Unconfirmed { value, error }) => println!("{value}, but {error}"),
+/// }
+/// # }
+/// ```
+///
+/// Only [`NotRun`](Self::NotRun) can be worth a retry, and [`is_retryable`](Self::is_retryable) returns whether
+/// it is. A retry of the other cases would do the work twice.
 #[derive(Clone, thiserror::Error)]
 #[allow(clippy::exhaustive_enums)] // A body has not begun, was stopped, or has finished.
 pub enum RunError<T> {
-    /// The lock was not granted; the body never began.
+    /// The lock was not granted, so the body did not start.
     #[error("not run: {0}")]
     NotRun(#[source] Error),
-    /// The lock was lost while the body ran, and the body was dropped at an await: it may have done part of
-    /// its work.
+    /// The lock was lost while the body ran. The body was dropped at an await and may have done part of its
+    /// work.
     #[error("stopped before it was done: {0}")]
     Stopped(#[source] Error),
     /// The body finished with `value`, but the release did not confirm that the lock was held until the end.
     #[error("done, but the release is not confirmed: {error}")]
     Unconfirmed {
-        /// What the body returned.
+        /// The value that the body returned.
         value: T,
-        /// What the release answered: [`Lost`](crate::ErrorKind::Lost) when somebody else may have held the
-        /// lock before the end; else the store did not answer, and the release goes on in the background.
+        /// The error of the release: [`Lost`](crate::ErrorKind::Lost) if another client may have held the lock
+        /// before the end. Otherwise the store did not answer, and the release goes on in the background.
         #[source]
         error: Error,
     },
 }
 
 impl<T> RunError<T> {
-    /// Whether the same call may succeed later: only if the body has not begun.
+    /// Returns whether the same call may succeed later, which requires that the body has not started.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::NotRun(error) if error.is_retryable())
     }
 
-    /// What happened to the lock.
+    /// Returns the error of the lock.
     #[must_use]
     pub fn error(&self) -> &Error {
         match self {
@@ -51,7 +65,7 @@ impl<T> RunError<T> {
         }
     }
 
-    /// What the body returned, if it finished.
+    /// Returns the value of the body, if the body finished.
     #[must_use]
     pub fn into_value(self) -> Option<T> {
         match self {
@@ -60,7 +74,7 @@ impl<T> RunError<T> {
         }
     }
 
-    /// The same with another value, if there is one.
+    /// Maps the value, if there is one.
     pub fn map<U>(self, f: impl FnOnce(T) -> U) -> RunError<U> {
         match self {
             Self::NotRun(error) => RunError::NotRun(error),
@@ -70,7 +84,7 @@ impl<T> RunError<T> {
     }
 }
 
-/// Drops the value. The error is retryable only if the body has not begun.
+/// Drops the value. The error is retryable only if the body has not started.
 impl<T> From<RunError<T>> for Error {
     fn from(error: RunError<T>) -> Self {
         match error {
@@ -115,8 +129,8 @@ fn confirm<T>(value: T, released: Result<(), Error>) -> Result<T, RunError<T>> {
     }
 }
 
-/// Polls `work` until it is done or one of `guards` is lost, looking before each poll so that a
-/// process that was stopped does not take one more step.
+/// Polls `work` until it is done or one of `guards` is lost. Checks the guards before each poll, so a process
+/// that was stopped takes no further step.
 async fn until_lost<T>(guards: &[LockGuard], work: impl Future<Output = T>) -> Result<T, Error> {
     let mut work = pin!(work);
     let mut losses: Vec<_> = guards.iter().map(LockGuard::lost).collect();

@@ -1,28 +1,28 @@
-//! Whether a grant still holds: validity, and the reasons of a loss.
+//! The validity of a grant, and the reasons of a loss.
 
 use std::fmt;
 
-/// What is known of a grant at the moment of looking.
+/// The validity of a grant at the time of the call.
 ///
-/// It is computed from the clock at each look, so it is right also when the process was stopped and
-/// no task has run since. It goes from valid over in doubt to lost, and never back from lost or ended.
+/// Each call computes it from the clock, so it is right even after the process was stopped and no task has run
+/// since. It changes from valid to in doubt to lost, and never back from lost or ended.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Validity {
-    /// The store confirmed the hold recently enough: nobody else has it.
+    /// The store confirmed the hold recently, so no other client has the lock.
     Valid,
-    /// A confirmation that was due has not come, but the store does not let go yet: nobody else has
-    /// the lock, and it will be lost soon unless the store answers. Start nothing new under it.
+    /// A due confirmation is missing. The store still blocks other clients, but the lock will be lost soon
+    /// unless the store answers. Start no new work under it.
     InDoubt,
-    /// Somebody else may hold the lock. Final.
+    /// Another client may hold the lock. Final.
     Lost,
-    /// The holder has let go: its guard was released or dropped. Final; only a
-    /// [`GrantHandle`](crate::GrantHandle) lives to see it.
+    /// The guard was released or dropped. Final. Only a [`GrantHandle`](crate::GrantHandle) outlives its guard
+    /// to read this.
     Ended,
 }
 
 impl Validity {
-    /// Whether nobody else can hold the lock: valid or in doubt.
+    /// Returns whether no other client can hold the lock, in the states valid and in doubt.
     #[must_use]
     pub const fn is_held(self) -> bool {
         matches!(self, Self::Valid | Self::InDoubt)
@@ -44,20 +44,19 @@ impl fmt::Display for Validity {
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LossReason {
-    /// The lease was not renewed in time, or the store did not confirm the hold in time.
+    /// The store renewed or confirmed the hold too late.
     Expired,
     /// An operator released it by force.
     ForcedRelease,
-    /// The store's session or the thing that kept the hold in the store ended.
+    /// The store's session, or another carrier of the hold in the store, ended.
     SessionLost,
-    /// The store has no such hold, for a reason that it does not know: purged, restored, overtaken.
+    /// The store no longer has the hold and does not know why: purged, restored, overtaken.
     Gone,
     /// The lock was closed while the guard was out.
     Closed,
     /// The runtime that renewed and watched the grant has ended.
     RuntimeGone,
-    /// The maximum hold that was asked for has passed
-    /// ([`AcquireOptions::max_hold`](crate::AcquireOptions::max_hold)).
+    /// The maximum hold has passed ([`AcquireOptions::max_hold`](crate::AcquireOptions::max_hold)).
     HeldTooLong,
 }
 
@@ -73,7 +72,7 @@ impl LossReason {
         Self::HeldTooLong,
     ];
 
-    /// A short name in words, for logs and metrics.
+    /// Returns a short name in words, for logs and metrics.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
