@@ -1,16 +1,20 @@
 //! The builders that callers use on every lock.
 
+mod window;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::capabilities::Requirements;
-use crate::error::{Error, ErrorKind, Operation};
+use crate::error::{Error, Operation};
 use crate::guard::LockGuard;
 use crate::key::LockKey;
 use crate::lock::{BoxFuture, Lock};
 use crate::multi::MultiGuard;
-use crate::options::{AcquireOptions, Mode, OnCooldown};
+use crate::options::{AcquireOptions, Mode};
 use crate::run::{RunError, run_many, run_one};
+
+pub use self::window::{Window, WindowOutcome};
 
 /// The calls that domain code uses. Every [`Lock`] has them.
 ///
@@ -96,7 +100,7 @@ pub trait LockExt: Lock {
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](ErrorKind::Unsupported) with a list of all missing features.
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) with a list of all missing features.
     fn require(&self, needs: &Requirements) -> Result<(), Error> {
         needs.check(self.capabilities()).map_err(|e| e.with_store(self.to_string()))
     }
@@ -141,24 +145,6 @@ pub type KeysRequest<'a, L> = LockRequest<'a, L, Vec<LockKey>>;
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Always;
-
-/// A [`LockRequest`] that is granted at most once per window.
-#[derive(Clone, Copy, Debug)]
-pub struct Window(Duration);
-
-/// The outcome of a request that is granted at most once per window.
-#[derive(Debug, PartialEq, Eq)]
-#[must_use]
-#[allow(clippy::exhaustive_enums)] // A window is open or it is not.
-pub enum WindowOutcome<T> {
-    /// The request was due. Contains the guard, or the value of the body.
-    Due(T),
-    /// The window of an earlier grant lasts.
-    NotDue {
-        /// The rest of that window.
-        retry_after: Duration,
-    },
-}
 
 impl<'a, L: Lock + ?Sized, K> LockRequest<'a, L, K> {
     fn new(lock: &'a L, key: Result<K, Error>) -> Self {
@@ -219,7 +205,7 @@ impl<L: Lock + ?Sized, K, W> LockRequest<'_, L, K, W> {
     }
 
     /// Sets which other holders the grant excludes. All but [`Mode::Exclusive`] are
-    /// [`Unsupported`](ErrorKind::Unsupported).
+    /// [`Unsupported`](crate::ErrorKind::Unsupported).
     pub fn mode(self, mode: Mode) -> Self {
         self.with(|options| options.mode(mode))
     }
@@ -276,7 +262,7 @@ impl<'a, L: Lock + ?Sized> KeyRequest<'a, L> {
     ///
     /// # Errors
     ///
-    /// [`InvalidKey`](ErrorKind::InvalidKey), and as [`Lock::acquire`].
+    /// [`InvalidKey`](crate::ErrorKind::InvalidKey), and as [`Lock::acquire`].
     ///
     /// # Cancel safety
     ///
@@ -302,7 +288,7 @@ impl<'a, L: Lock + ?Sized> KeyRequest<'a, L> {
     ///
     /// # Errors
     ///
-    /// [`InvalidKey`](ErrorKind::InvalidKey), and as [`Lock::try_acquire`].
+    /// [`InvalidKey`](crate::ErrorKind::InvalidKey), and as [`Lock::try_acquire`].
     ///
     /// # Cancel safety
     ///
@@ -409,70 +395,12 @@ impl<'a, L: Lock + ?Sized> KeyRequest<'a, L> {
     }
 }
 
-impl<L: Lock + ?Sized> KeyRequest<'_, L, Window> {
-    /// Waits for the lock, unless the window of an earlier grant lasts.
-    ///
-    /// # Errors
-    ///
-    /// As [`Lock::acquire`].
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`Lock::acquire`]. A grant that is undone may leave its window running.
-    pub async fn acquire(self) -> Result<WindowOutcome<LockGuard>, Error> {
-        let (lock, key, options) = self.windowed();
-        due(acquiring(lock.acquire(&key?, &options).await))
-    }
-
-    /// Makes one attempt. Returns `None` if another caller holds the key and no window lasts.
-    ///
-    /// # Errors
-    ///
-    /// As [`Lock::try_acquire`].
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`acquire`](Self::acquire).
-    pub async fn try_acquire(self) -> Result<Option<WindowOutcome<LockGuard>>, Error> {
-        let (lock, key, options) = self.windowed();
-        match due(acquiring(lock.try_acquire(&key?, &options).await))? {
-            WindowOutcome::Due(guard) => Ok(guard.map(WindowOutcome::Due)),
-            WindowOutcome::NotDue { retry_after } => Ok(Some(WindowOutcome::NotDue { retry_after })),
-        }
-    }
-
-    /// Runs `body` under the lock, unless the window of an earlier grant lasts.
-    ///
-    /// # Errors
-    ///
-    /// [`RunError`], as [`KeyRequest::run`].
-    ///
-    /// # Cancel safety
-    ///
-    /// As [`KeyRequest::run`].
-    pub async fn run<F, T>(self, body: F) -> Result<WindowOutcome<T>, RunError<T>>
-    where
-        F: AsyncFnOnce(&LockGuard) -> T,
-    {
-        match self.acquire().await.map_err(RunError::NotRun)? {
-            WindowOutcome::Due(guard) => run_one(guard, body).await.map(WindowOutcome::Due),
-            WindowOutcome::NotDue { retry_after } => Ok(WindowOutcome::NotDue { retry_after }),
-        }
-    }
-}
-
-impl<'a, L: Lock + ?Sized> KeyRequest<'a, L, Window> {
-    fn windowed(self) -> (&'a L, Result<LockKey, Error>, AcquireOptions) {
-        (self.lock, self.key, self.options.cooldown(self.window.0).on_cooldown(OnCooldown::NotDue))
-    }
-}
-
 impl<L: Lock + ?Sized> KeysRequest<'_, L> {
     /// Takes all keys or none. Returns the guards in the order of the keys. See [`Lock::acquire_all`].
     ///
     /// # Errors
     ///
-    /// [`InvalidKey`](ErrorKind::InvalidKey), and as [`Lock::acquire_all`].
+    /// [`InvalidKey`](crate::ErrorKind::InvalidKey), and as [`Lock::acquire_all`].
     ///
     /// # Cancel safety
     ///
@@ -486,7 +414,7 @@ impl<L: Lock + ?Sized> KeysRequest<'_, L> {
     ///
     /// # Errors
     ///
-    /// [`InvalidKey`](ErrorKind::InvalidKey), and as [`Lock::try_acquire_all`].
+    /// [`InvalidKey`](crate::ErrorKind::InvalidKey), and as [`Lock::try_acquire_all`].
     ///
     /// # Cancel safety
     ///
@@ -526,14 +454,4 @@ impl<L: Lock + ?Sized> KeysRequest<'_, L> {
 
 fn acquiring<T>(outcome: Result<T, Error>) -> Result<T, Error> {
     outcome.map_err(|e| e.with_operation(Operation::Acquire))
-}
-
-fn due<T>(outcome: Result<T, Error>) -> Result<WindowOutcome<T>, Error> {
-    match outcome {
-        Ok(value) => Ok(WindowOutcome::Due(value)),
-        Err(error) => match (error.kind(), error.retry_after()) {
-            (ErrorKind::NotDue, Some(retry_after)) => Ok(WindowOutcome::NotDue { retry_after }),
-            _ => Err(error),
-        },
-    }
 }

@@ -1,0 +1,97 @@
+//! Requests that are granted at most once per window.
+
+use std::time::Duration;
+
+use super::{KeyRequest, acquiring};
+use crate::error::{Error, ErrorKind};
+use crate::guard::LockGuard;
+use crate::key::LockKey;
+use crate::lock::Lock;
+use crate::options::{AcquireOptions, OnCooldown};
+use crate::run::{RunError, run_one};
+
+/// A [`LockRequest`](super::LockRequest) that is granted at most once per window.
+#[derive(Clone, Copy, Debug)]
+pub struct Window(pub(super) Duration);
+
+/// The outcome of a request that is granted at most once per window.
+#[derive(Debug, PartialEq, Eq)]
+#[must_use]
+#[allow(clippy::exhaustive_enums)] // A window is open or it is not.
+pub enum WindowOutcome<T> {
+    /// The request was due. Contains the guard, or the value of the body.
+    Due(T),
+    /// The window of an earlier grant lasts.
+    NotDue {
+        /// The rest of that window.
+        retry_after: Duration,
+    },
+}
+
+impl<L: Lock + ?Sized> KeyRequest<'_, L, Window> {
+    /// Waits for the lock, unless the window of an earlier grant lasts.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lock::acquire`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`Lock::acquire`]. A grant that is undone may leave its window running.
+    pub async fn acquire(self) -> Result<WindowOutcome<LockGuard>, Error> {
+        let (lock, key, options) = self.windowed();
+        due(acquiring(lock.acquire(&key?, &options).await))
+    }
+
+    /// Makes one attempt. Returns `None` if another caller holds the key and no window lasts.
+    ///
+    /// # Errors
+    ///
+    /// As [`Lock::try_acquire`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`acquire`](Self::acquire).
+    pub async fn try_acquire(self) -> Result<Option<WindowOutcome<LockGuard>>, Error> {
+        let (lock, key, options) = self.windowed();
+        match due(acquiring(lock.try_acquire(&key?, &options).await))? {
+            WindowOutcome::Due(guard) => Ok(guard.map(WindowOutcome::Due)),
+            WindowOutcome::NotDue { retry_after } => Ok(Some(WindowOutcome::NotDue { retry_after })),
+        }
+    }
+
+    /// Runs `body` under the lock, unless the window of an earlier grant lasts.
+    ///
+    /// # Errors
+    ///
+    /// [`RunError`], as [`KeyRequest::run`].
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`KeyRequest::run`].
+    pub async fn run<F, T>(self, body: F) -> Result<WindowOutcome<T>, RunError<T>>
+    where
+        F: AsyncFnOnce(&LockGuard) -> T,
+    {
+        match self.acquire().await.map_err(RunError::NotRun)? {
+            WindowOutcome::Due(guard) => run_one(guard, body).await.map(WindowOutcome::Due),
+            WindowOutcome::NotDue { retry_after } => Ok(WindowOutcome::NotDue { retry_after }),
+        }
+    }
+}
+
+impl<'a, L: Lock + ?Sized> KeyRequest<'a, L, Window> {
+    fn windowed(self) -> (&'a L, Result<LockKey, Error>, AcquireOptions) {
+        (self.lock, self.key, self.options.cooldown(self.window.0).on_cooldown(OnCooldown::NotDue))
+    }
+}
+
+fn due<T>(outcome: Result<T, Error>) -> Result<WindowOutcome<T>, Error> {
+    match outcome {
+        Ok(value) => Ok(WindowOutcome::Due(value)),
+        Err(error) => match (error.kind(), error.retry_after()) {
+            (ErrorKind::NotDue, Some(retry_after)) => Ok(WindowOutcome::NotDue { retry_after }),
+            _ => Err(error),
+        },
+    }
+}
