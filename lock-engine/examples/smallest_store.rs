@@ -17,7 +17,7 @@ use leasehold_engine::{
     async_trait,
 };
 
-/// Who holds which key. A store of yours has a server in its place.
+/// The holder of each key. A real store has a server in its place.
 type Holders = Arc<Mutex<HashMap<LockKey, HolderId>>>;
 
 /// One client of the table.
@@ -78,7 +78,7 @@ async fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns what two clients of one table see, a line for each step.
+/// Returns the steps of two clients of one table, a line for each.
 pub async fn run() -> Result<Vec<String>, Error> {
     let holders = Holders::default();
     let client = || {

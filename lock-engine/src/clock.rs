@@ -4,68 +4,68 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A moment on one engine's clock: nanoseconds since an origin that is the clock's own. Moments of
-/// different clocks cannot be compared.
+/// A moment on one engine's clock, in nanoseconds since the clock's origin. Moments of different clocks cannot
+/// be compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Moment(u64);
 
 impl Moment {
-    /// Later than every other moment.
+    /// A moment later than every other.
     pub const NEVER: Self = Self(u64::MAX);
 
-    /// `nanos` after the clock's origin.
+    /// Returns the moment `nanos` after the clock's origin.
     #[must_use]
     pub const fn from_nanos(nanos: u64) -> Self {
         Self(nanos)
     }
 
-    /// Nanoseconds since the clock's origin.
+    /// Returns the nanoseconds since the clock's origin.
     #[must_use]
     pub const fn as_nanos(self) -> u64 {
         self.0
     }
 
-    /// This moment and `duration` more; [`NEVER`](Self::NEVER) when that cannot be told.
+    /// Returns the moment `duration` later. [`NEVER`](Self::NEVER) on overflow.
     #[must_use]
     pub fn after(self, duration: Duration) -> Self {
         Self(self.0.saturating_add(nanos(duration)))
     }
 
-    /// How long it is from `earlier` to this moment; zero if that is later.
+    /// Returns the time from `earlier` to this moment. Zero if `earlier` is later.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
 }
 
-/// `duration` times `factor`, as far as a duration goes.
+/// Returns `duration` times `factor`, at most the longest duration.
 pub(crate) fn scaled(duration: Duration, factor: f64) -> Duration {
     Duration::try_from_secs_f64(duration.as_secs_f64() * factor).unwrap_or(Duration::MAX)
 }
 
-/// `duration` in nanoseconds, at most what fits.
+/// Returns `duration` in nanoseconds, at most `u64::MAX`.
 pub(crate) fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// A clock that never goes back.
 ///
-/// The default, [`SystemClock`], also runs while the machine is suspended, so that a lease which ended
-/// meanwhile reads lost at the first look. Stores whose own time is virtual inject theirs.
+/// The default, [`SystemClock`], also runs while the machine is suspended. A lease that ended during suspend
+/// then reads lost at the first check. Stores with virtual time provide their own clock.
 pub trait Clock: Debug + Send + Sync + 'static {
-    /// The moment now.
+    /// Returns the current moment.
     fn now(&self) -> Moment;
 
-    /// The wall clock as the time since 1970, if there is one beside this clock. If it is ahead of this clock
-    /// by more than before, this clock may have stood still: every lease is in doubt until the store has
-    /// confirmed it. A step of the wall clock ends nothing.
+    /// Returns the wall clock as the time since 1970, if available. If the wall clock gains on this clock, this
+    /// clock possibly stood still. Every lease is then in doubt until the store confirms it. A step of the wall
+    /// clock ends no hold.
     fn wall(&self) -> Option<Duration> {
         None
     }
 }
 
-/// A clock that goes on while the machine is suspended, so that a lease that ended meanwhile reads lost at
-/// the first look.
+/// A clock that also runs while the machine is suspended. A lease that ended during suspend then reads lost at
+/// the first check.
 ///
 /// | Platform | Clock |
 /// |---|---|
@@ -78,7 +78,7 @@ pub trait Clock: Debug + Send + Sync + 'static {
 pub struct SystemClock;
 
 impl SystemClock {
-    /// The clock as an engine takes it.
+    /// Returns the clock in the form for an engine.
     #[must_use]
     pub fn shared() -> Arc<dyn Clock> {
         Arc::new(Self)
@@ -117,15 +117,15 @@ compile_error!(
      outlive their end at the store"
 );
 
-/// The clock of tokio's timers, which stands still and jumps under paused time. It does not run during
-/// suspend: for stores that live in this process, where nothing runs then.
+/// The clock of tokio's timers, which paused time stops and moves. It does not run during suspend, so it is
+/// only for stores inside this process.
 #[derive(Clone, Copy, Debug)]
 pub struct TokioClock {
     origin: tokio::time::Instant,
 }
 
 impl TokioClock {
-    /// A clock whose origin is now.
+    /// Makes a clock whose origin is now.
     #[must_use]
     pub fn new() -> Self {
         Self { origin: tokio::time::Instant::now() }

@@ -24,11 +24,11 @@ use crate::tasks::Tasks;
 /// The result of closing, once the engine is closed.
 pub(crate) type CloseOutcome = Option<Result<(), Arc<str>>>;
 
-/// The longest that a released key is left to remote waiters, because they may have given up.
+/// The longest time that a released key is left to remote waiters, because they can give up.
 const LONGEST_YIELD: Duration = Duration::from_secs(10);
 
-/// Everything that the callers, guards and driver of one engine share. The driver keeps it while it works, so
-/// it does not say whether anybody uses the engine: [`Alive`] does.
+/// The state that the callers, guards and driver of one engine share. The driver owns it while it works, so
+/// [`Alive`] counts the users of the engine instead.
 pub(crate) struct Core {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) name: Arc<str>,
@@ -77,7 +77,7 @@ impl Core {
         }
     }
 
-    /// Checks `options` against what the store declares.
+    /// Checks `options` against the store's capabilities.
     pub(crate) fn check(&self, key: Option<&LockKey>, options: &AcquireOptions) -> Result<(), Error> {
         self.check_options(options).map_err(|e| self.name_error(e, key))
     }
@@ -131,7 +131,7 @@ impl Core {
         self.inbox.close();
     }
 
-    /// Ends every live hold, so that its guard reads lost. Returns the holds that the store still has.
+    /// Ends every live hold as lost. Returns the holds that the store still has.
     pub(crate) fn lose_all(&self, reason: LossReason) -> Vec<Arc<Hold>> {
         let mut holds = Vec::new();
         self.queues.for_each(|owner| holds.push(Arc::clone(&owner.hold)));

@@ -1,8 +1,8 @@
-//! The one background task of an engine: renews holds, ends those whose time has passed, finishes calls that
-//! their callers abandoned, releases what the store may still have, and closes.
+//! The one background task of an engine. It renews holds, ends overdue ones, finishes abandoned calls, releases
+//! holds, and closes.
 //!
-//! The driver never awaits the store itself. Its calls are separate tasks on the engine's runtime, so that a
-//! silent store delays neither a loss nor the next renewal.
+//! The driver never awaits the store itself. Its calls are separate tasks on the engine's runtime, because a
+//! silent store must not delay a loss or the next renewal.
 
 pub(crate) mod background;
 pub(crate) mod inbox;
@@ -36,19 +36,18 @@ use crate::metrics::Event;
 use crate::store::backend::{Attempt, ReleaseReply};
 use crate::tasks::Tasks;
 
-/// At most this many calls replace one that got no answer at all, so that a hold that hangs delays few
+/// The maximum number of calls that replace one call without any reply, so that a hanging hold delays few
 /// others. Of 1,000 holds, the third call has the hanging one alone.
 pub(crate) const MAX_PARTS: usize = 32;
 
-/// The longest the driver sleeps while a hold can end. The clock of validity also runs while the machine is
-/// suspended, but the runtime's timers may not. A loss during suspend is signalled this soon after the
-/// machine resumes.
+/// The longest sleep of the driver while a hold can end. The clock of validity also runs during suspend, but
+/// the runtime's timers might not. A loss during suspend is signalled this soon after the machine resumes.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// How long a closing engine waits for callers that nobody polls to give up their permits.
+/// The time that a closing engine waits for unpolled callers to give up their permits.
 const LAST_CALL: Duration = Duration::from_secs(1);
 
-/// How many keys one warning names.
+/// The maximum number of keys in one warning.
 const MOST_NAMED: usize = 20;
 
 /// Two clocks read within this time count as read at the same moment. It is a small part of the margin of any
@@ -58,7 +57,7 @@ const SAME_MOMENT: Duration = Duration::from_millis(1);
 /// The state of the driver's task.
 pub(crate) struct Driver {
     core: Arc<Core>,
-    /// Where calls of the store run: the engine's runtime, or the driver's own after that has ended.
+    /// The tasks for calls of the store, on the engine's runtime, or on the driver's own after that has ended.
     tasks: Tasks,
     /// The limit of one call, which is shorter while the engine closes.
     request_timeout: Duration,
@@ -148,7 +147,7 @@ impl Driver {
         [due, self.outbox.next_due()].into_iter().flatten().min()
     }
 
-    /// Starts what callers and guards have asked for.
+    /// Starts the work that callers and guards have requested.
     fn process_inbox(&mut self, batch: InboxBatch) {
         let now = Instant::now();
         for release in batch.releases {
@@ -280,7 +279,7 @@ impl Driver {
     fn settle_releases(&mut self, batch: ReleaseBatch, answers: Option<Vec<Result<ReleaseReply, Error>>>) {
         for mut freed in self.outbox.settle(batch, answers, Instant::now()) {
             self.core.yield_if_remote_waiters(&freed.hold.key, freed.reply);
-            // Passed on after the yield, so that the next local waiter sees it.
+            // Passed on after the yield, because the next local waiter must see it.
             match (freed.permit.take(), freed.is_release()) {
                 (Some(permit), is_release) => {
                     if is_release {
@@ -295,7 +294,7 @@ impl Driver {
                 (None, true) => self.core.metrics.count(Event::Released),
                 (None, false) => {}
             }
-            // The next caller may have run into the hold that is gone now.
+            // Woken, because the next caller possibly ran into the released hold.
             let wakeup = self.core.queues.with(&freed.hold.key, |owner| owner.wakeup.clone());
             if let Some(wakeup) = wakeup.flatten() {
                 wakeup.notify_one();
@@ -355,8 +354,8 @@ impl Driver {
         has && !self.tasks.is_simulated()
     }
 
-    /// Takes over on the current runtime after the engine's runtime has ended: releases what is left within
-    /// `limit`, and closes.
+    /// Takes over on the current runtime after the engine's runtime has ended: releases the remaining holds
+    /// within `limit`, and closes.
     pub(crate) async fn outlive(mut self, limit: Duration) {
         self.moved = true;
         self.tasks = Tasks::on(Handle::current());
@@ -384,8 +383,7 @@ impl Driver {
         tracing::warn!(store = %self.core.backend, count = left.len(), ?keys, "not released before the lock ended; a lease ends by itself, anything else stays held until its session has ended or it is released by force");
     }
 
-    /// Releases all holds. Returns how many callers nobody polled, and how many holds the store did not
-    /// release.
+    /// Releases all holds. Returns the numbers of unpolled callers and of holds that the store did not release.
     async fn release_everything(&mut self, limit: Duration) -> (usize, usize) {
         let last_call = Instant::now() + if self.moved { limit / 10 } else { limit.min(LAST_CALL) };
         let mut called = false;
@@ -393,8 +391,8 @@ impl Driver {
             let batch = self.core.inbox.take();
             self.process_inbox(batch);
             self.send();
-            // A waiting caller that sees the close hands its call to the driver, then gives up its permit.
-            // The holds of callers that nobody polls are released by holder id after the last call.
+            // A waiting caller that sees the close passes its call to the driver, then gives up its permit. The
+            // holds of unpolled callers are released by holder id after the last call.
             let (mut busy, mut unpolled) = (false, 0);
             self.core.queues.for_each(|owner| {
                 busy |= !owner.hold.is_unsent();
@@ -461,7 +459,7 @@ async fn at(wake: Option<Instant>) {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        // Messages are rejected from now on. The permits in the queued ones are passed on by dropping them.
+        // Sealed, so later messages are rejected. Dropping the queued messages passes on their permits.
         let batch = self.core.inbox.seal();
         if self.closed.borrow().is_none() {
             batch.releases.into_iter().for_each(|release| self.outbox.add(release, Instant::now()));

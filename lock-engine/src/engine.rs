@@ -40,23 +40,25 @@ use crate::tasks::Tasks;
 
 /// A [`Lock`] over a [`Backend`]: one client of a store.
 ///
-/// It orders local callers first come, first served, waits by the store's queue, by hints and by
-/// polling, renews leases, computes validity from the clock, undoes what callers abandon, and retries
-/// failed releases. One driver task does what must go on without a caller; it ends when the engine
-/// and its last guard are gone, and everything held is lost, loudly, if its runtime ends first.
+/// The engine serves local callers first come, first served, and waits by the store's queue, by hints and by
+/// polling. It renews leases, computes validity from the clock, undoes abandoned requests and retries failed
+/// releases. One driver task does the background work, and ends after the engine and its last guard are gone.
+/// If its runtime ends first, all guards read lost.
 ///
-/// Futures of the engine may be polled by any executor; its timers and the backend's I/O run on the
-/// runtime it was started on.
+/// Any executor can poll the engine's futures. Its timers and the backend's I/O run on the runtime on which it
+/// was started.
 ///
 /// # Bodies that block their thread
 ///
-/// On a runtime with several workers a body that blocks its thread (`std::thread::sleep`, a long computation)
-/// keeps its lease as long as one other worker is free to carry out renewals: the driver has a thread of its
-/// own. All engines of a process share that thread, and it calls subscribers of `tracing`, recorders of
-/// `metrics` and wakers: one that blocks, such as a log that waits for a full pipe, delays the renewals of
-/// all of them. On a runtime of one thread such a body stops the renewals as well, the timers of all budgets,
-/// and the limit of [`close`](Lock::close): the guard reads lost when its lease has passed. Use a runtime
-/// with several workers there, or `tokio::task::spawn_blocking`.
+/// On a runtime with several workers, a body that blocks its thread (`std::thread::sleep`, a long computation)
+/// keeps its lease if another worker is free for renewals, because the driver has a separate thread. All
+/// engines of a process share that thread. It calls subscribers of `tracing`, recorders of `metrics` and
+/// wakers, so a subscriber that blocks, such as a log that waits for a full pipe, delays the renewals of all
+/// engines.
+///
+/// On a runtime with one thread, such a body also stops the renewals, the timers of all budgets, and the limit
+/// of [`close`](Lock::close). The guard reads lost when its lease has passed. Use a runtime with several
+/// workers, or `tokio::task::spawn_blocking`.
 pub struct Engine {
     core: Arc<Alive>,
 }
@@ -66,12 +68,13 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// [`NoRuntime`](ErrorKind::NoRuntime) outside of a tokio runtime; give one to [`Engine::builder`].
+    /// [`NoRuntime`](ErrorKind::NoRuntime) outside a tokio runtime. Pass a runtime to [`Engine::builder`]
+    /// instead.
     pub fn start(backend: impl Backend) -> Result<Self, Error> {
         Self::builder(backend).start()
     }
 
-    /// Begins an engine with settings of its own.
+    /// Returns a builder of an engine with other settings.
     pub fn builder(backend: impl Backend) -> EngineBuilder {
         EngineBuilder {
             backend: Arc::new(backend),
@@ -84,13 +87,13 @@ impl Engine {
         }
     }
 
-    /// What the engine has done since it started.
+    /// Returns the counters since the engine started.
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.core.metrics.snapshot(&self.core.queues)
     }
 
-    /// How many keys somebody here holds, awaits or lets go of just now.
+    /// Returns how many keys this engine holds, waits for or is releasing.
     #[must_use]
     pub fn active_keys(&self) -> usize {
         self.core.queues.len()
@@ -107,11 +110,11 @@ impl Engine {
         let first = holds.first().or(begun.as_ref().map(|b| &b.hold)).map(|hold| hold.key());
         let span = tracing::debug_span!("acquire", store = %self.core.name, key = first.map(tracing::field::display));
         let work = acquisition.run(begun, holds).instrument(span);
-        // Boxed: this state is large, and callers that are granted on the fast path never need it.
+        // Boxed, because this state is large, and callers that are granted on the fast path never need it.
         let work = Box::pin(TokioContext::new(work, self.core.tasks.handle().clone()));
         match AssertUnwindSafe(work).catch_unwind().await {
             Ok(outcome) => outcome,
-            // Tokio's timers panic when their runtime has gone, which another executor may find out first.
+            // Tokio's timers panic when their runtime has ended, and another executor can poll after that.
             Err(_) if self.core.runtime_gone.is_cancelled() => {
                 Err(self.core.name_error(Error::closed(), None).into())
             }
@@ -128,7 +131,7 @@ impl Engine {
     async fn try_one(&self, key: &LockKey, options: &AcquireOptions) -> Result<Option<LockGuard>, Error> {
         let (begun, holds) = match fast_path::attempt(&self.core, key, options, false)? {
             FastPath::Granted(guard) => return Ok(Some(guard)),
-            // Where nobody has the permit any more, nobody may have held the key: the store is asked.
+            // The store is called if the permit has no owner now, because then possibly no caller held the key.
             FastPath::Contended if is_ending(&self.core, key) == Some(false) => {
                 return failure_of(&self.core, key).map_or(Ok(None), Err);
             }
@@ -150,7 +153,7 @@ impl Engine {
         guards.map_err(|refusal| self.timed_out(refusal))?.pop().ok_or_else(Error::closed)
     }
 
-    /// Takes the keys in their order, and gives the guards in the order of `keys`.
+    /// Takes the keys in byte order, and returns the guards in the order of `keys`.
     async fn take_all(
         &self,
         keys: &[LockKey],
@@ -172,8 +175,7 @@ impl Engine {
         Ok(placed.into_iter().map(|(_, guard)| guard).collect())
     }
 
-    /// A wait that came to nothing, as the caller sees it: of several keys the error names the one it waited
-    /// for.
+    /// Returns the error of a failed wait. With several keys it names the contended one.
     fn timed_out(&self, refusal: Refusal) -> Error {
         let key = match refusal {
             Refusal::Failed(error) => return error,
@@ -184,13 +186,13 @@ impl Engine {
         self.core.name_error(Error::new(ErrorKind::Timeout, message), key.as_ref())
     }
 
-    /// Begins to count an acquire or a try. Several keys are one attempt, at the first in order.
+    /// Starts the count of an acquire or a try. Several keys are one attempt, at the first in order.
     fn start_call<'a>(&'a self, key: Option<&'a LockKey>) -> AcquireCall<'a> {
         self.core.metrics.facade.attempt(key)
     }
 }
 
-/// Counts how an acquire or a try ended, and says in its error what failed.
+/// Counts the outcome of an acquire or a try, and names the operation in its error.
 fn count_outcome<T>(
     call: AcquireCall<'_>,
     outcome: Result<T, Error>,
@@ -200,7 +202,7 @@ fn count_outcome<T>(
     outcome.map_err(|error| error.with_operation(Operation::Acquire))
 }
 
-/// What a try that came to nothing means.
+/// Maps a contended try to `None`.
 fn contended_as_none<T>(outcome: Result<T, Refusal>) -> Result<Option<T>, Error> {
     match outcome {
         Ok(value) => Ok(Some(value)),
@@ -294,47 +296,47 @@ pub struct EngineBuilder {
 }
 
 impl EngineBuilder {
-    /// Uses that runtime instead of the current one.
+    /// Sets the runtime, instead of the current one.
     pub fn runtime(mut self, runtime: Handle) -> Self {
         self.runtime = Some(runtime);
         self
     }
 
-    /// Computes validity from this clock instead of the system's.
+    /// Sets the clock of validity, instead of the system's.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
         self
     }
 
-    /// Drives the store by this timing instead of the backend's own. The declared bounds are the
-    /// backend's and assume its own.
+    /// Sets the timing, instead of the backend's. The declared bounds assume the backend's timing.
     pub fn timing(mut self, timing: Timing) -> Self {
         self.timing = Some(timing);
         self
     }
 
-    /// Puts keys into few classes for the label `key_class` of the metrics, instead of by the part before the
-    /// first `:`. Keys of the empty class, such as by default those without a `:`, have the label `none`;
-    /// classes after the first hundred have the label `other`. Without the feature `metrics` it does nothing.
+    /// Sets the function that puts keys into few classes for the label `key_class` of the metrics. By default
+    /// the class is the part before the first `:`. Keys of the empty class, such as those without a `:`, have
+    /// the label `none`. Classes after the first hundred have the label `other`. Without the feature `metrics`
+    /// it does nothing.
     pub fn key_class(mut self, class: fn(&LockKey) -> &str) -> Self {
         self.key_class = class;
         self
     }
 
-    /// For simulators: `instance` is the engine's part of its holder ids, which otherwise is drawn at random,
-    /// and `turns` decides when its tasks go on.
+    /// Sets the engine's part of its holder ids, otherwise random, and `turns`, which decides when its tasks
+    /// run. For simulators.
     #[cfg(feature = "test-util")]
     pub fn simulated(mut self, instance: u128, turns: Arc<dyn crate::tasks::Turns>) -> Self {
         self.simulated = Some((instance, turns));
         self
     }
 
-    /// Attaches the backend and starts the driver: on a runtime with several workers on a thread of its own,
-    /// which all engines of the process share, else on that runtime.
+    /// Attaches the backend and starts the driver. On a runtime with several workers the driver runs on a
+    /// separate thread that all engines of the process share, otherwise on that runtime.
     ///
     /// # Errors
     ///
-    /// [`NoRuntime`](ErrorKind::NoRuntime) when there is neither a runtime given nor a current one.
+    /// [`NoRuntime`](ErrorKind::NoRuntime) if no runtime is set and no runtime is current.
     pub fn start(self) -> Result<Engine, Error> {
         let name: Arc<str> = self.backend.to_string().into();
         let handle = match self.runtime {

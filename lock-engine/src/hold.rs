@@ -1,5 +1,5 @@
-//! One grant, from before the store is asked for it until its end: identity, validity, loss. Its phases are
-//! in `state.rs`, the operations of its guard in `grant.rs`.
+//! One grant, from before its request until its end: identity, validity, loss. Its phases are in `state.rs`,
+//! the operations of its guard in `grant.rs`.
 
 pub(crate) mod delivery;
 pub(crate) mod grant;
@@ -26,10 +26,10 @@ use crate::hold::state::{AtomicPhase, LoseResult, Phase};
 use crate::metrics::Times;
 use crate::store::backend::{Contended, Granted, HoldRef, OpaqueState, Request};
 
-/// What the engine knows of one grant.
+/// The engine's state of one grant.
 ///
-/// While it is pending, the key's permit belongs to the acquisition that asks for it. On the fast path and
-/// once it is live, the permit belongs to whoever ends it.
+/// While it is pending, its acquisition has the key's permit. On the fast path and once it is live, the permit
+/// goes to the caller that ends it.
 pub(crate) struct Hold {
     pub(crate) core: Arc<Alive>,
     pub(crate) request: Request,
@@ -37,13 +37,13 @@ pub(crate) struct Hold {
     /// The fencing token, or [`NO_TOKEN`].
     token: AtomicU64,
     extras: OnceLock<Box<Extras>>,
-    /// The times at which it is renewed, in doubt and over. `None` if only a release can end it.
+    /// The times of its renewal, doubt and end. `None` if only a release can end it.
     pub(crate) lease: Option<Box<LeaseClock>>,
     /// The end of a cooldown that this hold started or ran into, in nanoseconds. Zero without one.
     cooling_until: AtomicU64,
     #[cfg_attr(not(feature = "metrics"), allow(dead_code))] // Without the feature it is empty.
     pub(crate) times: Times,
-    /// Whether the store was asked for it, and whether a caller has its guard.
+    /// Whether its request was sent, and whether a caller has its guard.
     pub(crate) delivery: Delivery,
 }
 
@@ -57,7 +57,7 @@ struct Extras {
 const NO_TOKEN: u64 = u64::MAX;
 
 impl Hold {
-    /// Makes a hold that the store is about to be asked for.
+    /// Makes a hold before its request is sent.
     pub(crate) fn new(
         core: &Arc<Alive>,
         request: Request,
@@ -77,7 +77,7 @@ impl Hold {
         })
     }
 
-    /// The key.
+    /// Returns the key.
     pub(crate) fn key(&self) -> &LockKey {
         &self.request.key
     }
@@ -104,7 +104,7 @@ impl Hold {
             }
         }
         if let Err(phase) = self.phase.go_live() {
-            // The loss did not know of the grant, so it released nothing.
+            // Released here, because the loss did not see the grant.
             self.core.release_in_background(PendingRelease::held(&self, permit));
             return Err(self.ended_before(phase));
         }
@@ -145,8 +145,8 @@ impl Hold {
         self.named(Error::new(ErrorKind::Unavailable, message))
     }
 
-    /// Gives up the request. Returns the permit, unless a loss has taken it. The caller releases what the
-    /// store may have.
+    /// Gives up the request. Returns the permit, unless a loss has taken it. The caller releases the possible
+    /// hold at the store.
     pub(crate) fn give_up(&self, permit: Option<Permit>) -> Option<Permit> {
         let ours = self.phase.give_up();
         permit.or_else(|| ours.then(|| self.claim_permit(GrantOutcome::NotGranted)))
@@ -165,7 +165,7 @@ impl Hold {
         }
     }
 
-    /// Returns whether a release also ends the cooldown: if no caller had the guard, the attempt leaves none.
+    /// Returns whether a release also ends the cooldown, because no caller had the guard.
     pub(crate) fn ends_cooldown(&self) -> bool {
         self.request.cooldown.is_some() && !self.delivery.is_delivered()
     }
@@ -174,12 +174,12 @@ impl Hold {
         self.phase.get() == Phase::Live
     }
 
-    /// Returns whether a call at the store asks for it, also if the engine was closed since.
+    /// Returns whether its request is at the store, also if the engine was closed since.
     pub(crate) fn is_asked(&self) -> bool {
         self.is_pending() && self.delivery.is_sent()
     }
 
-    /// Returns whether it is pending and the store has nothing of it, so that there is nothing to undo.
+    /// Returns whether it is pending without a request at the store. Then the engine has no request to undo.
     pub(crate) fn is_unsent(&self) -> bool {
         self.is_pending() && !self.delivery.is_sent()
     }
@@ -220,17 +220,17 @@ impl Hold {
         }
     }
 
-    /// Ends a hold that is gone: fires its signal, passes the permit on, and releases what the store may
-    /// still have. Does nothing if the hold was released or lost before.
+    /// Ends a lost hold: fires its signal, passes the permit on, and releases it at the store if needed. Does
+    /// nothing if the hold was released or lost before.
     pub(crate) fn lose(&self, reason: LossReason) {
-        // The permit is passed on without waiting for the store, because the next waiter learns from the
-        // store whether the old hold is still there. It is passed on after the driver has the release,
-        // because a closing engine finds holds by their permits.
+        // The permit is passed on without waiting for the store, because the next waiter learns from the store
+        // whether the old hold still exists. It is passed on after the driver has the release, because a
+        // closing engine finds holds by their permits.
         let Some(_permit) = self.end_lost(reason) else { return };
         // The store may still have it, for example if only the reply to a renewal was lost.
         let ended = matches!(reason, LossReason::ForcedRelease | LossReason::SessionLost | LossReason::Gone);
-        // A hold whose guard no caller has does not stay either. It is released here, because nobody may poll
-        // its call again before the engine closes.
+        // A sticky hold without a delivered guard is released too. It is released here, because its call is
+        // possibly not polled again before the engine closes.
         if !ended && (!self.stays_when_lost(reason) || self.delivery.claim_undelivered()) {
             self.core.release_in_background(PendingRelease::lost(self));
         }
@@ -253,7 +253,7 @@ impl Hold {
     }
 
     /// Does the part of [`lose`](Self::lose) that needs no store. Returns the permit, unless an acquisition
-    /// still asks for the hold and keeps the permit until the request is undone.
+    /// keeps it until its request is undone.
     pub(crate) fn end_lost(&self, reason: LossReason) -> Option<Permit> {
         match self.phase.lose(reason) {
             LoseResult::WasLive => {}
@@ -283,7 +283,7 @@ impl Hold {
         }
     }
 
-    /// Returns the permit. Only the one that ended the hold may call it, once.
+    /// Returns the permit. Only the caller that ended the hold can call it, once.
     pub(crate) fn claim_permit(&self, outcome: GrantOutcome) -> Permit {
         self.core.queues.permit(self.key(), outcome)
     }

@@ -33,5 +33,5 @@ pub use store::single::{Single, SingleKey};
 pub use store::token;
 #[cfg(feature = "test-util")]
 pub use tasks::Turns;
-// The signal that ends a wait at the store; see `Backend::wait`.
+// The signal that ends a wait at the store. See `Backend::wait`.
 pub use tokio_util::sync::CancellationToken;

@@ -1,5 +1,5 @@
-//! What the engine has done, counted: for [`Engine::counters`](crate::Engine::counters), and with the feature
-//! `metrics` for whatever recorder the program has installed (`facade.rs`).
+//! The counters of an engine, for [`Engine::counters`](crate::Engine::counters), and with the feature `metrics`
+//! for the program's recorder (`facade.rs`).
 
 pub(crate) mod facade;
 
@@ -13,13 +13,13 @@ use crate::hold::Hold;
 use crate::metrics::facade::FacadeMetrics;
 pub(crate) use crate::metrics::facade::{AcquireCall, Times};
 
-/// What an engine has done since it started. Numbers only grow.
+/// The counters of an engine since its start. They only grow.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Grants handed out.
     pub granted: u64,
-    /// Attempts that were not granted because somebody else holds or awaits the key.
+    /// Attempts that were not granted because another caller holds or awaits the key.
     pub contended: u64,
     /// Waits that ended with the budget.
     pub timeouts: u64,
@@ -37,7 +37,7 @@ pub struct Counters {
     pub release_retries: u64,
 }
 
-/// What is counted.
+/// The counted events.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Event {
     Contended,
@@ -47,13 +47,13 @@ pub(crate) enum Event {
     Lost,
     Undone,
     ReleaseRetry,
-    /// A release that was confirmed: counted where the permit is handed on, unless that was earlier.
+    /// A confirmed release. Counted when the permit is passed on, unless that was earlier.
     Released,
 }
 
 const EVENTS: usize = Event::Released as usize + 1;
 
-/// How one acquire or try ended.
+/// The outcome of one acquire or try.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum AcquireOutcome {
     Granted,
@@ -109,34 +109,35 @@ impl Metrics {
         self.publish(event);
     }
 
-    /// For what is counted elsewhere: releases, whose shortest path has no room for another atomic.
+    /// Publishes an event that is counted elsewhere. Releases are, because their shortest path has no room for
+    /// another atomic.
     pub(crate) fn publish(&self, event: Event) {
         self.facade.event(event);
     }
 
-    /// The guard of `hold` is handed out.
+    /// Counts a guard of `hold` that is handed out.
     pub(crate) fn granted(&self, hold: &Hold) {
         self.facade.granted(hold);
     }
 
-    /// The guard of `hold` is released or dropped.
+    /// Counts a guard of `hold` that is released or dropped.
     pub(crate) fn guard_released(&self, hold: &Hold) {
         self.facade.ended(hold);
     }
 
-    /// `hold` was lost while its guard was out.
+    /// Counts a loss of `hold` while its guard was out.
     pub(crate) fn lost(&self, hold: &Hold) {
         self.count(Event::Lost);
         self.facade.ended(hold);
     }
 
-    /// The store did not have the hold of `key` any more when its guard was released or dropped.
+    /// Counts a loss that was found when the guard of `key` was released or dropped.
     pub(crate) fn found_lost(&self, key: &LockKey) {
         self.count(Event::Lost);
         self.facade.found_lost(key);
     }
 
-    /// All counters; grants and releases are counted by the queues.
+    /// Returns all counters. The queues count grants and releases.
     pub(crate) fn snapshot(&self, queues: &Queues<Owner>) -> Counters {
         let of = |event: Event| self.counted[event as usize].load(Ordering::Relaxed);
         let (ended, live) = queues.count(|owner| owner.hold.was_granted());
@@ -146,7 +147,7 @@ impl Metrics {
             timeouts: of(Event::Timeout),
             failures: of(Event::Failure),
             renewed: of(Event::Renewed),
-            // Those that were confirmed after their permit had been handed on are counted apart.
+            // Releases that were confirmed after their permit was passed on are counted separately.
             released: ended.released + of(Event::Released),
             lost: of(Event::Lost),
             undone: of(Event::Undone),

@@ -1,5 +1,5 @@
-//! Where the tasks of an engine run. For a simulator also when: it pauses a client as a whole, and orders the
-//! tasks that are ready.
+//! The runtime for the tasks of an engine. A simulator also decides when they run: it pauses a client as a
+//! whole, and orders the ready tasks.
 
 use std::future::Future;
 
@@ -14,15 +14,15 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-/// Decides when the tasks of one engine go on.
+/// Decides when the tasks of one engine run.
 #[cfg(feature = "test-util")]
 pub trait Turns: Debug + Send + Sync + 'static {
-    /// Asked before each poll of a task, which goes on when this is ready. Whoever answers
-    /// [`Poll::Pending`] sees to it that the waker is called.
+    /// Returns `Ready` if the task that is about to be polled can run. An implementation that returns
+    /// [`Poll::Pending`] must wake the waker later.
     fn poll_turn(&self, cx: &mut Context<'_>) -> Poll<()>;
 }
 
-/// Where the tasks of an engine run.
+/// The runtime for the tasks of an engine.
 #[derive(Clone, Debug)]
 pub(crate) struct Tasks {
     handle: Handle,
@@ -45,7 +45,7 @@ impl Tasks {
         self
     }
 
-    /// Whether a simulator decides when the tasks go on. Nothing outlives its runtime then.
+    /// Returns whether a simulator decides when the tasks run. Then no work outlives its runtime.
     pub(crate) fn is_simulated(&self) -> bool {
         #[cfg(feature = "test-util")]
         return self.turns.is_some();
@@ -81,7 +81,7 @@ impl Tasks {
     }
 }
 
-/// A task that is polled when it is its turn.
+/// A task that is polled only on its turn.
 #[cfg(feature = "test-util")]
 struct InTurn<F> {
     turns: Arc<dyn Turns>,

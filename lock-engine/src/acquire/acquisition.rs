@@ -12,9 +12,9 @@
 //!                                    what is left, within the budget
 //! ```
 //!
-//! Each key is an [`Entry`] whose stage is what the store may have of it: nothing (`Idle`), something unknown
-//! (`Asked`), a grant (`Granted`), or a hold that is live here (`Taken`). Dropping the acquisition at any
-//! point undoes each entry according to its stage.
+//! Each key is an [`Entry`]. Its stage is the state of its request at the store: none (`Idle`), unknown
+//! (`Asked`), granted (`Granted`), or live here (`Taken`). Dropping the acquisition at any point undoes each
+//! entry according to its stage.
 
 mod finish;
 mod outage;
@@ -66,9 +66,10 @@ pub(crate) struct Acquisition {
     stop: Option<CancellationToken>,
     /// Whether that call was ever polled.
     polled: bool,
-    /// Whether that call exceeded its limit. Then the next waiter asks the store itself.
+    /// Whether that call exceeded its limit. The next waiter then calls the store without waiting for the
+    /// release.
     timed_out: bool,
-    /// Who has been seen holding a key so far: another client, or our own unconfirmed attempt.
+    /// The holders that contended replies pointed to: another client, or our own unconfirmed attempt.
     contended_by: ContentionSource,
     /// Whether a failure of the store ends the acquisition.
     gives_up: bool,
@@ -158,7 +159,7 @@ impl Acquisition {
         }
     }
 
-    /// Waits until the store may be asked for the keys that are not taken yet, or until a taken one is lost.
+    /// Waits until the store can be called for the remaining keys, or until a taken key is lost.
     async fn enter(&mut self) -> Result<(), Refusal> {
         let any_lost = self.any_lost();
         let entering = async {
@@ -185,8 +186,8 @@ impl Acquisition {
         for entry in self.entries[left..].iter_mut().filter(|e| e.permit.is_none()) {
             let key = entry.hold.key();
             let closed = |QueuesClosed| core.name_error(Error::closed(), Some(key));
-            // A caller that does not wait for holders does wait for the previous local hold to be released,
-            // because only the store's reply tells whether the key is held.
+            // Even a try waits for the release of the previous local hold, because only the store's reply shows
+            // whether the key is held.
             let should_wait =
                 |owner: &Owner, waiters| budget != Budget::Once || (waiters == 0 && owner.is_ending());
             let entered = core.queues.enter_if(key, Owner::new(&entry.hold), should_wait).map_err(closed)?;
@@ -243,15 +244,15 @@ impl Acquisition {
         }
     }
 
-    /// Returns the end of the entries to ask for in one call, from `at`. With a cooldown it is one entry,
-    /// because a grant that is released starts its cooldown, and the next attempt would run into it.
+    /// Returns the end of the entries in the next call, which starts at `at`. With a cooldown it is one entry,
+    /// because a released grant starts its cooldown, and the next attempt would run into it.
     fn end_of_call(&self, at: usize) -> usize {
         let all = self.entries.len();
         let cooling = self.entries[at..].iter().any(|e| e.hold.request.cooldown.is_some());
         if cooling { all.min(at + 1) } else { all }
     }
 
-    /// Asks the store once for the entries of `range`. Returns for each `None` if granted, or why not.
+    /// Calls the store once for the entries of `range`. Returns for each `None` if granted, or why not.
     async fn ask(&mut self, range: Range<usize>) -> Result<Vec<Option<Contended>>, Refusal> {
         let requests: Vec<_> = self.entries[range.clone()].iter().map(|e| e.hold.request.clone()).collect();
         let backend = Arc::clone(&self.core.backend);
@@ -275,7 +276,7 @@ impl Acquisition {
         let core = Arc::clone(&self.core);
         let closed = |key: Option<&LockKey>| Refusal::from(core.name_error(Error::closed(), key));
         let (call, polled) = (self.call.insert(call), &mut self.polled);
-        // Marked at the first poll, because a call that is never polled asks for nothing.
+        // Marked at the first poll, because a call that is never polled sends no request.
         let mut call = poll_fn(|cx| {
             if !std::mem::replace(polled, true) {
                 holds.iter().for_each(|hold| hold.delivery.mark_sent());
@@ -343,7 +344,7 @@ impl Acquisition {
                     entry.hold.delivery.mark_answered();
                     error
                 }
-                // It stays `Asked`, because the store may have granted it, so it is released.
+                // Stays `Asked` and is released, because the store can have granted it.
                 Err(error) => error,
             };
             core.metrics.count(Event::Failure);
@@ -390,13 +391,13 @@ impl Acquisition {
         let mut contended = contended;
         let wakeup = Arc::new(Notify::new());
         let key = self.entries[at].hold.key().clone();
-        // Registered before the next attempt, so that no hint between the two is missed.
+        // Registered before the next attempt, because a hint between the two would be missed.
         self.core.queues.with(&key, |owner| owner.wakeup = Some(Arc::clone(&wakeup)));
         tracing::debug!(%key, store = %self.core.name, "waiting");
         let mut asked_again = false;
         loop {
             if let (OnCooldown::NotDue, Some(retry_after)) = (self.policy, contended.cooling_for) {
-                // An unconfirmed attempt of this client may have started the cooldown.
+                // The cooldown can come from an unconfirmed attempt of this client.
                 if self.core.unconfirmed.is_any(&key) {
                     return Err(self.own_attempt(&key));
                 }
@@ -406,8 +407,8 @@ impl Acquisition {
                 return Err(self.out_of_budget());
             }
             let waiting = self.core.timing.waiting;
-            // The first time it asks again without a pause, to find what happened before the wakeup was
-            // registered.
+            // The first retry follows without a pause, because hints before the registration of the wakeup were
+            // missed.
             if std::mem::replace(&mut asked_again, true) {
                 // After a wait that ended without a grant it pauses as well.
                 let every = if let Waiting::Poll { every } = waiting { every } else { UNQUEUED };
@@ -434,7 +435,7 @@ impl Acquisition {
         }
     }
 
-    /// Makes guards of what was granted in `range`.
+    /// Makes guards of the grants in `range`.
     fn take(&mut self, range: Range<usize>) -> Result<(), Error> {
         for entry in &mut self.entries[range] {
             if let Stage::Granted(granted, sent) = std::mem::replace(&mut entry.stage, Stage::Idle) {

@@ -1,11 +1,11 @@
-//! How long a caller waits, and what bounds a call.
+//! The wait budget of a caller, and the time limit of a call.
 
 use std::time::Duration;
 
 use leasehold_api::{Error, LockKey, Wait};
 use tokio::time::{Instant, sleep_until};
 
-/// How long a caller waits.
+/// The wait budget of a caller.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Budget {
     /// Exactly one attempt.
@@ -15,7 +15,7 @@ pub(crate) enum Budget {
 }
 
 impl Budget {
-    /// The budget of `wait`, running from now.
+    /// Starts the budget of `wait` now.
     pub(crate) fn start(wait: Wait) -> Self {
         match wait {
             Wait::For(Duration::ZERO) => Self::Once,
@@ -28,7 +28,7 @@ impl Budget {
         matches!(self, Self::Until(end) if Instant::now() >= end)
     }
 
-    /// What bounds one call: the engine's own limit, or the budget if it ends sooner.
+    /// Returns the limit of one call: the engine's own limit, or the budget if it ends sooner.
     pub(crate) fn of_call(self, request_timeout: Duration) -> Limit {
         let call = Instant::now().checked_add(request_timeout);
         match (self, call) {
@@ -39,7 +39,7 @@ impl Budget {
         }
     }
 
-    /// What bounds a wait.
+    /// Returns the limit of a wait.
     pub(crate) fn of_wait(self) -> Limit {
         match self {
             Self::Until(end) => Limit::Budget(end),
@@ -48,7 +48,7 @@ impl Budget {
     }
 }
 
-/// When a call or a wait is given up.
+/// The time at which a call or a wait is given up.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Limit {
     None,
@@ -67,10 +67,10 @@ impl Limit {
     }
 }
 
-/// Why an acquisition ended without a grant.
+/// The reason why an acquisition ended without a grant.
 #[derive(Debug)]
 pub(crate) enum Refusal {
-    /// Somebody else holds or awaits this key, and the budget allows no (more) waiting.
+    /// Another caller holds or awaits this key, and the budget does not allow more waiting.
     Contended(Option<LockKey>),
     Failed(Error),
 }

@@ -20,13 +20,13 @@ pub(crate) struct Entry {
     pub(crate) stage: Stage,
 }
 
-/// What the store may have of a key.
+/// The state of a key's request at the store.
 pub(crate) enum Stage {
     /// The store has nothing of it.
     Idle,
-    /// The store was asked. It may have granted the key, or have queued the request.
+    /// The request was sent. The store may have granted it or queued it.
     Asked,
-    /// The store has granted it, asked at this moment.
+    /// The store has granted the request, which was sent at this time.
     Granted(Granted, Moment),
     /// The hold is live, and is renewed while the acquisition waits for the next key.
     Taken(LockGuard),

@@ -22,11 +22,11 @@ pub(crate) enum FastPath {
     Granted(LockGuard),
     /// Another caller of this engine has or awaits the permit.
     Contended,
-    /// This caller has the permit, and has to ask the store with I/O.
+    /// This caller has the permit, and must call the store with I/O.
     Ask(PendingAcquire),
 }
 
-/// A hold with its permit, for which the store is to be asked. Dropping it gives both up.
+/// A hold with its permit, before the call of the store. Dropping it gives up both.
 pub(crate) struct PendingAcquire {
     pub(crate) hold: Arc<Hold>,
     pub(crate) permit: Permit,
@@ -102,7 +102,7 @@ pub(crate) fn attempt(
             let mut release = PendingRelease::attempted(&hold, begun.give_up());
             release.outcome_unknown(core.unconfirmed.begin(key));
             core.release_in_background(release);
-            // Queues behind the release of this attempt, which may have been granted.
+            // Queues behind the release of this attempt, because the store may have granted it.
             if asks_again(&error) && !cools {
                 return Ok(FastPath::Contended);
             }
@@ -114,12 +114,12 @@ pub(crate) fn attempt(
 /// A hold on the fast path. Dropping the attempt gives the hold up.
 struct FastPathAttempt {
     hold: Option<Arc<Hold>>,
-    /// Whether the backend is called. If it panics, it may have granted the hold.
+    /// Whether the backend is being called. If it panics, it may have granted the hold.
     asked: Cell<bool>,
 }
 
 impl FastPathAttempt {
-    /// Leaves the fast path without a grant, so that the store is asked with I/O.
+    /// Leaves the fast path without a grant, to call the store with I/O.
     fn ask(mut self, contended: Option<Contended>) -> Result<FastPath, Error> {
         let Some(hold) = self.hold.take() else { return Ok(FastPath::Contended) };
         match hold.phase.ask_store() {

@@ -9,12 +9,12 @@ use crate::acquire::queue::{self, SlotOwner};
 use crate::hold::Hold;
 use crate::hold::state::Phase;
 
-/// The right to talk to the store about one key.
+/// The right to call the store for one key.
 pub(crate) type Permit = queue::Permit<Owner>;
 
 /// The value in a key's slot while its permit is out.
 pub(crate) struct Owner {
-    /// The hold that has the permit, or asks the store with it.
+    /// The hold that has the permit, or whose acquisition has it.
     pub(crate) hold: Arc<Hold>,
     /// Wakes the owner while it waits for the store.
     pub(crate) wakeup: Option<Arc<Notify>>,

@@ -1,11 +1,11 @@
-//! Who may talk to the store about a key: one permit per key, handed on in order of arrival.
+//! The permits: the right to call the store for a key. Each key has one permit, passed on in order of arrival.
 //!
-//! A key has a slot here exactly as long as somebody has its permit. Whoever finds no slot makes one and has
-//! the permit; whoever finds one queues as a [`Waiter`]. A [`Permit`] that is dropped goes to the first
-//! waiter or ends the slot; a waiter that is dropped leaves the queue, or hands on a permit that came but was
-//! not picked up. So no permit is ever lost, whoever gives up when.
+//! A key has a slot while its permit is out. A caller that finds no slot makes one and has the permit. A caller
+//! that finds one queues as a [`Waiter`]. A dropped [`Permit`] goes to the first waiter or ends the slot. A
+//! dropped waiter leaves the queue, or passes on the permit that it was called for. So no permit is lost,
+//! whichever caller gives up.
 //!
-//! Everything happens under the mutex of the key's shard; wakers run outside it. `tests/queue_model.rs`
+//! All changes happen under the mutex of the key's shard, but wakers run outside it. `tests/queue_model.rs`
 //! checks this file with loom.
 
 use std::collections::{BTreeMap, HashMap};
@@ -38,39 +38,38 @@ pub(crate) struct Queues<V> {
 struct Shard<V> {
     slots: HashTable<Slot<V>>,
     closed: bool,
-    /// The last number drawn here. Drawn and counted under the lock that is held anyway: an atomic
-    /// counter of its own would cost as much as the table.
+    /// The last number drawn. Under the lock, because a separate atomic counter would cost about the same as
+    /// the table.
     drawn: u64,
     ended: EndedGrants,
-    /// Keys that were released here and that others wait for elsewhere: this client leaves them alone until
-    /// then.
+    /// Released keys that remote waiters want, and the time until which this client leaves each of them alone.
     yields: HashMap<LockKey, Moment, BuildHasherDefault<KeyHasher>>,
-    /// When to look for yields that nobody asks for any more.
+    /// The number of yields at which the next sweep removes the expired ones.
     sweep_at: usize,
 }
 
 struct Slot<V> {
-    /// Of whoever has the permit. It names the slot's key.
+    /// The permit owner's value. It contains the slot's key.
     value: V,
-    /// The waiter that the permit was handed to and that has not picked it up yet.
+    /// The waiter that was given the permit and has not picked it up yet.
     called: Option<u64>,
-    /// Waiters by number, which is the order of arrival. The waker is there once the waiter was polled.
+    /// Waiters by number, in order of arrival. The waker is set once the waiter was polled.
     queue: BTreeMap<u64, (V, Option<Waker>)>,
     next_waiter: u64,
 }
 
-/// Grants that have ended, counted where their permits are handed on.
+/// Grants that have ended, counted when their permits are passed on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EndedGrants {
     pub(crate) all: u64,
-    /// Those whose release the store had confirmed by then.
+    /// Grants whose release the store had confirmed before that.
     pub(crate) released: u64,
 }
 
-/// What becomes of a grant when its permit is handed on.
+/// The outcome of a grant whose permit is passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GrantOutcome {
-    /// There was none.
+    /// The store did not grant it.
     NotGranted,
     /// It ended, and the store has not confirmed a release.
     Ended,
@@ -78,21 +77,20 @@ pub(crate) enum GrantOutcome {
     Released,
 }
 
-/// The queues take nobody any more.
+/// The error of queues that are closed.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct QueuesClosed;
 
-/// What came of asking for a permit.
+/// The result of [`Queues::enter_if`].
 pub(crate) enum EnterResult<V: SlotOwner> {
     Permit(Permit<V>),
     Waiter(Waiter<V>),
 }
 
-/// What came of trying to have a permit at once.
+/// The result of [`Queues::try_enter`].
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum TryEnterResult {
-    /// It was taken, so that the caller owes a [`Queues::hand_on`]. Until the moment given, others should
-    /// come first.
+    /// The caller has the permit and must pass it on. Until the given time, remote waiters come first.
     Entered(Option<Moment>),
     Occupied,
 }
@@ -110,7 +108,8 @@ impl<V: SlotOwner> Queues<V> {
         Arc::new(Self { shards: std::array::from_fn(|_| Mutex::new(shard())) })
     }
 
-    /// Takes the permit if nobody has it and leaves what `value` makes of a number that is drawn once.
+    /// Takes the permit if it is free, and puts `value(number)` into the slot, with a number that is drawn
+    /// once.
     pub(crate) fn try_enter(
         &self,
         key: &LockKey,
@@ -132,13 +131,13 @@ impl<V: SlotOwner> Queues<V> {
         }
     }
 
-    /// A number that is drawn once.
+    /// Returns a number that is drawn once.
     pub(crate) fn draw(&self, key: &LockKey) -> u64 {
         self.shard(key).draw(key)
     }
 
-    /// Returns the permit if it is free. Otherwise queues, if `should_wait(owner, waiters)` says so. `value`
-    /// is in the slot while the permit is out.
+    /// Returns the permit if it is free. Otherwise queues, if `should_wait(owner, waiters)`. `value` is in the
+    /// slot while the permit is out.
     pub(crate) fn enter_if(
         self: &Arc<Self>,
         key: &LockKey,
@@ -167,12 +166,12 @@ impl<V: SlotOwner> Queues<V> {
         Ok(Some(EnterResult::Waiter(waiter)))
     }
 
-    /// Looks at or changes what the owner of the key's permit left, if there is one.
+    /// Calls `f` with the value of the key's permit owner, if there is one.
     pub(crate) fn with<R>(&self, key: &LockKey, f: impl FnOnce(&mut V) -> R) -> Option<R> {
         self.shard(key).slot(key).map(|slot| f(&mut slot.value))
     }
 
-    /// Looks at what every owner of a permit left.
+    /// Calls `f` with the value of every permit owner.
     pub(crate) fn for_each(&self, mut f: impl FnMut(&mut V)) {
         for shard in &self.shards {
             for slot in &mut lock(shard).slots {
@@ -193,7 +192,7 @@ impl<V: SlotOwner> Queues<V> {
         (ended, now)
     }
 
-    /// Wakes every waiter of `key`, so that it re-checks its reason to wait.
+    /// Wakes every waiter of `key` to re-check its reason to wait.
     pub(crate) fn wake_waiters(&self, key: &LockKey) {
         let wakers: Vec<_> = match self.shard(key).slot(key) {
             Some(slot) => slot.queue.values().filter_map(|(_, waker)| waker.clone()).collect(),
@@ -202,10 +201,10 @@ impl<V: SlotOwner> Queues<V> {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Leaves `key` to those who wait elsewhere, until `until`.
+    /// Leaves `key` to remote waiters until `until`.
     pub(crate) fn yield_key(&self, key: &LockKey, now: Moment, until: Moment) {
         let mut shard = self.shard(key);
-        // Each sweep is paid for by as many yields as it looks at.
+        // Swept only after the map has doubled, which keeps the cost per call constant.
         if shard.yields.len() >= shard.sweep_at.max(16) {
             shard.yields.retain(|_, until| *until > now);
             shard.sweep_at = shard.yields.len() * 2;
@@ -213,7 +212,7 @@ impl<V: SlotOwner> Queues<V> {
         shard.yields.insert(key.clone(), until);
     }
 
-    /// Until when `key` is left to those who wait elsewhere. A yield that has passed is forgotten.
+    /// Returns the time until which `key` is left to remote waiters. Forgets an expired yield.
     pub(crate) fn yields_until(&self, key: &LockKey, now: impl FnOnce() -> Moment) -> Option<Moment> {
         let mut shard = self.shard(key);
         let until = *shard.yields.get(key)?;
@@ -227,8 +226,7 @@ impl<V: SlotOwner> Queues<V> {
         None
     }
 
-    /// Ends every wait with [`QueuesClosed`] and refuses everybody from now on. Permits that are out stay
-    /// out.
+    /// Ends every wait with [`QueuesClosed`] and refuses later callers. Permits that are out stay out.
     pub(crate) fn close(&self) {
         let mut wakers = Vec::new();
         for shard in &self.shards {
@@ -241,17 +239,17 @@ impl<V: SlotOwner> Queues<V> {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// How many keys somebody is concerned with.
+    /// Returns the number of keys whose permit is out.
     pub(crate) fn len(&self) -> usize {
         self.shards.iter().map(|shard| lock(shard).slots.len()).sum()
     }
 
-    /// The permit of `key`, which the caller has: when it is dropped, a grant has ended so.
+    /// Returns the permit of `key`, which the caller must have. Dropping it passes it on with `outcome`.
     pub(crate) fn permit(self: &Arc<Self>, key: &LockKey, outcome: GrantOutcome) -> Permit<V> {
         Permit { queues: Arc::clone(self), key: key.clone(), outcome, armed: true }
     }
 
-    /// Hands the permit of `key` to the first in its queue, or ends the slot. For those who have the permit.
+    /// Passes the permit of `key` to the first waiter, or ends the slot. The caller must have the permit.
     pub(crate) fn pass_on(&self, key: &LockKey, outcome: GrantOutcome) {
         let mut shard = self.shard(key);
         let (waker, _old) = shard.pass_on(key, outcome);
@@ -270,13 +268,14 @@ fn hash_of(key: &LockKey) -> u64 {
     KeyHasher::hash_of(key)
 }
 
-/// Bits from the middle of the hash: the tables inside use the lowest ones and the highest seven.
+/// Returns the shard by bits from the middle of the hash, because the tables use the lowest bits and the
+/// highest seven.
 #[allow(clippy::cast_possible_truncation)]
 fn shard_of(key: &LockKey) -> usize {
     (hash_of(key) >> 32) as usize % SHARDS
 }
 
-// Nothing under this lock can panic half-way, so a poisoned shard is whole.
+// No code under this lock panics half-way, so a poisoned shard is whole.
 fn lock<V>(shard: &Mutex<Shard<V>>) -> MutexGuard<'_, Shard<V>> {
     shard.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -301,7 +300,7 @@ impl<V: SlotOwner> Shard<V> {
         self.slots.insert_unique(hash_of(key), Slot::new(value), |slot| hash_of(slot.value.key()));
     }
 
-    /// The waker to call and the value of the owner that ended, to be dropped outside the lock.
+    /// Returns the waker to call and the value of the former owner, to be dropped outside the lock.
     fn pass_on(&mut self, key: &LockKey, outcome: GrantOutcome) -> (Option<Waker>, Option<V>) {
         self.ended.all += u64::from(outcome != GrantOutcome::NotGranted);
         self.ended.released += u64::from(outcome == GrantOutcome::Released);
@@ -322,7 +321,7 @@ impl<V: SlotOwner> Shard<V> {
         }
     }
 
-    /// Keys that were used once leave no memory behind.
+    /// Shrinks the table, because keys that were used once must not keep memory.
     fn shrink(&mut self) {
         let (len, capacity) = (self.slots.len(), self.slots.capacity());
         if capacity > 64 && len < capacity / 8 {
@@ -331,7 +330,7 @@ impl<V: SlotOwner> Shard<V> {
     }
 }
 
-/// The right to ask the store for one key. Dropping it hands it on.
+/// The right to call the store for one key. Dropping it passes it on.
 #[must_use = "dropping it hands it on"]
 pub(crate) struct Permit<V: SlotOwner> {
     queues: Arc<Queues<V>>,
@@ -341,12 +340,12 @@ pub(crate) struct Permit<V: SlotOwner> {
 }
 
 impl<V: SlotOwner> Permit<V> {
-    /// Hands it on as that of a grant that ended so.
+    /// Passes the permit on, with the outcome of its grant.
     pub(crate) fn pass_on(mut self, outcome: GrantOutcome) {
         self.outcome = outcome;
     }
 
-    /// Leaves the permit to the hold in the key's slot: whoever ends that has it from then on.
+    /// Leaves the permit to the hold in the key's slot, and so to the caller that ends the hold.
     pub(crate) fn give_to_hold(mut self) {
         self.armed = false;
     }
@@ -366,7 +365,7 @@ impl<V: SlotOwner> std::fmt::Debug for Permit<V> {
     }
 }
 
-/// Somebody in the queue of one key. Resolves to the permit; dropping it leaves the queue.
+/// A waiter in the queue of one key. Resolves to the permit. Dropping it leaves the queue.
 pub(crate) struct Waiter<V: SlotOwner> {
     queues: Arc<Queues<V>>,
     key: LockKey,
@@ -382,7 +381,7 @@ impl<V: SlotOwner> Future for Waiter<V> {
         let this = self.get_mut();
         let mut shard = this.queues.shard(&this.key);
         let closed = shard.closed;
-        // The slot is there while this waiter is in its queue or called.
+        // The slot exists while this waiter is in its queue or called.
         let Some(slot) = shard.slot(&this.key) else {
             return Poll::Ready(Err(QueuesClosed));
         };
@@ -391,7 +390,7 @@ impl<V: SlotOwner> Future for Waiter<V> {
             drop(shard);
             this.done = true;
             let permit = this.queues.permit(&this.key, GrantOutcome::NotGranted);
-            // A permit that came in the moment of closing is handed on, so that nobody waits for it.
+            // If the queues were closed, dropping the permit passes it on to the next waiter.
             return Poll::Ready(if closed { Err(QueuesClosed) } else { Ok(permit) });
         }
         if closed {
@@ -407,7 +406,8 @@ impl<V: SlotOwner> Future for Waiter<V> {
             Some(waker) => waker.replace(cx.waker().clone()),
             None => None,
         };
-        // Dropping a waker may drop a task, and with it a waiter of this very queue.
+        // Dropped outside the lock, because dropping a waker can drop a task, and with it another waiter of
+        // this queue.
         drop(shard);
         drop(old);
         Poll::Pending

@@ -1,5 +1,5 @@
-//! Attempts with an unknown outcome whose release the store has not confirmed. While a key has one,
-//! *contended* may mean this attempt, and does not prove that another client holds the key.
+//! Attempts with an unknown outcome whose release the store has not confirmed. While a key has one, *contended*
+//! may refer to this attempt and does not prove that another client holds the key.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -32,11 +32,11 @@ impl fmt::Debug for UnconfirmedAttempts {
     }
 }
 
-/// Which holder a `Contended` answer may have meant.
+/// The possible holders behind a `Contended` reply.
 #[derive(Debug, Default)]
 pub(crate) struct ContentionSource {
     pub(crate) others: bool,
-    /// Perhaps an unconfirmed attempt of this client.
+    /// Whether it may be an unconfirmed attempt of this client.
     pub(crate) own: bool,
 }
 
@@ -47,7 +47,7 @@ impl ContentionSource {
     }
 }
 
-/// One attempt. Dropped when the store has confirmed its release, or will not be asked again.
+/// One attempt. Dropped when the store has confirmed its release, or when the engine stops retrying it.
 #[derive(Debug)]
 pub(crate) struct UnconfirmedAttempt {
     keys: UnconfirmedAttempts,

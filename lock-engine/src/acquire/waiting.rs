@@ -28,7 +28,7 @@ pub(crate) fn failure_of(core: &Core, key: &LockKey) -> Option<Error> {
     core.queues.with(key, |owner| owner.failure.clone()).flatten()
 }
 
-/// Returns whether a failure of the store may pass, so that a waiting caller retries.
+/// Returns whether a failure of the store may pass, in which case a waiting caller retries.
 pub(crate) fn is_passing(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::Unavailable | ErrorKind::OutcomeUnknown | ErrorKind::Capacity)
 }
@@ -92,7 +92,7 @@ pub(crate) async fn pause(
     }
 }
 
-/// Returns the pause before the next poll: jittered, and shorter if the hold is known to end sooner.
+/// Returns the jittered pause before the next poll, shortened if the store knows when the hold ends.
 pub(crate) fn poll_in(every: Duration, contended: &Contended) -> Duration {
     let jittered = scaled(every, 0.75 + fastrand::f64() / 2.0);
     contended.retry_after.map_or(jittered, |d| d.min(jittered)).max(Duration::from_millis(1))

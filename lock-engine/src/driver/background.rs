@@ -1,20 +1,20 @@
-//! The threads of engines: the one on which drivers run, and one for what outlives a runtime.
+//! The threads of engines: one for all drivers, and one per runtime that ends with unreleased holds.
 
 use std::sync::OnceLock;
 
 use tokio::runtime::{Builder, Handle, RuntimeFlavor};
 
-/// Where the driver of an engine on `runtime` runs.
+/// Returns the runtime for the driver of an engine on `runtime`, or `None` for `runtime` itself.
 ///
-/// On a runtime with several workers: on a thread of its own, one for all engines of the process. A task that
-/// was woken by a worker stays with that worker until it yields (tokio keeps it in a slot that others cannot
-/// steal from), so that a driver among the callers' tasks would stand still as long as the body that a caller
-/// runs right after its grant blocks the thread, and the lease would end although other workers are idle. The
-/// thread only keeps time and decides; calls of the store run on `runtime`, where any idle worker takes them.
+/// If `runtime` has several workers, drivers run on a separate thread, one for all engines of the process.
+/// Among the callers' tasks, a driver could stand still: tokio keeps a task that a worker woke in a slot that
+/// other workers cannot steal from. A body that blocks its thread right after a grant would then stop the
+/// driver, and the lease would end although other workers are idle. The thread only keeps time and decides.
+/// Calls of the store run on `runtime`, on any idle worker.
 ///
-/// On a runtime of one thread: there. Whoever blocks that thread stops the store's connections as well, and
-/// with paused time the driver has to see the same time as its callers. `None` too where no thread can be
-/// had: then drivers run among the callers.
+/// If `runtime` has one thread, its driver runs there. A body that blocks this thread stops the store's
+/// connections too, and under paused time driver and callers must see the same time. `None` also if no thread
+/// can be started.
 pub(crate) fn driver_runtime(runtime: &Handle) -> Option<&'static Handle> {
     match runtime.runtime_flavor() {
         RuntimeFlavor::CurrentThread => None,
@@ -22,20 +22,19 @@ pub(crate) fn driver_runtime(runtime: &Handle) -> Option<&'static Handle> {
     }
 }
 
-/// The thread of all drivers, which lasts as long as the process.
+/// Returns the thread of all drivers, which lasts until the process ends.
 fn thread() -> Option<&'static Handle> {
     static THREAD: OnceLock<Option<Handle>> = OnceLock::new();
     THREAD.get_or_init(|| start(Builder::new_current_thread().enable_time(), std::future::pending())).as_ref()
 }
 
-/// Carries out `work` on a thread and a runtime of its own, with I/O. What blocks there delays no other
-/// engine. Without a thread `work` is dropped.
+/// Runs `work` on a separate thread and runtime with I/O, where a blocking store delays no other engine.
+/// Without a thread `work` is dropped.
 pub(crate) fn run_on_own_thread(work: impl Future<Output = ()> + Send + 'static) {
     start(Builder::new_current_thread().enable_all(), work);
 }
 
-/// Starts a thread that ends with `work`, and sleeps while that has nothing to do. `None` where no thread can
-/// be had.
+/// Starts a thread that runs `work` to its end. `None` if no thread can be started.
 fn start(runtime: &mut Builder, work: impl Future<Output = ()> + Send + 'static) -> Option<Handle> {
     let runtime = runtime.build().ok()?;
     let handle = runtime.handle().clone();

@@ -39,7 +39,7 @@ pub(crate) struct InboxBatch {
 }
 
 impl InboxBatch {
-    /// Returns whether the store may have to release a hold.
+    /// Returns whether the batch contains possible holds to release.
     pub(crate) fn has_releases(&self) -> bool {
         !self.releases.is_empty() || !self.abandoned.is_empty()
     }
@@ -84,7 +84,7 @@ impl Inbox {
         self.push(|batch| batch.stop = true);
     }
 
-    /// Returns whether a message in it may have to release a hold.
+    /// Returns whether a message contains possible holds to release.
     pub(crate) fn has_releases(&self) -> bool {
         self.lock().has_releases()
     }

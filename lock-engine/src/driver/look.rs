@@ -1,5 +1,5 @@
-//! Looks: checks that the store still has a hold, without extending it. They run from time to time, because
-//! this machine may have been stopped together with its clocks, and when a holder asks for a confirmation.
+//! Looks: checks that the store still has a hold, without extending it. Looks run periodically, because this
+//! machine could have been stopped together with its clocks, and when a holder wants a confirmation.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ impl Core {
         }
     }
 
-    /// As [`look`](Self::look), for the driver.
+    /// Makes a [`look`](Self::look) for the driver, and schedules the next one.
     pub(crate) fn periodic_look(
         &self,
         holds: Vec<Arc<Hold>>,
@@ -103,7 +103,7 @@ fn settled(done: LookCall) -> impl Iterator<Item = (Arc<Hold>, Result<(), Error>
 }
 
 impl Hold {
-    /// Confirms with the store that the hold is still there, by a request sent after the call.
+    /// Confirms that the store still has the hold, by a request sent after the call.
     pub(crate) async fn confirm_now(self: Arc<Self>) -> Result<(), Error> {
         let named = |error: Error| self.named(error).with_operation(Operation::Confirm);
         let ended = || named(self.loss_reason().map_or_else(Error::closed, Error::lost));
@@ -113,7 +113,8 @@ impl Hold {
         }
         let has_lease = self.lease.as_ref().is_some_and(|lease| lease.ttl().is_some());
         if has_lease && self.core.timing.look.is_none() {
-            // Renewals of one hold come in order, so that an older one cannot shorten the lease.
+            // Goes through the driver, because it keeps the renewals of one hold in order, and an older one
+            // must not shorten the lease.
             Arc::clone(&self).renew_now(None).await.map_err(named)?;
         } else {
             // In a task, because some stores answer a look by a renewal, which must not be dropped half-way.

@@ -1,6 +1,5 @@
-//! The holds that the store must still release: failed releases, dropped guards, requests that were given up.
-//! They share one outbox, so that an unreachable store costs one call after another and not one task per
-//! hold.
+//! The holds that the store must still release: failed releases, dropped guards, abandoned requests. They share
+//! one outbox, because a task per hold would overload an unreachable store.
 //!
 //! ```text
 //!   fresh ------- up to FRESH_CALLS calls at a time -----------------> released
@@ -46,13 +45,13 @@ pub(crate) struct PendingRelease {
     permit: Option<Permit>,
     /// Whether the store has granted it.
     held: bool,
-    /// Whether its guard was released or dropped, so that it counts as a release once the store confirms it.
+    /// Whether its guard was released or dropped. Such a hold counts as a release once the store confirms it.
     from_guard: bool,
     reply: Option<oneshot::Sender<Result<ReleaseReply, Error>>>,
 }
 
 impl PendingRelease {
-    /// Releases a hold that the store may have, because it was asked for it.
+    /// Makes the release of a hold whose request was sent.
     pub(crate) fn attempted(hold: &Hold, permit: Option<Permit>) -> Self {
         Self::of(hold, HoldRef { unused: true, ..hold.reference() }, permit)
     }
@@ -73,17 +72,17 @@ impl PendingRelease {
         }
     }
 
-    /// Releases a granted hold whose guard no caller got.
+    /// Makes the release of a granted hold whose guard no caller got.
     pub(crate) fn held(hold: &Hold, permit: Option<Permit>) -> Self {
         Self { held: true, ..Self::attempted(hold, permit) }
     }
 
-    /// Releases a hold that was lost here and that the store may still have.
+    /// Makes the release of a hold that was lost here and that the store may still have.
     pub(crate) fn lost(hold: &Hold) -> Self {
         Self { held: true, ..Self::of(hold, hold.reference(), None) }
     }
 
-    /// Releases a hold whose guard was released or dropped.
+    /// Makes the release of a hold whose guard was released or dropped.
     pub(crate) fn guard_released(hold: &Hold, permit: Permit) -> Self {
         Self { held: true, from_guard: true, ..Self::of(hold, hold.reference(), Some(permit)) }
     }
@@ -100,7 +99,7 @@ impl PendingRelease {
         self.unconfirmed = Some(unconfirmed);
     }
 
-    /// Takes the permit, so that it is passed on before the first try: the next waiter asks the store itself.
+    /// Takes the permit out, to pass it on before the first try. The next waiter then calls the store at once.
     pub(crate) fn take_permit(&mut self) -> Option<Permit> {
         self.permit.take()
     }
@@ -129,7 +128,7 @@ impl ReleaseBatch {
 enum ReleaseQueue {
     Fresh,
     Retries,
-    /// Holds whose last error is one that time does not fix.
+    /// Holds whose last error does not pass with time.
     Refused,
     /// Holds whose last call got no reply.
     Unanswered,
@@ -146,7 +145,7 @@ pub(crate) struct CompletedRelease {
 }
 
 pub(crate) struct Outbox {
-    /// By holder id, so that a hold added twice is released once.
+    /// By holder id, because a hold that is added twice is released once.
     entries: BTreeMap<HolderId, OutboxEntry>,
     fresh: VecDeque<HolderId>,
     fresh_calls: usize,
@@ -167,10 +166,10 @@ struct OutboxEntry {
     /// The time from which the store has ended the hold by itself.
     over: Option<Instant>,
     in_flight: bool,
-    /// Whether it was added again while a call for it was under way, which may have come too early.
+    /// Whether it was added again during a call for it. That call was possibly too early.
     again: bool,
-    /// The most holds in a call with it. Fewer after a call without any reply, because one hold may have
-    /// blocked the others.
+    /// The maximum number of holds in a call with it. Lower after a call without any reply, because one hold
+    /// can block the others.
     batch: usize,
 }
 
@@ -194,7 +193,7 @@ impl Outbox {
         let holder = release.hold.holder;
         match self.entries.get_mut(&holder) {
             Some(known) => {
-                // Added before. A permit or a reply channel that is already there stays.
+                // Added before. An existing permit or reply channel stays.
                 known.release.held |= release.held;
                 known.release.from_guard |= release.from_guard;
                 known.release.hold.unused &= release.hold.unused;
@@ -214,13 +213,13 @@ impl Outbox {
         }
     }
 
-    /// Retries with short pauses from now on, because the engine closes within a limit.
+    /// Starts retries with short pauses, because the engine closes within a limit.
     pub(crate) fn begin_closing(&mut self, now: Instant) {
         self.closing = true;
         self.untried = self.refused.holders.len();
         self.retries.retry_now(now);
         self.refused.retry_now(now);
-        // A call under way may have been lost. Its holds are released once more, which does no harm.
+        // Calls under way are possibly lost. Their holds are released again, which does no harm.
         for (holder, entry) in self.entries.iter_mut().filter(|(_, entry)| entry.in_flight) {
             entry.in_flight = false;
             let queue = if entry.batch < BATCH { &mut self.unanswered.holders } else { &mut self.fresh };
@@ -283,7 +282,7 @@ impl Outbox {
         }
     }
 
-    /// Removes the holds of one call from their queue. Drops those that the store has ended by itself.
+    /// Removes the holds of one call from their queue. Drops holds that the store has ended by itself.
     fn take(&mut self, which: ReleaseQueue, now: Instant) -> (Vec<HolderId>, Vec<HoldRef>) {
         let share = self.unanswered.share();
         let queue = match which {
@@ -359,7 +358,7 @@ impl Outbox {
             match answer {
                 Ok(_) if std::mem::take(&mut entry.again) => self.fresh.push_back(holder),
                 Ok(reply) => done.extend(self.entries.remove(&holder).map(|entry| entry.completed(reply))),
-                // The permit waits for one try only. After that the next waiter may ask the store itself.
+                // The permit waits for one try only. After that the next waiter can call the store.
                 Err(error) => {
                     drop(entry.release.permit.take());
                     entry.batch = if answered { BATCH } else { asked.div_ceil(MAX_PARTS) };

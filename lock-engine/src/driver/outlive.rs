@@ -1,4 +1,4 @@
-//! The end of an engine's runtime. Guards may have been dropped just before: their holds are released on a
+//! The end of an engine's runtime. Guards can have been dropped just before it. Their holds are released on a
 //! separate thread, and the end of the runtime waits for it.
 
 use std::sync::Arc;
@@ -15,13 +15,13 @@ use crate::driver::outbox::PendingRelease;
 /// The longest that the end of a runtime waits for the releases.
 const LIMIT: Duration = Duration::from_secs(1);
 
-/// Runs `driver` outside the engine's runtime, and releases what is left when that runtime has ended.
+/// Runs `driver` outside the engine's runtime, and releases the remaining holds when that runtime has ended.
 pub(crate) async fn run_elsewhere(mut driver: Driver) {
     driver.run().await;
     outlive(driver);
 }
 
-/// Releases what is left after the engine's runtime has ended.
+/// Releases the remaining holds after the engine's runtime has ended.
 fn outlive(driver: Driver) {
     if driver.closed.borrow().is_some() {
         return;

@@ -96,14 +96,14 @@ impl Core {
         self.schedule.schedule(hold, lease.next());
     }
 
-    /// Returns the renewal that a caller asked for, or queues it behind the one under way.
+    /// Returns the renewal that a caller requested, or queues it behind the one under way.
     pub(crate) fn request_renewal(
         &self,
         request: RenewalRequest,
         waiting: &mut QueuedRenewals,
     ) -> Option<Vec<Renewal>> {
         let RenewalRequest { hold, ttl, mut replies } = request;
-        // Skipped if no caller waits any more, or if the hold has ended.
+        // Skipped if no caller waits, or if the hold has ended.
         replies.retain(|reply| !reply.is_closed());
         let lease = hold.lease.as_ref().filter(|_| !replies.is_empty() && hold.is_live())?;
         if lease.renewing.load(Ordering::Acquire) {
@@ -149,7 +149,7 @@ impl Core {
         // After an answer the hold is batched with all others again.
         let batch = if answers.is_some() { usize::MAX } else { renewals.len().div_ceil(MAX_PARTS) };
         let mut answers = answers.map(Vec::into_iter);
-        // The same jitter for all, so that the next call has them together.
+        // The same jitter for all, which keeps them together in the next call.
         let jitter = 1.0 - fastrand::f64() / 10.0;
         for Renewal { hold, window, replies } in renewals {
             let answer = match &mut answers {
@@ -195,8 +195,8 @@ impl Core {
                 self.metrics.count(Event::Failure);
                 tracing::debug!(key = %hold.key(), store = %self.name, %error, "renewal failed; it is repeated while the hold lasts");
                 lease.renewal_outcome_unknown(sent, window);
-                // Short enough for a shorter lease that may have started at the store. After a call without
-                // any answer the pause is shorter, because the call itself took time.
+                // Short enough for a shorter lease that the store possibly started. After a call without any
+                // answer the pause is shorter, because the call itself took time.
                 let share = if lease.was_unanswered() { 64 } else { 8 };
                 let pause = (lease.interval().min(window / 3) / share).max(Duration::from_millis(1));
                 lease.renew_at(now.after(pause), now.after(pause));

@@ -1,4 +1,4 @@
-//! When the outbox tries again: after failures, one call after another; after silence, in smaller calls.
+//! The retries of the outbox: after failures one call after another, after silence several smaller calls.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -9,22 +9,22 @@ use tokio::time::Instant;
 use crate::backoff::Backoff;
 use crate::driver::MAX_PARTS;
 
-/// The least time between two calls for fresh holds while calls fail, so that those who try and fail in a
-/// loop do not have the store asked as often.
+/// The shortest time between two calls for fresh holds while calls fail, because callers that try in a loop
+/// would load the store.
 pub(crate) const FRESH_PAUSE: Duration = Duration::from_millis(50);
 
-/// What one call came to.
+/// The result of one call.
 #[derive(Clone, Copy)]
 pub(crate) struct CallResult {
-    /// Whether it was a call for the holds at hand.
+    /// Whether the call was made for the holds of this queue.
     pub(crate) ours: bool,
-    /// Whether the store answered, whatever it said.
+    /// Whether the store answered, even with errors.
     pub(crate) answered: bool,
     pub(crate) freed: bool,
     pub(crate) closing: bool,
 }
 
-/// Holds whose release failed: they wait for another try, all in one call.
+/// Holds whose release failed. They are retried together, in one call.
 pub(crate) struct Retries {
     pub(crate) holders: VecDeque<HolderId>,
     backoff: Backoff,
@@ -51,19 +51,19 @@ impl Retries {
         self.due = None;
     }
 
-    /// `failed` wait for another try.
+    /// Adds the `failed` holds for another try, and schedules it.
     pub(crate) fn settle(&mut self, call: CallResult, failed: Vec<HolderId>, now: Instant) {
         self.in_flight &= !call.ours;
         self.holders.extend(failed);
         if call.ours && call.freed {
-            // The store answers again: whoever failed before has a new chance soon.
+            // Reset, because the store answers again and earlier failures deserve an early retry.
             self.backoff.reset();
         }
         if self.holders.is_empty() {
             self.due = None;
         } else if call.ours || self.due.is_none() {
             let pause = if call.closing { FRESH_PAUSE } else { self.backoff.next() };
-            // A call that freed something did not fail: what did not fit into it follows.
+            // After a call that released some holds, the next call follows at once with the rest.
             self.due = now.checked_add(if call.ours && call.freed { Duration::ZERO } else { pause });
         }
     }
@@ -73,18 +73,18 @@ impl Retries {
     }
 }
 
-/// Holds whose last release call got no reply. One hold that hangs may have blocked the others, so they are
-/// retried in ever smaller calls, several in parallel, and each hold that gets a reply leaves this queue.
+/// Holds whose last release call got no reply. One hanging hold can block the others, so they are retried in
+/// ever smaller calls, several in parallel, and each hold that gets a reply leaves this queue.
 ///
-/// If no call gets a reply, the store itself is silent. Then two calls run at a time: one for a few holds,
-/// one for the rest. The few rotate, so that a hold that the store can answer is found eventually. The first
-/// reply restores small calls.
+/// If no call gets a reply, the store itself is silent. Then two calls run at a time: one for a few holds, one
+/// for the rest. The few rotate, to find a hold that the store can answer. The first reply restores small
+/// calls.
 pub(crate) struct Unanswered {
     pub(crate) holders: VecDeque<HolderId>,
     backoff: Backoff,
     due: Option<Instant>,
     in_flight: usize,
-    /// Whether one of the calls that are made at a time was answered.
+    /// Whether one of the parallel calls was answered.
     any_answer: bool,
     is_silent: bool,
 }
@@ -111,7 +111,7 @@ impl Unanswered {
         self.due.filter(|_| self.in_flight < calls && !self.holders.is_empty())
     }
 
-    /// How many holds a call must take so that all fit into the calls that may be under way.
+    /// Returns the number of holds per call with which all holds fit into the allowed calls.
     pub(crate) fn share(&self) -> usize {
         let calls = match (self.is_silent, self.in_flight) {
             (true, 0) => MAX_PARTS,
@@ -125,7 +125,7 @@ impl Unanswered {
         self.in_flight += 1;
     }
 
-    /// `unanswered` wait for another try.
+    /// Adds the `unanswered` holds for another try, and schedules it.
     pub(crate) fn settle(&mut self, call: CallResult, unanswered: Vec<HolderId>, now: Instant) {
         self.in_flight = self.in_flight.saturating_sub(usize::from(call.ours));
         self.any_answer |= call.answered;

@@ -1,4 +1,4 @@
-//! When the driver must look at which hold: the renewal schedule.
+//! The renewal schedule: the holds and the times at which the driver must check them.
 //!
 //! `tests/schedule_model.rs` checks this file with loom: a hold that ends while it is being scheduled is not
 //! left behind.
@@ -13,26 +13,26 @@ use tokio::sync::Notify;
 use crate::clock::Moment;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
-/// A hold, as far as the schedule is concerned.
+/// A hold, seen by the schedule.
 pub(crate) trait Scheduled {
-    /// Where it stands in the schedule, in nanoseconds; `None` if it is never looked at.
+    /// Returns its time in the schedule, in nanoseconds. `None` if it is never scheduled.
     fn due(&self) -> Option<&AtomicU64>;
-    /// Its number, unique in the engine.
+    /// Returns its number, which is unique in the engine.
     fn serial(&self) -> u64;
     fn is_live(&self) -> bool;
 }
 
-/// The holds that end unless renewed or confirmed, by when to look at them.
+/// The holds that end unless renewed or confirmed, ordered by the time of the next check.
 pub(crate) struct Schedule<H> {
     entries: Mutex<Entries<H>>,
-    /// Something is due before the driver wants to look.
+    /// Notified when a hold is due before the driver wakes up.
     pub(crate) changed: Notify,
 }
 
 struct Entries<H> {
     holds: BTreeMap<(Moment, u64), Weak<H>>,
-    /// When the driver looks next, or was told to. It looks once in vain rather than be woken for each
-    /// hold that comes and goes.
+    /// The next wake-up of the driver. It can be too early for the first hold, because waking the driver for
+    /// each ended hold would cost more than one check in vain.
     wake_at: Option<Moment>,
 }
 
@@ -42,13 +42,13 @@ impl<H: Scheduled> Schedule<H> {
         Self { entries: Mutex::new(entries), changed: Notify::new() }
     }
 
-    /// Looks at `hold` at `at`, instead of when it was due before.
+    /// Schedules `hold` for `at`, instead of its earlier time.
     pub(crate) fn schedule(&self, hold: &Arc<H>, at: Moment) {
         let Some(due) = hold.due() else { return };
         let mut entries = self.lock();
         let old = due.swap(at.as_nanos(), Ordering::Relaxed);
         entries.holds.remove(&(Moment::from_nanos(old), hold.serial()));
-        // A hold that ended meanwhile has been forgotten and stays so.
+        // A hold that has ended is already forgotten and stays so.
         if !hold.is_live() {
             return;
         }
@@ -63,7 +63,7 @@ impl<H: Scheduled> Schedule<H> {
         }
     }
 
-    /// Does not look at `hold` any more; it is not live.
+    /// Removes `hold`, which is not live.
     pub(crate) fn forget(&self, hold: &H) {
         let Some(due) = hold.due() else { return };
         let mut entries = self.lock();
@@ -71,7 +71,7 @@ impl<H: Scheduled> Schedule<H> {
         entries.holds.remove(&(at, hold.serial()));
     }
 
-    /// When to look next: when the first hold is due, or when it was said before.
+    /// Returns the next wake-up: the time of the first hold, or an earlier time that was planned before.
     pub(crate) fn next_due(&self, now: Moment) -> Option<Moment> {
         let mut entries = self.lock();
         let first = entries.holds.first_key_value().map(|((at, _), _)| *at);
@@ -83,8 +83,8 @@ impl<H: Scheduled> Schedule<H> {
         entries.wake_at
     }
 
-    /// Removes and returns the holds due at `now`. If there are any, includes those due within
-    /// `ahead(first)`, so that they are renewed in the same call.
+    /// Removes and returns the holds due at `now`. If there are any, includes those due within `ahead(first)`,
+    /// to renew them in the same call.
     pub(crate) fn take_due(&self, now: Moment, ahead: impl Fn(&H) -> Duration) -> Vec<Arc<H>> {
         let mut entries = self.lock();
         let mut taken = Vec::new();

@@ -1,9 +1,8 @@
-//! The two flags of a hold beside its phase: whether the store was asked for it, and whether a caller has its
-//! guard.
+//! The two flags of a hold beside its phase: whether its request was sent, and whether a caller has its guard.
 //!
-//! Neither says who has the permit, so neither can disagree with the phase. They answer two questions that a
-//! phase cannot: what a closing engine has to wait for, and whether a lost hold is released or stays in a
-//! store that keeps lost holds for an operator.
+//! Neither flag decides who has the permit, so neither can disagree with the phase. They decide whether a
+//! closing engine waits for the hold, and whether a lost hold is released or stays in a store that keeps lost
+//! holds for an operator.
 //!
 //! ```text
 //!   sent:   false --mark_sent--> true --mark_answered--> false
@@ -15,15 +14,15 @@
 //! ```
 //!
 //! A caller calls `deliver` before it checks the phase, and a loss changes the phase before it calls
-//! `claim_undelivered`. Each of these is a read-modify-write of the same byte, so that the later one sees the
-//! earlier one and everything before it. Therefore a caller whose check finds the hold live keeps a guard
-//! that no loss has claimed.
+//! `claim_undelivered`. Each of these is a read-modify-write of the same byte, so the later one sees the
+//! earlier one and everything before it. Therefore a caller whose check finds the hold live keeps a guard that
+//! no loss has claimed.
 //!
 //! `tests/state_model.rs` checks this file with loom.
 
 use crate::sync::{AtomicBool, AtomicU8, Ordering};
 
-/// Whether the store was asked for a hold, and whether a caller has its guard.
+/// The two flags of a hold.
 #[derive(Debug)]
 pub(crate) struct Delivery {
     sent: AtomicBool,
@@ -34,7 +33,7 @@ pub(crate) struct Delivery {
 const NOBODY: u8 = 0;
 /// A caller has the guard, or had it.
 const CALLER: u8 = 1;
-/// The hold was lost while no caller had the guard. Whoever set this releases the hold.
+/// The hold was lost while no caller had the guard. The caller that set this releases the hold.
 const CLAIMED: u8 = 2;
 
 impl Delivery {
@@ -42,17 +41,17 @@ impl Delivery {
         Self { sent: AtomicBool::new(false), guard: AtomicU8::new(NOBODY) }
     }
 
-    /// Notes that a call which asks for the hold is about to be polled.
+    /// Notes that the call with the request is about to be polled.
     pub(crate) fn mark_sent(&self) {
         self.sent.store(true, Ordering::Release);
     }
 
-    /// Notes that the store has answered without a grant, so that it has nothing of the hold.
+    /// Notes that the store has answered without a grant and has no part of the hold.
     pub(crate) fn mark_answered(&self) {
         self.sent.store(false, Ordering::Release);
     }
 
-    /// Returns whether the store may have something of the hold that it has not answered.
+    /// Returns whether the store has an unanswered request for the hold.
     pub(crate) fn is_sent(&self) -> bool {
         self.sent.load(Ordering::Acquire)
     }
@@ -73,7 +72,7 @@ impl Delivery {
         self.guard.fetch_or(0, Ordering::AcqRel) == CALLER
     }
 
-    /// Returns `true` once, if no caller has the guard of a lost hold nor will get it. The one that gets
+    /// Returns `true` once, if no caller has the guard of a lost hold or will get it. The caller that gets
     /// `true` releases the hold.
     pub(crate) fn claim_undelivered(&self) -> bool {
         // Checked first, because a failed exchange is only a load.

@@ -184,7 +184,7 @@ impl Hold {
         }
     }
 
-    /// Hands a failed release to the driver. If its outcome is unknown, the next waiter asks the store at
+    /// Passes a failed release to the driver. If its outcome is unknown, the next waiter calls the store at
     /// once. Otherwise the driver retries once first.
     fn release_again(&self, error: &Error) {
         let mut release = PendingRelease::guard_released(self, self.claim_permit(GrantOutcome::Ended));
@@ -204,7 +204,7 @@ impl Hold {
 
     /// Returns the error of a release that found no hold at the store.
     fn was_not_held(&self) -> Error {
-        // A closing engine releases everything, and may have been first.
+        // A closing engine releases everything, possibly before this call.
         if self.core.closing.is_cancelled() {
             return self.unanswered();
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::clock::{Moment, nanos};
 use crate::store::backend::Timing;
 
-/// When a hold is renewed, in doubt, and over. The acquisition sets these times, then only the driver changes
+/// The times of a hold's renewal, doubt and end. The acquisition sets these times, then only the driver changes
 /// them.
 pub(crate) struct LeaseClock {
     kept_by: KeptBy,
@@ -15,7 +15,7 @@ pub(crate) struct LeaseClock {
     /// The shortest TTL whose renewal got no answer. It may arrive at the store after later renewals, so no
     /// later window is longer.
     shortest_unknown: AtomicU64,
-    /// The longest TTL that was ever asked for, which is how long the store may keep the hold.
+    /// The longest requested TTL, which is how long the store may keep the hold.
     longest: AtomicU64,
     /// Time (ns) from which the hold is lost, unless it is renewed or confirmed before.
     deadline: AtomicU64,
@@ -36,24 +36,24 @@ pub(crate) struct LeaseClock {
     pub(crate) due: AtomicU64,
     /// Whether a renewal is under way.
     pub(crate) renewing: AtomicBool,
-    /// The most holds in a renewal call with it. Fewer after a call without any answer, because one hold may
-    /// have blocked the others.
+    /// The maximum number of holds in a renewal call with it. Lower after a call without any answer, because
+    /// one hold can block the others.
     pub(crate) batch: AtomicUsize,
 }
 
-/// What keeps the hold alive.
+/// The mechanism that keeps the hold alive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum KeptBy {
     /// Renewal of its lease.
     Lease,
-    /// A confirmation every so often that the store still has it.
+    /// Periodic confirmation that the store still has it, at this interval.
     Confirmation(Duration),
-    /// Nothing: only its maximum hold ends it.
+    /// None. Only its maximum hold ends it.
     Nothing,
 }
 
 impl LeaseClock {
-    /// The clock of a hold with this TTL and maximum hold, not granted yet; `None` if nothing ends it.
+    /// Makes the clock of a hold with this TTL and maximum hold, before the grant. `None` if nothing ends it.
     pub(crate) fn of(timing: &Timing, ttl: Option<Duration>, max_hold: Option<Duration>) -> Option<Self> {
         let (window, kept_by) = match (ttl, timing.confirm) {
             (Some(ttl), _) => (ttl, KeptBy::Lease),
@@ -114,8 +114,8 @@ impl LeaseClock {
         }
     }
 
-    /// Notes that the clock has lost `lost` by `now`. If that is more than the lease's margin, the hold is in
-    /// doubt, and the store is asked. Returns whether it is.
+    /// Notes that the clock has lost `lost` by `now`. If that is more than the lease's margin, puts the hold in
+    /// doubt, schedules a query of the store, and returns `true`.
     pub(crate) fn distrust(&self, now: Moment, lost: Duration) -> bool {
         if self.kept_by != KeptBy::Lease || lost <= self.window() / 10 {
             return false;
@@ -234,7 +234,7 @@ impl LeaseClock {
         Moment::from_nanos(self.limit.load(Ordering::Acquire))
     }
 
-    /// When it ends at the latest unless something happens: the sooner of the two.
+    /// Returns the latest end of the hold: deadline or maximum hold, whichever is sooner.
     pub(crate) fn end(&self) -> Moment {
         self.deadline().min(self.limit())
     }
@@ -243,7 +243,7 @@ impl LeaseClock {
         Moment::from_nanos(self.doubt.load(Ordering::Acquire).min(self.distrusted.load(Ordering::Acquire)))
     }
 
-    /// A lease is renewed when a third of it has passed: two more tries fit before it ends.
+    /// Returns the time between renewals: a third of a lease, because two more tries then fit before its end.
     fn interval_of(&self, window: Duration) -> Duration {
         match self.kept_by {
             KeptBy::Lease => window / 3,
@@ -252,7 +252,7 @@ impl LeaseClock {
         }
     }
 
-    /// A lease's deadline is early by a tenth of the TTL, for clocks that do not run alike.
+    /// Returns the deadline. A lease's is early by a tenth of the TTL, because clocks do not run alike.
     fn deadline_of(&self, sent: Moment, window: Duration) -> Moment {
         let margin = if self.kept_by == KeptBy::Lease { window / 10 } else { Duration::ZERO };
         sent.after(window.saturating_sub(margin))

@@ -14,8 +14,8 @@
 //! ```
 //!
 //! Each transition is one compare-and-swap, so release, loss, closing and a caller that gives up compete for
-//! it, and exactly one wins. The winner then owns the key's permit, with one exception: if a hold is lost
-//! while the store is asked for it, the acquisition keeps the permit, because it still has a call to undo.
+//! it, and exactly one wins. The winner then owns the key's permit, with one exception: if a hold is lost while
+//! its request is at the store, the acquisition keeps the permit, because it still has a call to undo.
 //!
 //! `tests/state_model.rs` checks this file with loom.
 
@@ -25,12 +25,12 @@ use leasehold_api::{LossReason, LossSignal, Lost};
 
 use crate::sync::{AtomicU8, Mutex, MutexGuard, Ordering};
 
-/// Where a hold is in its life.
+/// The phase of a hold's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// A store without I/O is asked for it. The permit belongs to whoever ends the hold.
+    /// A store without I/O is being called. The permit goes to the caller that ends the hold.
     Fast,
-    /// Its acquisition waits for the permit, or has it and asks the store. The acquisition keeps the permit.
+    /// Its acquisition waits for the permit, or has it and calls the store. The acquisition keeps the permit.
     Pending,
     /// Granted. Its acquisition or its caller has the guard.
     Live,
@@ -40,7 +40,7 @@ pub(crate) enum Phase {
     Abandoned,
     /// Lost after it was live.
     Lost(LossReason),
-    /// Lost while the store was being asked for it.
+    /// Lost while its request was at the store.
     LostPending(LossReason),
     /// Lost on the fast path.
     LostFast(LossReason),
@@ -53,7 +53,7 @@ pub(crate) enum LoseResult {
     WasLive,
     /// It was on the fast path, without a guard. The caller passes the permit on.
     WasFast,
-    /// The store was asked for it. The acquisition keeps the permit until the request is undone.
+    /// Its request was at the store. The acquisition keeps the permit until the request is undone.
     WasPending,
     /// It had ended before.
     HadEnded,
@@ -67,8 +67,8 @@ pub(crate) struct AtomicPhase {
     signal: Mutex<Option<Arc<LossSignal>>>,
 }
 
-/// A watcher waits for the end, so that whoever ends the hold fires the signal. A watcher that sets this on
-/// an ended hold fires the signal itself.
+/// A watcher waits for the end, so the caller that ends the hold must fire the signal. A watcher that sets this
+/// on an ended hold fires the signal itself.
 const WATCHED: u8 = 0x80;
 const LOST: u8 = 0x10;
 const LOST_PENDING: u8 = 0x20;
@@ -127,7 +127,8 @@ impl AtomicPhase {
         self.step(Phase::Live, |phase| matches!(phase, Phase::Fast | Phase::Pending)).map(drop)
     }
 
-    /// Leaves the fast path without a grant, to ask the store. Fails with the phase in which it ended before.
+    /// Leaves the fast path without a grant, before the store is called with I/O. Fails with the phase in which
+    /// it ended before.
     pub(crate) fn ask_store(&self) -> Result<(), Phase> {
         self.step(Phase::Pending, |phase| phase == Phase::Fast).map(drop)
     }
@@ -146,7 +147,7 @@ impl AtomicPhase {
         }
     }
 
-    /// Ends the hold as lost, and returns what it was before.
+    /// Ends the hold as lost. Returns its state before.
     pub(crate) fn lose(&self, reason: LossReason) -> LoseResult {
         let mut before = self.byte.load(Ordering::Acquire);
         loop {

@@ -12,11 +12,12 @@ pub(crate) use off::{AcquireCall, FacadeMetrics, Times};
 #[cfg(feature = "metrics")]
 pub(crate) use on::{AcquireCall, FacadeMetrics, Times};
 
-/// How keys are put into few classes for the label `key_class`: a key itself would be a label without bound.
+/// A function that puts keys into few classes for the label `key_class`, because keys themselves would be
+/// labels without bound.
 pub(crate) type KeyClass = fn(&leasehold_api::LockKey) -> &str;
 
-/// The part before the first separator. A key without one has no class: the whole key would be a class of its
-/// own.
+/// Returns the part before the first separator. A key without a separator has no class, because the whole key
+/// would be a separate class.
 pub(crate) fn first_part(key: &leasehold_api::LockKey) -> &str {
     key.as_str().split_once(':').map_or("", |(first, _)| first)
 }

@@ -76,8 +76,8 @@ pub trait Backend: Debug + Display + Send + Sync + 'static {
         Err(Error::unsupported("queue of its own to wait in").with_key(&request.key))
     }
 
-    /// Extends each hold by its TTL, counted from the present on the store's clock, if and only if that holder
-    /// still has it. Without a lease, confirms that it is still held.
+    /// Extends each hold by its TTL, counted on the store's clock, if and only if that holder still has it.
+    /// Without a lease, confirms that it is still held.
     async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>>;
 
     /// Returns for each hold whether that holder still has it, without extending it. This is a read, and the
@@ -134,8 +134,8 @@ pub struct Request {
     pub holder: HolderId,
     /// The mode of the grant. Always [`Mode::Exclusive`], because this engine refuses the others.
     pub mode: Mode,
-    /// The TTL of the lease, within the declared bounds. `None` on stores without leases, and if the store's
-    /// default is a hold without a lease.
+    /// The TTL of the lease, within the declared bounds. `None` if the hold has no lease, by the store's nature
+    /// or by its default.
     pub ttl: Option<Duration>,
     /// The time after this grant in which the key is not granted again.
     pub cooldown: Option<Duration>,
@@ -188,8 +188,7 @@ pub enum Attempt {
     Granted(Granted),
     /// Another client holds the key or is ahead in the store's queue, or a cooldown lasts.
     Contended(Contended),
-    /// The request failed before it arrived, or was rejected before a write. The store has nothing of it, so
-    /// the engine releases nothing.
+    /// The request failed before it arrived, or was rejected before a write. The engine releases nothing.
     Refused(Error),
 }
 

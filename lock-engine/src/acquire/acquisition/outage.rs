@@ -1,5 +1,5 @@
-//! Retries of an acquisition when the store fails. It releases what the store may have granted, pauses, and
-//! asks again within its budget. It keeps its place among the local callers.
+//! Retries of an acquisition when the store fails. A retry releases possible grants, pauses, and calls the
+//! store again within the budget. The caller keeps its place among the local callers.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ impl Acquisition {
         is_passing(error.kind()) && !cooling && !self.gives_up && !self.budget.is_over()
     }
 
-    /// Releases what the store may have granted, and pauses before the next attempt.
+    /// Releases possible grants, and pauses before the next attempt.
     pub(super) async fn retry(&mut self, error: Error) -> Result<(), Refusal> {
         let from = self.first_untaken();
         self.hand_to_driver(from);
@@ -65,8 +65,7 @@ impl Acquisition {
         }
     }
 
-    /// Hands the call under way, and the holds that the store may have of the entries from `from` on, to the
-    /// driver.
+    /// Passes the call under way, and the possible holds of the entries from `from` on, to the driver.
     fn hand_to_driver(&mut self, from: usize) {
         if let Some(stop) = self.stop.take() {
             stop.cancel();

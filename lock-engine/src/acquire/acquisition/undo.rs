@@ -47,8 +47,8 @@ impl Acquisition {
         undone
     }
 
-    /// Gives the entry a hold with a new id, so that a late release of the old id does not release it. The
-    /// entry keeps its permit, even if the old hold was lost. Returns the old hold.
+    /// Gives the entry a hold with a new id, which a late release of the old id cannot release. The entry keeps
+    /// its permit, even if the old hold was lost. Returns the old hold.
     pub(super) fn replace_hold(&mut self, at: usize) -> Arc<Hold> {
         let entry = &mut self.entries[at];
         let request = &entry.hold.request;
@@ -71,7 +71,7 @@ impl Drop for Acquisition {
             stop.cancel();
         }
         let call = self.call.take();
-        // A call that was never polled asked for nothing.
+        // A call that was never polled has sent no request.
         let never_sent = call.is_some() && !self.polled;
         // Passed on last, after the driver has the releases, as in `Hold::lose`.
         let mut passed_on = Vec::new();

@@ -1,4 +1,4 @@
-//! The classes of keys that an engine has met.
+//! The classes of keys that an engine has seen.
 
 use std::collections::HashSet;
 use std::panic::catch_unwind;
@@ -14,10 +14,10 @@ const NONE: &str = "none";
 /// The class of all keys whose class came after [`LIMIT`] others.
 const OTHER: &str = "other";
 
-/// How many classes one engine tells apart. Each is some dozens of series at the recorder.
+/// The maximum number of classes of one engine. Each is some dozens of series at the recorder.
 const LIMIT: usize = 100;
 
-/// Puts keys into a bounded number of classes, whatever the function answers.
+/// Puts keys into a bounded number of classes.
 pub(super) struct Classes {
     class_of: KeyClass,
     known: RwLock<HashSet<Arc<str>>>,
@@ -29,14 +29,15 @@ impl Classes {
         Self { class_of, known: RwLock::default(), other: OTHER.into() }
     }
 
-    /// The class that is there before the first key.
+    /// Calls `begin` with the class of keys without one, before the first key.
     pub(super) fn none(&self, begin: impl FnOnce(&Arc<str>)) {
         self.named(NONE, begin);
     }
 
-    /// The class of `key`. One that is new is given to `begin` first.
+    /// Returns the class of `key`. Calls `begin` first if the class is new.
     pub(super) fn of(&self, key: &LockKey, begin: impl FnOnce(&Arc<str>)) -> Arc<str> {
-        // Guards are dropped while a thread panics: a second panic there would end the process.
+        // Caught, because guards can be dropped while a thread panics, and a second panic would end the
+        // process.
         match catch_unwind(|| (self.class_of)(key)) {
             Ok("") => self.named(NONE, begin),
             Ok(name) => self.named(name, begin),
@@ -51,7 +52,7 @@ impl Classes {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         let class = if known.len() < LIMIT { Arc::from(name) } else { Arc::clone(&self.other) };
         let is_new = known.insert(Arc::clone(&class));
-        // The recorder is the program's own and is not called under a lock of ours.
+        // Dropped first, because the program's recorder must not be called under a lock of ours.
         drop(known);
         if is_new {
             begin(&class);

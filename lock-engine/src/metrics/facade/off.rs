@@ -1,4 +1,4 @@
-//! Without the feature nothing is published, and not publishing costs nothing.
+//! The empty facade without the feature `metrics`. It costs nothing.
 
 use std::marker::PhantomData;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! What goes to the recorder. Every series of a store, and of a class of keys once the class is known, begins
-//! at zero, so that the first loss is an increase for whoever watches.
+//! Publishes to the recorder. Every series of a store, and of a known class of keys, starts at zero, because
+//! then the first loss shows as an increase.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
@@ -34,11 +34,11 @@ pub(crate) struct FacadeMetrics {
     classes: Classes,
 }
 
-/// When a hold was asked for, and what was published of its grant.
+/// The time of a hold's request, and the published data of its grant.
 pub(crate) struct Times {
     asked: AtomicU64,
     granted: OnceLock<HeldGrant>,
-    /// Its end was published.
+    /// Whether its end was published.
     ended: AtomicBool,
 }
 
@@ -46,7 +46,7 @@ pub(crate) struct Times {
 struct HeldGrant {
     at: Moment,
     class: Arc<str>,
-    /// What was raised is lowered, also if the program has another recorder by then.
+    /// Kept, because the program can install another recorder before the gauge is lowered.
     held: Gauge,
 }
 
@@ -56,7 +56,7 @@ impl Times {
         Self { asked, granted: OnceLock::new(), ended: AtomicBool::new(false) }
     }
 
-    /// The hold of these times takes over from the hold of those, for the same caller.
+    /// Takes over the request time of an earlier hold of the same caller.
     pub(crate) fn go_on_from(&self, earlier: &Self) {
         self.asked.store(earlier.asked.load(Ordering::Relaxed), Ordering::Relaxed);
     }
@@ -66,10 +66,10 @@ impl Times {
     }
 }
 
-/// A call of acquire or try. One that is dropped before it has ended was cancelled.
+/// A call of acquire or try. If dropped before its end, it counts as cancelled.
 pub(crate) struct AcquireCall<'a> {
     facade: &'a FacadeMetrics,
-    /// Nothing is counted without one.
+    /// The key. Without it the call is not counted.
     key: Option<&'a LockKey>,
     outcome: AcquireOutcome,
 }
@@ -89,7 +89,7 @@ impl Drop for AcquireCall<'_> {
     }
 }
 
-/// Somebody waits, until this is dropped.
+/// Counts one waiting caller, until this is dropped.
 pub(crate) struct WaitingGauge(Gauge);
 
 impl Drop for WaitingGauge {
@@ -99,7 +99,7 @@ impl Drop for WaitingGauge {
 }
 
 impl FacadeMetrics {
-    /// Describes everything, and begins every series that is known before the first key.
+    /// Describes all series, and starts the series known before the first key.
     pub(crate) fn new(store: Arc<str>, key_class: KeyClass) -> Self {
         describe();
         let facade = Self { store, classes: Classes::new(key_class) };
@@ -117,7 +117,7 @@ impl FacadeMetrics {
             Event::Released => RELEASES,
             Event::ReleaseRetry => RELEASE_RETRIES,
             Event::Undone => UNDONE,
-            // Told by the attempts and the ends of holds, with labels.
+            // Published by the attempts and the ends of holds, with labels.
             Event::Contended | Event::Timeout | Event::Lost => return,
         };
         counter!(name, self.store()).increment(1);
@@ -127,7 +127,7 @@ impl FacadeMetrics {
         AcquireCall { facade: self, key, outcome: AcquireOutcome::Cancelled }
     }
 
-    /// The guard of `hold` is about to be handed out.
+    /// Counts a guard of `hold` that is about to be handed out.
     pub(crate) fn granted(&self, hold: &Hold) {
         let at = hold.core.clock.now();
         let class = self.class(hold.key());
@@ -136,15 +136,15 @@ impl FacadeMetrics {
         let held = gauge!(HELD, labels);
         held.increment(1.0);
         let _ = hold.times.granted.set(HeldGrant { at, class, held });
-        // A loss just now may have found nothing to end. Either it sees the grant, or this sees the loss:
-        // each side writes its own, then, behind a fence, reads the other's.
+        // A concurrent loss possibly found no grant to end. Each side writes its own part, then reads the
+        // other's behind a fence, so either the loss sees the grant or this sees the loss.
         fence(Ordering::SeqCst);
         if !hold.is_live() {
             self.ended(hold);
         }
     }
 
-    /// `hold`, whose phase says how, has ended. Counted once, and not at all unless it was counted as held.
+    /// Counts the end of `hold` once, by its phase, if it was counted as held.
     pub(crate) fn ended(&self, hold: &Hold) {
         fence(Ordering::SeqCst);
         let Some(HeldGrant { at, class, held }) = hold.times.granted.get() else { return };
@@ -160,7 +160,7 @@ impl FacadeMetrics {
         }
     }
 
-    /// A release found nothing to release: its end was published as such.
+    /// Counts a release that found no hold at the store. The end of the hold was published before.
     pub(crate) fn found_lost(&self, key: &LockKey) {
         let labels = self.labels(&self.class(key));
         counter!(LOST, with(labels, "reason", LossReason::Gone.as_str())).increment(1);
@@ -180,7 +180,7 @@ impl FacadeMetrics {
         self.classes.of(key, |class| self.begin(class))
     }
 
-    /// Begins every series of a class at zero. Adds to what is there: another engine may have the same store.
+    /// Starts every series of a class at zero, by adding zero, because another engine can have the same store.
     fn begin(&self, class: &Arc<str>) {
         let labels = self.labels(class);
         for outcome in AcquireOutcome::ALL {
@@ -193,7 +193,7 @@ impl FacadeMetrics {
             gauge!(name, labels.clone()).increment(0.0);
         }
         for name in [WAIT_TIME, HOLD_TIME, RENEWAL_MARGIN] {
-            // To have the recorder know it is all that can be done without a measurement.
+            // Only registered, because a histogram has no zero to record.
             drop(histogram!(name, labels.clone()));
         }
     }
