@@ -1,4 +1,4 @@
-//! A payment that is sent twice, because the first answer was lost, and carried out once.
+//! Carries out a payment once, although the client sends it twice because the first response was lost.
 //!
 //! ```text
 //! DATABASE_URL=postgres://localhost/test cargo run -p leasehold-idempotency --example payment
@@ -12,7 +12,7 @@ use leasehold_idempotency::{Ident, PgIdempotency, RequestOutcome, Stored, finger
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// Made anew each time.
+/// The example drops and creates its schema on each run.
 const TABLE: &str = "
     DROP SCHEMA IF EXISTS leasehold_payment CASCADE;
     CREATE SCHEMA leasehold_payment;
@@ -27,11 +27,11 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Returns what happened, a line for each request.
+/// Pays and returns a line per request.
 pub async fn run(url: &str) -> Result<Vec<String>> {
     let pool: PgPool = PgPoolOptions::new().max_connections(2).connect(url).await?;
     raw_sql(TABLE).execute(&pool).await?;
-    // In the schema of the example, so that each run begins without keys.
+    // Uses the example's schema, because each run must begin without keys.
     let payments = PgIdempotency::new(pool.clone()).schema("leasehold_payment".parse()?);
     payments.migrate().await?;
 
@@ -45,14 +45,14 @@ pub async fn run(url: &str) -> Result<Vec<String>> {
     Ok(answers)
 }
 
-/// Returns what the client is answered.
+/// Returns the response to the client.
 async fn pay(payments: &PgIdempotency, key: &str, amount: i64) -> Result<String> {
-    // Whose key it is comes from the login, and is no part of the request.
+    // The scope comes from the login, not from the request.
     let ident = Ident::new("ann", key)?;
     let request = fingerprint([b"POST /pay".as_slice(), &amount.to_be_bytes()]);
     let outcome = payments
         .run(&ident, &request, async |tx| {
-            // In the transaction that also stores key and response.
+            // Runs in the transaction that also stores key and response.
             query("INSERT INTO leasehold_payment.payment VALUES ($1)")
                 .bind(amount)
                 .execute(&mut **tx)

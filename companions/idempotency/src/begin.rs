@@ -1,44 +1,44 @@
-//! What a caller is told.
+//! Outcomes of beginning a key and of a whole request.
 
 use std::time::Duration;
 
 use crate::stored::Stored;
 
-/// What became of beginning a key.
+/// The outcome of beginning a key.
 #[must_use = "a fresh key that is dropped is rolled back"]
 #[derive(Debug)]
-#[allow(clippy::exhaustive_enums)] // Fresh, done before, being done, or something else: there is no fifth.
+#[allow(clippy::exhaustive_enums)] // These four cases are complete.
 pub enum Begin<T> {
-    /// Nobody has done it: do it with this, and finish.
+    /// The key is new. Carry out the effects in this transaction, then finish it.
     Fresh(T),
-    /// It was done or rejected before, by a request with the same fingerprint.
+    /// A request with the same fingerprint was done or rejected before, with this response.
     Replay(Stored),
-    /// Somebody is doing it at this moment, here or in another process. Ask again after `retry_after`.
+    /// Another request with this key is in flight, in this or another process. Try again after `retry_after`.
     InFlight {
-        /// How long to wait before asking again.
+        /// Recommended pause before the next try.
         retry_after: Duration,
     },
     /// The key was used for a request with another fingerprint.
     Mismatch,
 }
 
-/// How a whole request under a key ended.
+/// The outcome of a whole request under a key.
 #[must_use = "a request that is in flight or does not match was not carried out"]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums)]
 pub enum RequestOutcome {
-    /// It was done now, and is committed.
+    /// The request was carried out and committed by this call.
     Done(Stored),
-    /// It was refused now; the refusal is committed and its effects are rolled back.
+    /// The request was rejected by this call. The rejection is committed, the effects are rolled back.
     Rejected(Stored),
-    /// It was done or rejected before; [`Stored::is_rejected`] tells which.
+    /// The request was done or rejected before. [`Stored::is_rejected`] distinguishes the two.
     Replayed(Stored),
-    /// Somebody is doing it at this moment. Ask again after `retry_after`.
+    /// Another request with this key is in flight. Try again after `retry_after`.
     InFlight {
-        /// How long to wait before asking again.
+        /// Recommended pause before the next try.
         retry_after: Duration,
     },
-    /// The key was used for another request.
+    /// The key was used for a request with another fingerprint.
     Mismatch,
 }
 

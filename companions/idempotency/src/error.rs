@@ -1,4 +1,4 @@
-//! What can go wrong with idempotency keys.
+//! Errors of idempotency keys.
 
 use std::time::Duration;
 
@@ -6,75 +6,75 @@ use leasehold_api::{Error, ErrorKind};
 use leasehold_postgres::{outcome_unknown, sqlstate, store_error};
 use leasehold_table_schema::server_message;
 
-/// Why a key could not be begun, or what was done under it not be recorded.
+/// The reason why a key could not be begun or its request not be recorded.
 ///
-/// Whatever the error, it is safe to begin again with the same key and fingerprint, as soon as the cause is gone:
-/// what was committed is replayed, and what was not is done anew.
+/// After each of these errors it is safe to begin again with the same key and fingerprint once the cause is removed.
+/// Committed work is replayed, uncommitted work is done again.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum IdempotencyError {
-    /// Scope or key cannot be used; the text says why.
+    /// The scope or key is invalid. The text gives the reason.
     #[error("{0}")]
     InvalidIdent(String),
 
-    /// Another transaction came in between (40001, 40P01). Nothing was done; run the whole transaction again.
+    /// Another transaction conflicted (40001, 40P01). Nothing was done. Run the whole transaction again.
     #[error("another transaction came in between, nothing was done: run the transaction again")]
     Retry {
-        /// What the server said.
+        /// The server's error.
         source: sqlx::Error,
     },
 
-    /// The server refused to commit the effects, because of a constraint or a trigger that is checked at the commit. Nothing
-    /// was done. The same request fails again until the rows or the request change.
+    /// The server refused the commit because a constraint or trigger checked at the commit failed. Nothing was done.
+    /// The same request fails again until the rows or the request change.
     #[error(
         "the server refused to commit the effects, nothing was done: {}; change the request or the rows that it refers to, or check the constraint before, by SET CONSTRAINTS ALL IMMEDIATE",
         server_message(source)
     )]
     Refused {
-        /// What the server said.
+        /// The server's error.
         source: sqlx::Error,
     },
 
-    /// A statement under the key failed and its error was caught, so that the server had ended the transaction (25P02).
+    /// A statement under the key failed and its error was caught, so the server had aborted the transaction (25P02).
     /// Nothing was done. The same code fails again.
     #[error(
         "a statement under the key failed and its error was caught, so that the server had ended the transaction, nothing was done: return the error, or begin a savepoint before a statement that may fail, or say ON CONFLICT"
     )]
     Aborted {
-        /// What the server said.
+        /// The server's error.
         source: sqlx::Error,
     },
 
-    /// The key was begun earlier in this same transaction and is not finished: finish it once, where it was begun.
+    /// This transaction has begun the key before and not finished it. Finish it once, where it was begun.
     #[error("this transaction has begun the key before; finish it where it was begun")]
     Unfinished,
 
-    /// As many keys as [`max_in_flight`](crate::PgIdempotency::max_in_flight) allows are in flight in this process.
-    /// Nothing was done; try again later.
+    /// The number of keys in flight in this process has reached
+    /// [`max_in_flight`](crate::PgIdempotency::max_in_flight). Nothing was done. Try again later.
     #[error("{limit} keys are in flight in this process, which is its limit; try again later")]
     Overloaded {
         /// The limit.
         limit: usize,
     },
 
-    /// The response is larger than [`max_body`](crate::PgIdempotency::max_body) allows. The effects are rolled back.
+    /// The response exceeds [`max_body`](crate::PgIdempotency::max_body). The effects are rolled back.
     #[error(
         "the response to be stored has {size} bytes, {limit} are allowed; store a reference to it instead"
     )]
     TooLarge {
-        /// Bytes of body and headers.
+        /// Size of body and headers, in bytes.
         size: usize,
-        /// The limit.
+        /// The limit, in bytes.
         limit: usize,
     },
 
-    /// The row, or the value recorded for a phase, is not what this library writes: another version wrote it, or
-    /// somebody by hand. Nothing was done.
+    /// The row, or the value of a phase, is not in the format of this version. Another version or a manual statement
+    /// wrote it. Nothing was done.
     #[error("what is recorded for this key cannot be read: {0}; see who else writes there, or purge it")]
     Unreadable(String),
 
-    /// The store failed. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown) means that a commit was not confirmed: begin
-    /// again with the same key, and a replay says that it was carried out.
+    /// The store failed. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown) means that the commit was not confirmed. Begin
+    /// again with the same key: a replay shows that it was committed.
     #[error(transparent)]
     Store(#[from] Error),
 }
@@ -82,12 +82,12 @@ pub enum IdempotencyError {
 const COMMIT_LOST: &str = "the commit was not confirmed; begin again with the same key: a replay says that it was carried out, a fresh key that it was not";
 
 impl IdempotencyError {
-    /// From the driver's error, while trying to `doing` ("begin the key").
+    /// Converts an error of the driver. `doing` names the failed action ("begin the key").
     pub(crate) fn of(error: sqlx::Error, doing: &str) -> Self {
         match sqlstate(&error).as_deref() {
             Some("40001" | "40P01") => Self::Retry { source: error },
             Some("25P02") => Self::Aborted { source: error },
-            // The server's advice names the command, which does not install these tables.
+            // Replaces the server's advice, because the command that it names does not install these tables.
             Some("42P01" | "3F000" | "42703") => Error::new(
                 ErrorKind::SchemaMissing,
                 format!("could not {doing}: the tables of idempotency keys are not there, or of another version; run PgIdempotency::migrate, or what PgIdempotency::schema_sql prints"),
@@ -98,7 +98,7 @@ impl IdempotencyError {
         }
     }
 
-    /// From the error of a commit, which may have been carried out.
+    /// Converts the error of a commit, which might have been carried out.
     pub(crate) fn of_commit(error: sqlx::Error) -> Self {
         if outcome_unknown(&error) {
             return Error::new(ErrorKind::OutcomeUnknown, COMMIT_LOST)
@@ -123,7 +123,7 @@ impl IdempotencyError {
         .into()
     }
 
-    /// Whether the same call may succeed later without anybody changing the call or the store's setup.
+    /// Returns whether the same call might succeed later without a change of the call or of the store's setup.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
@@ -134,7 +134,8 @@ impl IdempotencyError {
     }
 }
 
-/// Whether a commit was refused for what the transaction did: constraints, data, and what deferred triggers raise.
+/// Returns whether the server refused the commit because of the transaction's statements: constraints, data or errors
+/// of deferred triggers.
 fn is_refusal(state: &str) -> bool {
     ["22", "23", "27", "2F", "38", "39", "44", "P0"].iter().any(|class| state.starts_with(class))
 }

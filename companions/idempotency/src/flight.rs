@@ -1,5 +1,5 @@
-//! One flight per key in this process, before anybody asks for a connection: who repeats a request that is being
-//! served costs neither a connection nor a round trip.
+//! Ensures one flight per key in this process before a connection is requested. A repetition of a request in flight
+//! therefore costs neither a connection nor a round trip.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -13,11 +13,11 @@ use crate::error::IdempotencyError;
 use crate::ident::{Fingerprint, Ident};
 use crate::stored::Stored;
 
-/// How long the second caller waits for the first one's look at the store, whatever it was told about joining: what
-/// was done before is then replayed to both.
+/// Maximum wait of a second caller for the first caller's lookup in the store, whatever its `join`. A finished
+/// request is then replayed to both.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// All keys that are in flight here. Holds an entry for each leader and none for those who are turned away.
+/// All keys in flight in this process: one entry per leader, none for refused callers.
 #[derive(Clone, Default)]
 pub(crate) struct Flights(Arc<Mutex<FlightTable>>);
 
@@ -25,27 +25,27 @@ type FlightTable = HashMap<Ident, watch::Receiver<FlightStage>>;
 
 #[derive(Clone)]
 enum FlightStage {
-    /// The pool has no connection for it.
+    /// The leader waits for a connection of the pool.
     Queued,
-    /// It has asked what is recorded, and will know within a round trip.
+    /// The leader has queried the record, which takes one round trip.
     Looking,
-    /// Nothing is recorded: the caller's code runs.
+    /// No record exists. The caller's code runs.
     Running,
-    /// The store has it.
+    /// The response is recorded in the store.
     Known(Fingerprint, Stored),
 }
 
-/// The caller's place.
+/// The outcome of entering a flight.
 pub(crate) enum FlightEntry {
-    /// First: go and ask the store.
+    /// The caller leads and queries the store.
     Lead(Flight),
-    /// The first one was told or has done this.
+    /// The leader has found or recorded this response.
     Known(Fingerprint, Stored),
-    /// The first one goes on.
+    /// The leader is still working.
     InFlight,
 }
 
-/// The right to work on a key. Dropped, the next caller has it.
+/// The right to work on a key. If dropped, the next caller gets it.
 pub(crate) struct Flight {
     flights: Flights,
     ident: Ident,
@@ -53,7 +53,7 @@ pub(crate) struct Flight {
 }
 
 impl Flights {
-    /// Leads, or waits for whoever leads: until the store was asked, and for `join` while it works.
+    /// Leads, or waits for the leader: until its lookup is complete, and up to `join` while its work runs.
     pub(crate) async fn enter(
         &self,
         ident: &Ident,
@@ -80,7 +80,7 @@ impl Flights {
                 }
                 match timeout_at(until, stage.changed()).await {
                     Ok(Ok(())) => {}
-                    // It has ended without a result.
+                    // The leader has ended without a result.
                     Ok(Err(_)) => break,
                     Err(_) => return Ok(FlightEntry::InFlight),
                 }
@@ -105,7 +105,7 @@ impl Flights {
         Ok(Ok(Flight { flights: self.clone(), ident: ident.clone(), stage }))
     }
 
-    /// How many keys are in flight here.
+    /// Returns the number of keys in flight in this process.
     #[cfg(test)]
     pub(crate) fn len(&self) -> usize {
         self.table().len()
@@ -117,7 +117,7 @@ impl Flights {
 }
 
 impl Flight {
-    /// There is no connection now: nobody waits for the look.
+    /// Marks the leader as waiting for a connection, because other callers must not wait for its lookup then.
     pub(crate) fn queued(&self) {
         self.stage.send_replace(FlightStage::Queued);
     }
@@ -130,7 +130,7 @@ impl Flight {
         self.stage.send_replace(FlightStage::Running);
     }
 
-    /// Tells those who wait.
+    /// Publishes the result to the waiting callers.
     pub(crate) fn known(self, fingerprint: Fingerprint, stored: Stored) {
         self.stage.send_replace(FlightStage::Known(fingerprint, stored));
     }
@@ -138,7 +138,7 @@ impl Flight {
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        // Before the channel ends, so that whoever sees it end finds the place free.
+        // Removes the entry before the channel closes, because a waiter that sees it close tries to lead.
         self.flights.table().remove(&self.ident);
     }
 }

@@ -1,4 +1,4 @@
-//! What a key is: whose, which, and for what request.
+//! Identity of a request: scope, key and fingerprint.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,14 +8,14 @@ use sha2::{Digest as _, Sha256};
 
 use crate::error::IdempotencyError;
 
-/// The longest scope, in bytes of UTF-8.
+/// Maximum length of a scope, in bytes of UTF-8.
 pub const MAX_SCOPE_BYTES: usize = 256;
 
-/// The longest key, in bytes of UTF-8.
+/// Maximum length of a key, in bytes of UTF-8.
 pub const MAX_KEY_BYTES: usize = 255;
 
-/// An idempotency key and the scope in which it is unique, usually the authenticated client: two clients that choose
-/// the same key never meet. Cheap to clone.
+/// An idempotency key and the scope in which it is unique, usually the authenticated client. Equal keys of two
+/// clients are different keys. Cheap to clone.
 ///
 /// ```
 /// use leasehold_idempotency::Ident;
@@ -31,11 +31,11 @@ pub struct Ident {
 }
 
 impl Ident {
-    /// A key in its scope.
+    /// Creates the identity of `key` in `scope`.
     ///
     /// # Errors
     ///
-    /// [`InvalidIdent`](IdempotencyError::InvalidIdent) when one of them is empty, longer than [`MAX_SCOPE_BYTES`] or
+    /// [`InvalidIdent`](IdempotencyError::InvalidIdent) if scope or key is empty, longer than [`MAX_SCOPE_BYTES`] or
     /// [`MAX_KEY_BYTES`], or contains control characters.
     pub fn new(scope: impl AsRef<str>, key: impl AsRef<str>) -> Result<Self, IdempotencyError> {
         let (scope, key) = (scope.as_ref(), key.as_ref());
@@ -44,26 +44,27 @@ impl Ident {
         Ok(Self { scope: scope.into(), key: key.into() })
     }
 
-    /// The scope.
+    /// Returns the scope.
     #[must_use]
     pub fn scope(&self) -> &str {
         &self.scope
     }
 
-    /// The key.
+    /// Returns the key.
     #[must_use]
     pub fn key(&self) -> &str {
         &self.key
     }
 
-    /// The number of the advisory lock that this key is begun under. Part of what outlives a process.
+    /// Returns the number of the key's advisory lock. It must stay the same in all versions, because several
+    /// processes use it.
     pub(crate) fn number(&self, schema: &Identifier) -> i64 {
         let digest = self.digest(&["leasehold-idempotency", schema.as_str()]);
         let [a, b, c, d, e, f, g, h, ..] = digest;
         i64::from_be_bytes([a, b, c, d, e, f, g, h])
     }
 
-    /// Of these words, scope and key.
+    /// Returns the digest of `words`, scope and key.
     pub(crate) fn digest(&self, words: &[&str]) -> [u8; 32] {
         let own = [self.scope(), self.key()];
         fingerprint(words.iter().copied().chain(own).map(str::as_bytes)).0
@@ -95,12 +96,12 @@ impl fmt::Debug for Ident {
     }
 }
 
-/// What a request asks for, as SHA-256: the same key with another fingerprint is a mistake of the client.
+/// The SHA-256 digest of a request's content. Reusing a key with another fingerprint is a mistake of the client.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Fingerprint(pub(crate) [u8; 32]);
 
 impl Fingerprint {
-    /// The digest.
+    /// Returns the digest.
     #[must_use]
     pub const fn as_bytes(&self) -> &[u8; 32] {
         &self.0
@@ -113,8 +114,8 @@ impl fmt::Debug for Fingerprint {
     }
 }
 
-/// The fingerprint of a request, of all parts that say what is asked for. Parts do not run together: each goes in
-/// with its length.
+/// Returns the fingerprint of a request. Pass every part that defines the request. Each part is hashed with its
+/// length, so parts cannot run together.
 ///
 /// ```
 /// use leasehold_idempotency::fingerprint;

@@ -1,5 +1,5 @@
-//! Requests of several phases whose effects are elsewhere: each phase is recorded when it is done, and a request that
-//! is resumed goes on behind the last one.
+//! Requests of several phases whose effects are outside the database. Each completed phase is recorded, and a resumed
+//! request continues after the last recorded phase.
 
 use std::fmt;
 use std::sync::Arc;
@@ -28,15 +28,30 @@ use crate::transaction::{ANSWER, answer, begin};
 
 const LOOK: &str = "look the journey up";
 
-/// Idempotent requests of several phases, such as charging a card and then booking. Each runs under a lease, so that
-/// two processes do not work on one, but for what an effect still does after the lease was lost; every record is
+/// Idempotent requests of several phases, such as charging a card and then booking. Each runs under a lease, so two
+/// processes do not work on one journey. Only an effect already under way can outlast the lease. Each record is
 /// committed while the lease is held, or not at all.
 ///
-/// A phase is carried out **at least once**: a process may die between the effect and its record. Pass the
-/// [key](PhaseKey) on to whoever carries it out, who then does it once.
+/// A phase is carried out **at least once**, because a process might die between the effect and its record. Pass the
+/// [key](PhaseKey) to the service that carries out the effect, which then does it once.
 ///
-/// Cheap to clone. The lock is one of `leasehold-postgres-ttl` in the database of the pool; its TTL says how long
-/// after a crash another process can go on.
+/// Cheap to clone. The lock must be one of `leasehold-postgres-ttl` in the database of the pool. Its TTL determines
+/// how long after a crash another process can resume.
+///
+/// ```no_run
+/// use leasehold_idempotency::{Begin, Ident, Journeys, Stored, fingerprint};
+/// # use leasehold_idempotency::IdempotencyError;
+/// # async fn charge(key: &str) -> Result<String, IdempotencyError> { Ok(key.to_owned()) }
+/// # async fn order(pool: sqlx::PgPool, lock: std::sync::Arc<dyn leasehold_api::Lock>) -> Result<(), IdempotencyError> {
+/// let journeys = Journeys::new(pool, lock);
+/// let (ident, request) = (Ident::new("account:42", "order-1")?, fingerprint([b"order 1".as_slice()]));
+/// if let Begin::Fresh(mut journey) = journeys.start(&ident, &request).await? {
+///     let receipt: String = journey.phase("charge", async |key| charge(key.as_str()).await).await?;
+///     journey.finish(Stored::done(201, receipt)).await?;
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Journeys {
     pool: PgPool,
@@ -67,7 +82,7 @@ impl JourneyStatements {
 }
 
 impl Journeys {
-    /// Journeys in the database of `pool`, under leases of `lock`.
+    /// Creates journeys in the database of `pool`, under leases of `lock`.
     #[must_use]
     pub fn new(pool: PgPool, lock: Arc<dyn Lock>) -> Self {
         let schema = Identifier::known(DEFAULT_SCHEMA);
@@ -82,7 +97,7 @@ impl Journeys {
         }
     }
 
-    /// Journeys in another schema, which are others. That of the lock is its own.
+    /// Uses another schema, whose journeys are separate. The lock's schema is independent of it.
     #[must_use]
     pub fn schema(mut self, schema: Identifier) -> Self {
         self.statements = Arc::new(JourneyStatements::new(&schema));
@@ -90,44 +105,44 @@ impl Journeys {
         self
     }
 
-    /// How long a journey is remembered, from its last record or when it was resumed: a day unless set, a second to a
-    /// hundred years. One that is taken up again later begins anew, with other keys for its phases.
+    /// Sets how long a journey is remembered after its last record or resumption: 1 second to 100 years, 1 day by
+    /// default. A journey started after that begins from the first phase, with new keys for its phases.
     #[must_use]
     pub fn retention(mut self, retention: Duration) -> Self {
         self.retention = bounded_retention(retention);
         self
     }
 
-    /// The largest response, and the largest value of a phase, that is stored, in bytes: 64 KiB unless set.
+    /// Sets the size limit of a response and of a phase's value, in bytes: 64 KiB by default.
     #[must_use]
     pub const fn max_body(mut self, bytes: usize) -> Self {
         self.max_body = bytes;
         self
     }
 
-    /// As [`PgIdempotency::behind_pooler`](crate::PgIdempotency::behind_pooler).
+    /// Prepares no statements, as [`PgIdempotency::behind_pooler`](crate::PgIdempotency::behind_pooler).
     #[must_use]
     pub const fn behind_pooler(mut self) -> Self {
         self.prepared = false;
         self
     }
 
-    /// Begins a journey, or goes on with one whose process has died or given up.
+    /// Begins a journey, or resumes one whose process died or dropped it.
     ///
     /// # Errors
     ///
-    /// As [`PgIdempotency::begin`](crate::PgIdempotency::begin), and what the lock answers.
-    /// [`Unsupported`](ErrorKind::Unsupported) with a lock of another store.
+    /// As [`PgIdempotency::begin`](crate::PgIdempotency::begin), or an error of the lock.
+    /// [`Unsupported`](ErrorKind::Unsupported) if the lock belongs to another store.
     ///
     /// # Cancel safety
     ///
-    /// The lease is released in the background; the journey may have been begun, and can be resumed.
+    /// If dropped, the lease is released in the background. The journey might have been begun and can be resumed.
     pub async fn start(
         &self,
         ident: &Ident,
         fingerprint: &Fingerprint,
     ) -> Result<Begin<Journey>, IdempotencyError> {
-        // What is finished is replayed without a lease.
+        // A finished journey is replayed without a lease.
         if let Some(told) = self.look(ident, fingerprint).await?.and_then(FoundJourney::told) {
             return Ok(told);
         }
@@ -145,7 +160,7 @@ impl Journeys {
             None => {
                 Err(Error::new(ErrorKind::Lost, "the journey was purged as it began; start it again").into())
             }
-            // Somebody finished it between the look and the lease.
+            // Another process finished it between the lookup and the lease.
             Some(FoundJourney::Told(told)) => Ok(told),
             Some(FoundJourney::Open { seed, phases }) => {
                 let (journeys, ident) = (self.clone(), ident.clone());
@@ -154,15 +169,15 @@ impl Journeys {
         }
     }
 
-    /// As [`PgIdempotency::purge`](crate::PgIdempotency::purge), of journeys that expired, finished or not.
+    /// Removes expired journeys, finished or not, as [`PgIdempotency::purge`](crate::PgIdempotency::purge).
     ///
     /// # Errors
     ///
-    /// What the server answers; some may have been removed.
+    /// [`Store`](IdempotencyError::Store) if the server reports an error, perhaps after removing some journeys.
     ///
     /// # Cancel safety
     ///
-    /// Safe: some may have been removed.
+    /// If dropped, some journeys might have been removed.
     pub async fn purge(&self, limit: u64) -> Result<u64, IdempotencyError> {
         purge(&self.pool, &self.schema, "journey", limit).await
     }
@@ -195,7 +210,8 @@ impl Journeys {
         Ok(Some(FoundJourney::Open { seed: row.try_get("seed").map_err(failed)?, phases }))
     }
 
-    /// One statement, committed while the lease is held or not at all. `changes` rows, if that matters.
+    /// Runs one statement and commits it only while the lease is held. If `changes` is set, the statement must change
+    /// exactly that many rows.
     async fn commit(
         &self,
         guard: &LockGuard,
@@ -235,7 +251,7 @@ impl FoundJourney {
     }
 }
 
-/// A journey under its lease. Dropped, it can be resumed at once.
+/// A journey under its lease. If dropped, it can be resumed at once.
 #[must_use = "dropped, it is given up until somebody resumes it"]
 pub struct Journey {
     journeys: Journeys,
@@ -246,31 +262,33 @@ pub struct Journey {
 }
 
 impl Journey {
-    /// The key.
+    /// Returns the key.
     #[must_use]
     pub const fn ident(&self) -> &Ident {
         &self.ident
     }
 
-    /// The guard of the lease.
+    /// Returns the guard of the lease.
     pub const fn guard(&self) -> &LockGuard {
         &self.guard
     }
 
-    /// What the phase `name` returned when it was recorded, or else runs `effect` and records what it returns, as
+    /// Returns the recorded value of the phase `name`. If none is recorded, runs `effect` and records its value as
     /// JSON. An error of `effect` records nothing.
     ///
     /// # Errors
     ///
-    /// The effect's. [`Lost`](ErrorKind::Lost) when the lease is not held any more: before the effect, nothing was
-    /// done; after it, it is not recorded, and whoever resumes the journey does it again with the same key. Of kind
-    /// [`OutcomeUnknown`](ErrorKind::OutcomeUnknown) when the record's commit was not confirmed.
-    /// [`Unreadable`](IdempotencyError::Unreadable) when what is recorded is not a `T`, or when what `effect` returned
-    /// cannot be written as JSON or read again, [`TooLarge`](IdempotencyError::TooLarge) beyond the bound.
+    /// - The error of `effect`.
+    /// - [`Lost`](ErrorKind::Lost) if the lease was lost. Before the effect, nothing was done. After the effect,
+    ///   nothing is recorded, and a resumed journey repeats the effect with the same key.
+    /// - [`OutcomeUnknown`](ErrorKind::OutcomeUnknown) if the commit of the record was not confirmed.
+    /// - [`Unreadable`](IdempotencyError::Unreadable) if the recorded value is not a `T`, or if the new value cannot
+    ///   be written as JSON and read again.
+    /// - [`TooLarge`](IdempotencyError::TooLarge) if the value exceeds the limit.
     ///
     /// # Cancel safety
     ///
-    /// The effect may have taken place without being recorded.
+    /// If dropped, the effect might have taken place without a record.
     pub async fn phase<T: Serialize + DeserializeOwned, E: From<IdempotencyError>>(
         &mut self,
         name: &str,
@@ -286,16 +304,16 @@ impl Journey {
         Ok(value)
     }
 
-    /// Records the response, which ends the journey, and releases the lease. Gives the response back, now that it may
-    /// be sent. A [rejected](Stored::rejected) one undoes nothing: the effects are elsewhere.
+    /// Records the response, which ends the journey, and releases the lease. Returns the response, which can now be
+    /// sent. A [rejected](Stored::rejected) response undoes nothing, because the effects are outside the database.
     ///
     /// # Errors
     ///
-    /// As [`phase`](Self::phase); the journey can be resumed then.
+    /// As [`phase`](Self::phase). The journey can be resumed then.
     ///
     /// # Cancel safety
     ///
-    /// It may have been recorded; start it again to find out.
+    /// If dropped, the response might have been recorded. Start the journey again to find out.
     pub async fn finish(self, stored: Stored) -> Result<Stored, IdempotencyError> {
         stored.bounded(self.journeys.max_body)?;
         self.held()?;
@@ -310,7 +328,7 @@ impl Journey {
             .bind(columns.body)
             .bind(micros(self.journeys.retention));
         self.journeys.commit(&self.guard, query, Some(1)).await?;
-        // It is recorded: a release that fails is repeated in the background.
+        // The response is recorded, and the lock retries a failed release in the background.
         let _ = self.guard.release().await;
         Ok(stored)
     }
@@ -321,10 +339,10 @@ impl Journey {
         value: &T,
     ) -> Result<(), IdempotencyError> {
         let value = serde_json::to_value(value).map_err(|error| unreadable(name, &error))?;
-        // Recorded all the same, it would keep everybody from going on with the journey.
+        // Checks that the value can be read, because an unreadable record would block every later try of the journey.
         T::deserialize(&value).map_err(|error| unreadable(name, &error))?;
         let text = value.to_string();
-        // Without the backslashes that stand for themselves.
+        // Removes escaped backslashes first, because `\\u0000` is not a zero character.
         if text.replace(r"\\", "").contains(r"\u0000") {
             return Err(unreadable(name, &"the server keeps no text with a zero character"));
         }
@@ -362,7 +380,7 @@ fn unreadable(name: &str, error: &dyn fmt::Display) -> IdempotencyError {
     IdempotencyError::Unreadable(format!("the value of the phase {name:?}: {error}"))
 }
 
-/// What a phase passes on to whoever carries out its effect.
+/// The key and token of a phase, to pass to the service that carries out its effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PhaseKey {
     key: String,
@@ -370,15 +388,15 @@ pub struct PhaseKey {
 }
 
 impl PhaseKey {
-    /// An idempotency key of its own, 64 characters: the same for each try of this phase of this journey, in every
-    /// process, until the journey's retention ends.
+    /// Returns the idempotency key of this phase, 64 characters. It is the same for each try of this phase of this
+    /// journey in every process, until the journey's retention ends.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.key
     }
 
-    /// The fencing token of the journey's lease, greater for each process that resumes it, for effects that can refuse
-    /// an older one.
+    /// Returns the fencing token of the journey's lease, for services that refuse older tokens. It increases with
+    /// each process that resumes the journey.
     #[must_use]
     pub const fn token(&self) -> Option<FencingToken> {
         self.token

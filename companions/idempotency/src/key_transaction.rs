@@ -1,4 +1,4 @@
-//! A key together with the transaction of its effects.
+//! A new key together with the transaction of its effects.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -15,23 +15,23 @@ use crate::transaction::{answer, commit};
 
 const ENDED: &str = "the driver has ended the transaction, because a nested one could not be begun or its begin was dropped; what was executed afterwards is committed without the key: look for it before the request is repeated";
 
-/// A key that is new, and the transaction in which it is recorded. Use it as the connection for the effects; end it
-/// with [`finish`](Self::finish) or [`rollback`](Self::rollback).
+/// A new key and the transaction that records it. Use it as the connection for the effects. End it with
+/// [`finish`](Self::finish) or [`rollback`](Self::rollback).
 ///
-/// It owns the transaction, so nothing is committed without being recorded. Dropped, it rolls back in the background:
-/// behind the statement that is under way, and the connection goes back to the pool when the server has confirmed it.
+/// It owns the transaction, so nothing is committed without a record. If dropped, it rolls back in the background,
+/// after the running statement. The connection returns to the pool once the server has confirmed the rollback.
 ///
-/// Transactions begun on it, as with [`sqlx::Connection::begin`], are savepoints.
+/// Transactions begun on it, for example with [`sqlx::Connection::begin`], are savepoints.
 ///
-/// **Give up where such a `begin` fails** (as it does behind a statement that failed), **and do not drop its future**, as
-/// a timeout does: the driver ends the whole transaction then, and what is executed afterwards is committed at once,
-/// without the key. [`finish`](Self::finish) can only say so.
+/// **If such a `begin` fails** (as it does after a failed statement), **give up**, and **never drop its future**, for
+/// example by a timeout. In both cases the driver ends the whole transaction. Later statements are then committed one
+/// by one, without the key. [`finish`](Self::finish) can only report this as an error.
 #[must_use = "dropped, it is rolled back"]
 pub struct KeyTransaction {
     transaction: Transaction<'static, Postgres>,
     key: OpenKey,
     fingerprint: Fingerprint,
-    // Behind the transaction: the next caller comes when the rollback is on its way.
+    // Dropped after `transaction`, because the next caller must find the rollback already sent.
     flight: Flight,
 }
 
@@ -45,36 +45,42 @@ impl KeyTransaction {
         Self { transaction, key, fingerprint, flight }
     }
 
-    /// The key.
+    /// Returns the key.
     #[must_use]
     pub const fn ident(&self) -> &Ident {
         self.key.ident()
     }
 
-    /// Records the response and commits it together with the effects, or, if it was [rejected](Stored::rejected),
-    /// without them. Gives the response back, now that it may be sent.
+    /// Records the response and commits it together with the effects. The effects of a [rejected](Stored::rejected)
+    /// response are rolled back. Returns the response, which can now be sent.
     ///
     /// # Errors
     ///
-    /// Nothing was done: [`TooLarge`](IdempotencyError::TooLarge); [`Retry`](IdempotencyError::Retry), also of a rejection,
-    /// at any isolation, if another process begins the key while the effects are rolled back;
-    /// [`Refused`](IdempotencyError::Refused) by a constraint that is checked at the commit, and
-    /// [`Aborted`](IdempotencyError::Aborted) by a statement that failed before, which no retry helps.
+    /// After these errors nothing was committed:
     ///
-    /// Of kind [`OutcomeUnknown`](leasehold_api::ErrorKind::OutcomeUnknown) when the commit was not confirmed: begin again
-    /// with the same key. Of kind [`Lost`](leasehold_api::ErrorKind::Lost) when the transaction was ended by somebody else,
-    /// such as the driver (see [above](KeyTransaction)): what was executed afterwards stays. Else what the server answers, and
-    /// nothing was done.
+    /// - [`TooLarge`](IdempotencyError::TooLarge) if the response exceeds the limit.
+    /// - [`Retry`](IdempotencyError::Retry) after a conflict. A rejection also gets it, at any isolation, if another
+    ///   process begins the key during the rollback of the effects.
+    /// - [`Refused`](IdempotencyError::Refused) if a constraint checked at the commit failed.
+    /// - [`Aborted`](IdempotencyError::Aborted) if an earlier statement failed. A retry does not help.
+    /// - Another error if the server reports one.
+    ///
+    /// The remaining two are kinds of [`Store`](IdempotencyError::Store):
+    ///
+    /// - [`OutcomeUnknown`](leasehold_api::ErrorKind::OutcomeUnknown) if the server did not confirm the commit. Begin
+    ///   again with the same key.
+    /// - [`Lost`](leasehold_api::ErrorKind::Lost) if the transaction had already ended, for example by the driver
+    ///   (see [above](KeyTransaction)). Statements executed after that end stay committed.
     ///
     /// # Cancel safety
     ///
-    /// Dropped in between, it is committed or rolled back; begin again with the same key.
+    /// If dropped, the transaction is either committed or rolled back. Begin again with the same key to find out.
     pub async fn finish(mut self, stored: Stored) -> Result<Stored, IdempotencyError> {
         if !self.transaction.is_in_transaction() {
             return Err(Error::new(ErrorKind::Lost, ENDED).into());
         }
         if let Err(error) = self.record(&stored).await {
-            // Dropping it rolls back too; like this it is done when the caller is told.
+            // Awaits the rollback, because a drop would roll back only after this function has returned.
             let _ = answer(self.transaction.rollback(), "roll back").await;
             return Err(error);
         }
@@ -83,15 +89,15 @@ impl KeyTransaction {
         Ok(stored)
     }
 
-    /// Rolls everything back, the key too: whoever comes next begins it again.
+    /// Rolls back the effects and the key, so the next caller can begin the key again.
     ///
     /// # Errors
     ///
-    /// What the server answers; it is rolled back all the same.
+    /// [`Store`](IdempotencyError::Store) if the server reports an error. The transaction is rolled back in any case.
     ///
     /// # Cancel safety
     ///
-    /// Safe: it is rolled back in the background.
+    /// If dropped, the rollback continues in the background.
     pub async fn rollback(self) -> Result<(), IdempotencyError> {
         answer(self.transaction.rollback(), "roll back").await
     }

@@ -34,22 +34,22 @@ pub use self::idem_tx::IdemTx;
 const DEFAULT_MAX_REQUEST: usize = 1024 * 1024;
 const DEFAULT_FINISH_WITHIN: Duration = Duration::from_secs(300);
 
-/// What a client gets that repeats a finished request.
+/// The response to a repetition of a finished request.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnReplay {
     /// The stored response, with `idempotent-replayed: true`.
     #[default]
     Answer,
-    /// 409 without `Retry-After`: the request was carried out, and a repetition is refused. One that was rejected was
-    /// not carried out: its repetition is given the stored response.
+    /// Status 409 without `Retry-After`, because the request was carried out. A repetition of a rejected request
+    /// still gets the stored response.
     Refuse,
 }
 
-/// Middleware that carries out each request with an `Idempotency-Key` once: its handler's effects, made through
-/// [`IdemTx`], and its response are committed together, and a repetition is given the stored response.
+/// Middleware that carries out each request with an `Idempotency-Key` once. The handler makes its effects through
+/// [`IdemTx`]. They are committed together with the response, and a repetition gets the stored response.
 ///
-/// The [crate](crate#in-an-axum-app) shows it, and has the table of answers.
+/// The [crate page](crate#in-an-axum-app) has an example and the table of responses.
 pub struct IdempotencyLayer<S> {
     settings: Arc<IdempotencySettings<S>>,
 }
@@ -76,9 +76,9 @@ struct IdempotencySettings<S> {
 }
 
 impl<S: IdempotencyStore> IdempotencyLayer<S> {
-    /// For requests with the methods POST and PATCH, which must have a key. `principal` names the authenticated client,
-    /// within whose scope a key is unique; a request for which it has none is answered with 500, because clients that
-    /// share a scope would be given each other's responses.
+    /// Creates a layer that requires a key for the methods POST and PATCH. `principal` returns the authenticated
+    /// client, in whose scope a key is unique. If it returns `None`, the request gets status 500, because clients
+    /// that share a scope would get each other's responses.
     #[must_use]
     pub fn new(store: S, principal: impl Fn(&Parts) -> Option<String> + Send + Sync + 'static) -> Self {
         Self {
@@ -99,35 +99,37 @@ impl<S: IdempotencyStore> IdempotencyLayer<S> {
         }
     }
 
-    /// Whether a request without a key is refused, which is so unless set. Otherwise it goes to its handler, which
-    /// cannot take [`IdemTx`] then.
+    /// Sets whether a request without a key is refused, which is the default. Otherwise its handler runs without a
+    /// key and cannot extract [`IdemTx`].
     #[must_use]
     pub fn required(self, required: bool) -> Self {
         self.with(|settings| settings.required = required)
     }
 
-    /// The methods whose requests have keys; all others pass.
+    /// Sets the methods whose requests have keys. Requests with other methods pass unchanged.
     #[must_use]
     pub fn methods(self, methods: impl IntoIterator<Item = Method>) -> Self {
         self.with(|settings| settings.methods = methods.into_iter().collect())
     }
 
-    /// What a client gets that repeats a finished request.
+    /// Sets the response to a repetition of a finished request.
     #[must_use]
     pub fn on_replay(self, policy: OnReplay) -> Self {
         self.with(|settings| settings.on_replay = policy)
     }
 
-    /// The largest body of a request, in bytes: 1 MiB unless set. It is read before the handler begins, as part of the
-    /// fingerprint.
+    /// Sets the size limit of a request's body, in bytes: 1 MiB by default. The layer reads the body before it calls
+    /// the handler, because the body is part of the fingerprint.
     #[must_use]
     pub fn max_request(self, bytes: usize) -> Self {
         self.with(|settings| settings.max_request = bytes)
     }
 
-    /// What makes two requests the same, instead of method, path, query, content type and body. For a form with files it is
-    /// needed: a client draws a new boundary for each `multipart/form-data` that it sends, so that a repetition has other
-    /// bytes and is answered with 422. Leave nothing out that the handler reads.
+    /// Sets the fingerprint, instead of method, path, query, content type and body. Include everything that the
+    /// handler reads.
+    ///
+    /// Forms with files need this. A client draws a new boundary for each `multipart/form-data` request, so a
+    /// repetition has other bytes and gets status 422.
     ///
     /// ```
     /// use leasehold_idempotency::{IdempotencyLayer, MemoryIdempotency, fingerprint};
@@ -144,16 +146,16 @@ impl<S: IdempotencyStore> IdempotencyLayer<S> {
         self.with(|settings| settings.fingerprint = Arc::new(of))
     }
 
-    /// Names further responses that are not stored, so that a repetition is carried out: those with a status of 4xx for
-    /// which `is_passing` returns `true`. It is not called for 2xx and 3xx, which are always stored because their effects
+    /// Excludes further responses from being stored, so that a repetition is carried out: each 4xx for which
+    /// `is_passing` returns `true`. It is not called for 2xx and 3xx, which are always stored because their effects
     /// are committed.
     #[must_use]
     pub fn not_stored(self, is_passing: impl Fn(&response::Parts) -> bool + Send + Sync + 'static) -> Self {
         self.with(|settings| settings.not_stored = Arc::new(is_passing))
     }
 
-    /// Names further headers of responses to be stored and replayed, beside those in the [table](crate#in-an-axum-app).
-    /// Headers of the connection, such as `content-length`, are never stored.
+    /// Stores and replays further response headers, beside those in the [table](crate#in-an-axum-app). Headers of the
+    /// connection, such as `content-length`, are never stored.
     #[must_use]
     pub fn keep_headers(self, names: impl IntoIterator<Item = HeaderName>) -> Self {
         self.with(|settings| {
@@ -165,30 +167,33 @@ impl<S: IdempotencyStore> IdempotencyLayer<S> {
         })
     }
 
-    /// What happens when the client goes away while the handler runs, unless a lock layer is around this layer: that one
-    /// decides then. With [`OnGone::Finish`], the default, the handler runs to its end and is committed. Repetitions are
-    /// told that it is in flight, and are given its response when it is done. With [`OnGone::Cancel`] it is dropped at its
-    /// next await and rolled back, so that a client with less patience than the handler never gets done.
+    /// Sets the handling of a client that leaves while the handler runs. If a lock layer is around this layer, its
+    /// setting applies instead.
+    ///
+    /// With [`OnGone::Finish`], the default, the handler runs to its end and is committed. A repetition gets *in
+    /// flight* until then, and the response afterwards. With [`OnGone::Cancel`] the handler is dropped at its next
+    /// await and rolled back. A client with less patience than the handler then never succeeds.
     #[must_use]
     pub fn on_gone(self, policy: OnGone) -> Self {
         self.with(|settings| settings.on_gone = policy)
     }
 
-    /// How long a handler whose client has gone may go on: 5 minutes unless set. It is dropped and rolled back then.
+    /// Sets how long a handler can run after its client has left: 5 minutes by default. It is then dropped and rolled
+    /// back.
     #[must_use]
     pub fn finish_within(self, limit: Duration) -> Self {
         self.with(|settings| settings.finish_within = limit)
     }
 
-    /// Resolves when no request is in flight, also none whose client has gone: await it after the server has shut down, which
-    /// does not wait for those, and close the pool then. What is in flight when the process ends is rolled back by the
-    /// server, and a repetition carries it out.
+    /// Resolves when no request is in flight, including those whose clients have left. Await it after the server's
+    /// shutdown, which does not wait for those, and close the pool afterwards. If the process ends earlier, the
+    /// server rolls back the requests in flight, and a repetition carries them out.
     ///
     /// # Cancel safety
     ///
-    /// Safe: it only waits.
+    /// Safe, because it only waits.
     pub async fn idle(&self) {
-        // Closed, a tracker still counts, and can be waited for.
+        // A closed tracker still counts new requests. Only a closed tracker can be awaited.
         self.settings.in_flight.close();
         self.settings.in_flight.wait().await;
     }
@@ -224,7 +229,7 @@ impl<S, I> Layer<I> for IdempotencyLayer<S> {
     }
 }
 
-/// The service that [`IdempotencyLayer`] makes of another.
+/// A service wrapped by [`IdempotencyLayer`].
 pub struct Idempotent<S, I> {
     settings: Arc<IdempotencySettings<S>>,
     inner: I,
@@ -260,7 +265,7 @@ where
     }
 
     fn call(&mut self, request: Request) -> Self::Future {
-        // The one that is ready goes, its clone stays.
+        // Calls the service that was polled ready and keeps its clone.
         let next = self.inner.clone();
         let inner = std::mem::replace(&mut self.inner, next);
         let settings = Arc::clone(&self.settings);

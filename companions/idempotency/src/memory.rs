@@ -1,4 +1,4 @@
-//! The twin in memory, for tests of what is built on keys.
+//! Keys in memory, for tests.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,8 +18,8 @@ use crate::postgres::{
 use crate::store::{self, IdempotencyStore, Sealed};
 use crate::stored::Stored;
 
-/// Idempotency keys in memory: the same answers as [`PgIdempotency`](crate::PgIdempotency) in one process. Clones
-/// share everything. Time is that of `tokio::time`, so that a test can move it.
+/// Idempotency keys in memory, with the results of [`PgIdempotency`](crate::PgIdempotency) within one process. Clones
+/// share everything. Uses the clock of `tokio::time`, which a test can advance.
 ///
 /// ```
 /// # #[tokio::main(flavor = "current_thread")]
@@ -60,7 +60,7 @@ impl Default for MemoryIdempotency {
 }
 
 impl MemoryIdempotency {
-    /// Empty, with the settings of [`PgIdempotency`](crate::PgIdempotency).
+    /// Creates an empty store with the default settings of [`PgIdempotency`](crate::PgIdempotency).
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -72,36 +72,36 @@ impl MemoryIdempotency {
         }
     }
 
-    /// As [`PgIdempotency::retention`](crate::PgIdempotency::retention).
+    /// Sets the retention, as [`PgIdempotency::retention`](crate::PgIdempotency::retention).
     #[must_use]
     pub fn retention(mut self, retention: Duration) -> Self {
         self.retention = bounded_retention(retention);
         self
     }
 
-    /// As [`PgIdempotency::join`](crate::PgIdempotency::join).
+    /// Sets the wait for the first caller, as [`PgIdempotency::join`](crate::PgIdempotency::join).
     #[must_use]
     pub fn join(mut self, wait: Duration) -> Self {
         self.join = wait.min(DEFAULT_RETENTION);
         self
     }
 
-    /// As [`PgIdempotency::max_body`](crate::PgIdempotency::max_body).
+    /// Sets the size limit, as [`PgIdempotency::max_body`](crate::PgIdempotency::max_body).
     #[must_use]
     pub const fn max_body(mut self, bytes: usize) -> Self {
         self.max_body = bytes;
         self
     }
 
-    /// As [`PgIdempotency::begin`](crate::PgIdempotency::begin).
+    /// Begins `ident`, as [`PgIdempotency::begin`](crate::PgIdempotency::begin).
     ///
     /// # Errors
     ///
-    /// [`Overloaded`](IdempotencyError::Overloaded) alone.
+    /// Only [`Overloaded`](IdempotencyError::Overloaded).
     ///
     /// # Cancel safety
     ///
-    /// Safe: nothing was begun.
+    /// If dropped, nothing was begun.
     pub async fn begin(
         &self,
         ident: &Ident,
@@ -133,15 +133,15 @@ impl MemoryIdempotency {
         }))
     }
 
-    /// As [`PgIdempotency::run`](crate::PgIdempotency::run).
+    /// Runs `body` under the key, as [`PgIdempotency::run`](crate::PgIdempotency::run).
     ///
     /// # Errors
     ///
-    /// The body's, or as [`begin`](Self::begin) and [`MemoryKeyTransaction::finish`].
+    /// The error of `body`, or as [`begin`](Self::begin) and [`MemoryKeyTransaction::finish`].
     ///
     /// # Cancel safety
     ///
-    /// Dropped in between, nothing was done.
+    /// If dropped, nothing was done.
     pub async fn run<E: From<IdempotencyError>>(
         &self,
         ident: &Ident,
@@ -151,7 +151,7 @@ impl MemoryIdempotency {
         store::run(self, ident, fingerprint, body).await
     }
 
-    /// As [`PgIdempotency::purge`](crate::PgIdempotency::purge).
+    /// Removes expired keys, as [`PgIdempotency::purge`](crate::PgIdempotency::purge).
     ///
     /// # Errors
     ///
@@ -159,7 +159,7 @@ impl MemoryIdempotency {
     ///
     /// # Cancel safety
     ///
-    /// Safe.
+    /// Never waits.
     pub async fn purge(&self, limit: u64) -> Result<u64, IdempotencyError> {
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         let mut rows = self.rows.get();
@@ -178,8 +178,7 @@ impl MemoryIdempotency {
     }
 }
 
-/// A key that is new, in memory. Effects that must not be there without the key's record are given to
-/// [`on_commit`](Self::on_commit).
+/// A new key in memory. Pass effects that must not happen without the key's record to [`on_commit`](Self::on_commit).
 #[must_use = "dropped, it is rolled back"]
 pub struct MemoryKeyTransaction {
     rows: KeyRows,
@@ -193,20 +192,20 @@ pub struct MemoryKeyTransaction {
 }
 
 impl MemoryKeyTransaction {
-    /// An effect, which takes place when the request is finished as done, and not if it is rejected or rolled back.
+    /// Registers an effect. It runs if the request is finished as done, but not after a rejection or rollback.
     pub fn on_commit(&mut self, effect: impl FnOnce() + Send + 'static) {
         self.effects.push(Box::new(effect));
     }
 
-    /// As [`KeyTransaction::finish`](crate::KeyTransaction::finish).
+    /// Records the response and runs the effects, as [`KeyTransaction::finish`](crate::KeyTransaction::finish).
     ///
     /// # Errors
     ///
-    /// [`TooLarge`](IdempotencyError::TooLarge) alone; nothing was done then.
+    /// Only [`TooLarge`](IdempotencyError::TooLarge). Nothing was done then.
     ///
     /// # Cancel safety
     ///
-    /// It does not wait for anything.
+    /// Never waits.
     pub async fn finish(self, stored: Stored) -> Result<Stored, IdempotencyError> {
         stored.bounded(self.max_body)?;
         if !stored.is_rejected() {
@@ -220,7 +219,7 @@ impl MemoryKeyTransaction {
         Ok(stored)
     }
 
-    /// As [`KeyTransaction::rollback`](crate::KeyTransaction::rollback).
+    /// Discards the key, as [`KeyTransaction::rollback`](crate::KeyTransaction::rollback).
     ///
     /// # Errors
     ///
@@ -228,7 +227,7 @@ impl MemoryKeyTransaction {
     ///
     /// # Cancel safety
     ///
-    /// Safe.
+    /// Never waits.
     pub async fn rollback(self) -> Result<(), IdempotencyError> {
         Ok(())
     }

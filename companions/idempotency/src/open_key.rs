@@ -1,4 +1,4 @@
-//! A key that is begun in a transaction which somebody else ends.
+//! A key begun in a transaction that the caller ends.
 
 use std::sync::Arc;
 
@@ -14,20 +14,20 @@ use crate::sql;
 use crate::stored::Stored;
 use crate::transaction::answer;
 
-/// A key that [`begin_in`](crate::PgIdempotency::begin_in) has begun in a transaction of the caller: finish it
-/// before the commit, which fails otherwise.
+/// A key that [`begin_in`](crate::PgIdempotency::begin_in) has begun in the caller's transaction. Finish it before
+/// the commit, which fails otherwise.
 #[must_use = "the transaction cannot be committed until the key is finished"]
 #[derive(Clone, Debug)]
 pub struct OpenKey {
     ident: Ident,
-    /// Where the effects of a rejected request are rolled back to. In a transaction for this key alone, that is its
-    /// beginning.
+    /// Savepoint to which the effects of a rejected request are rolled back. `None` in a transaction dedicated to
+    /// this key, which is rolled back as a whole.
     savepoint: Option<Arc<str>>,
     terms: Terms,
     statements: Arc<KeyStatements>,
 }
 
-/// With the schema's name filled in.
+/// The statements with the schema's name filled in.
 #[derive(Debug)]
 pub(crate) struct KeyStatements {
     begin: Arc<str>,
@@ -35,16 +35,16 @@ pub(crate) struct KeyStatements {
     finish: Arc<str>,
 }
 
-/// What [`begin`] needs to know beside the key.
+/// Settings that [`begin`] needs beside the key.
 #[derive(Clone, Debug)]
 pub(crate) struct Terms {
-    /// Of the key's advisory lock.
+    /// Number of the key's advisory lock.
     pub(crate) number: i64,
     pub(crate) retention_us: i64,
     pub(crate) retry_after: std::time::Duration,
     pub(crate) max_body: usize,
     pub(crate) prepared: bool,
-    /// The transaction is ours, and for this key alone.
+    /// Whether the transaction is owned by this crate and dedicated to this key.
     pub(crate) owned: bool,
 }
 
@@ -62,7 +62,7 @@ const BEGIN: &str = "begin the key";
 const UNDO: &str = "roll the effects back";
 const FINISH: &str = "finish the key";
 
-/// Begins `ident` in the transaction of `connection`, waiting for nobody.
+/// Begins `ident` in the transaction of `connection`, without waiting for another transaction.
 pub(crate) async fn begin(
     connection: &mut PgConnection,
     statements: &Arc<KeyStatements>,
@@ -103,9 +103,10 @@ pub(crate) async fn begin(
         record = row.as_ref().map(KeyRecord::read).transpose()?.flatten();
     }
     match record {
-        // Somebody else has it, or it expired just now.
+        // Another transaction holds the lock, or the row expired between the two statements.
         None => Ok(Begin::InFlight { retry_after: terms.retry_after }),
-        // No other transaction's: those are seen finished or not at all.
+        // The unfinished row belongs to this transaction, because other transactions' rows are visible only when
+        // finished.
         Some(KeyRecord { stored: None, .. }) => Err(IdempotencyError::Unfinished),
         Some(record) if record.fingerprint != *fingerprint => Ok(Begin::Mismatch),
         Some(KeyRecord { stored: Some(stored), .. }) => Ok(Begin::Replay(stored)),
@@ -113,14 +114,14 @@ pub(crate) async fn begin(
 }
 
 impl OpenKey {
-    /// The key.
+    /// Returns the key.
     #[must_use]
     pub const fn ident(&self) -> &Ident {
         &self.ident
     }
 
-    /// Rolls everything back and begins the key again, in a transaction that has nothing else. The lock is let go in
-    /// between: whoever came first then does the whole request, and this one has to look again.
+    /// Rolls back the whole transaction and begins the key again, in a transaction dedicated to the key. The rollback
+    /// releases the lock, so another process might take the key first. This call then returns `Retry`.
     pub(crate) async fn restart(
         &self,
         connection: &mut PgConnection,
@@ -136,20 +137,23 @@ impl OpenKey {
         }
     }
 
-    /// Records the response in the transaction of `connection`, which must be the one that the key was begun in.
-    /// Of a [rejected](Stored::rejected) request, what was written since the key was begun is rolled back first. The
-    /// commit remains to be done.
+    /// Records the response in the transaction of `connection`, which must be the one that began the key. If the
+    /// response is [rejected](Stored::rejected), first rolls back everything written since the key was begun. The
+    /// caller must still commit.
     ///
     /// # Errors
     ///
-    /// [`TooLarge`](IdempotencyError::TooLarge) beyond the bound, before anything was sent. Else roll back:
-    /// [`Retry`](IdempotencyError::Retry) when another transaction came in between;
-    /// [`Lost`](ErrorKind::Lost) when the key is not part of the transaction any more, because a savepoint before it
-    /// was rolled back; what the server answers.
+    /// [`TooLarge`](IdempotencyError::TooLarge) if the response exceeds the limit; no statement was sent. After the
+    /// others, roll back:
+    ///
+    /// - [`Retry`](IdempotencyError::Retry) after a conflict with another transaction.
+    /// - [`Lost`](ErrorKind::Lost) if the key is no longer part of the transaction, because a savepoint before it was
+    ///   rolled back.
+    /// - Another error if the server reports one.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call leaves the transaction to be rolled back.
+    /// If dropped, the caller must roll back the transaction.
     pub async fn finish(
         self,
         connection: &mut PgConnection,

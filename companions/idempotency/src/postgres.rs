@@ -19,23 +19,23 @@ use crate::store::{self, IdempotencyStore, Sealed};
 use crate::stored::Stored;
 use crate::transaction::{self, answer};
 
-/// Retention that is not asked for: a day, as Stripe's.
+/// Default retention: one day, as at Stripe.
 pub(crate) const DEFAULT_RETENTION: Duration = Duration::from_secs(24 * 3600);
-/// The bounds of what can be asked for: shorter and a key would be gone before it is repeated.
+/// Limits of the retention. A shorter one would forget keys before clients repeat them.
 const RETENTION: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(100 * 366 * 24 * 3600)];
 pub(crate) const DEFAULT_RETRY_AFTER: Duration = Duration::from_secs(1);
 pub(crate) const DEFAULT_MAX_BODY: usize = 64 * 1024;
 pub(crate) const DEFAULT_MAX_IN_FLIGHT: usize = 10_000;
-/// Longer than any client waits.
+/// Maximum of [`PgIdempotency::join`], longer than any client waits.
 const MAX_JOIN: Duration = Duration::from_secs(24 * 3600);
-/// Rows per transaction of a purge: whoever begins one of these keys anew waits for it.
+/// Rows per transaction of a purge. A caller that begins one of these keys again waits for that transaction.
 const PURGE_BATCH: u64 = 500;
 
-/// How an owned transaction is isolated from others.
+/// Isolation level of an owned transaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // Those of the SQL standard that the server tells apart.
+#[allow(clippy::exhaustive_enums)] // The levels of the SQL standard that the server distinguishes.
 pub enum Isolation {
-    /// The server's own default.
+    /// The server's default.
     #[default]
     ReadCommitted,
     /// One snapshot for all statements.
@@ -44,8 +44,28 @@ pub enum Isolation {
     Serializable,
 }
 
-/// Idempotency keys in Postgres: the effect and its record share one transaction. Cheap to clone; clones share their
-/// flights, so that one process makes one and clones it.
+/// Idempotency keys in Postgres. The effect and its record share one transaction. Cheap to clone. Create one per
+/// process and clone it, because only clones share the table of keys in flight.
+///
+/// ```no_run
+/// use leasehold_idempotency::{Begin, Ident, PgIdempotency, Stored, fingerprint};
+///
+/// # async fn pay(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
+/// let keys = PgIdempotency::new(pool);
+/// keys.migrate().await?;
+/// let (ident, request) = (Ident::new("account:42", "key-1")?, fingerprint([b"pay 10".as_slice()]));
+/// match keys.begin(&ident, &request).await? {
+///     Begin::Fresh(mut tx) => {
+///         sqlx::query("INSERT INTO payment VALUES (10)").execute(&mut *tx).await?;
+///         tx.finish(Stored::done(200, "paid")).await?;
+///     }
+///     Begin::Replay(stored) => println!("paid before: {:?}", stored.body()),
+///     Begin::InFlight { retry_after } => println!("try again after {retry_after:?}"),
+///     Begin::Mismatch => println!("the key belongs to another request"),
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct PgIdempotency {
     pool: PgPool,
@@ -62,7 +82,7 @@ pub struct PgIdempotency {
 }
 
 impl PgIdempotency {
-    /// Keys in the database of `pool`, in the schema [`DEFAULT_SCHEMA`].
+    /// Creates a store of keys in the database of `pool`, in the schema [`DEFAULT_SCHEMA`].
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
         let schema = Identifier::known(DEFAULT_SCHEMA);
@@ -81,7 +101,7 @@ impl PgIdempotency {
         }
     }
 
-    /// Keys in another schema, which are others.
+    /// Uses another schema, whose keys are separate.
     #[must_use]
     pub fn schema(mut self, schema: Identifier) -> Self {
         self.statements = Arc::new(KeyStatements::new(&schema));
@@ -90,74 +110,77 @@ impl PgIdempotency {
         self
     }
 
-    /// How long a key is remembered, from when it was begun: a day unless set, a second to a hundred years. One that
-    /// took longer than that is remembered as long from when it was finished.
+    /// Sets how long a key is remembered after it was begun: 1 second to 100 years, 1 day by default. If a request
+    /// runs longer, its retention begins when it is finished.
     #[must_use]
     pub fn retention(mut self, retention: Duration) -> Self {
         self.retention = bounded_retention(retention);
         self
     }
 
-    /// What a caller is told to wait while the first is in flight: a second unless set.
+    /// Sets the pause recommended to callers while the key is in flight: 1 second by default.
     #[must_use]
     pub const fn retry_after(mut self, pause: Duration) -> Self {
         self.retry_after = pause;
         self
     }
 
-    /// How long a second caller in this process waits for the first one's result, instead of being told that it is
-    /// in flight: not at all unless set, a day at most. If the first fails, one of those who wait goes on. Whoever
-    /// serves the key in another process is not waited for.
+    /// Sets how long a second caller in this process waits for the first caller's result before it gets `InFlight`: 0
+    /// by default, at most 1 day. If the first caller fails, one of the waiters takes over. Requests in flight in
+    /// other processes are never waited for.
     #[must_use]
     pub fn join(mut self, wait: Duration) -> Self {
         self.join = wait.min(MAX_JOIN);
         self
     }
 
-    /// The largest response that is stored, in bytes of body and headers: 64 KiB unless set.
+    /// Sets the size limit of a stored response, in bytes of body and headers: 64 KiB by default.
     #[must_use]
     pub const fn max_body(mut self, bytes: usize) -> Self {
         self.max_body = bytes;
         self
     }
 
-    /// How many keys may be in flight in this process, which bounds its memory: 10,000 unless set.
+    /// Sets how many keys can be in flight in this process, which bounds its memory: 10,000 by default.
     #[must_use]
     pub const fn max_in_flight(mut self, keys: usize) -> Self {
         self.max_in_flight = keys;
         self
     }
 
-    /// The isolation of the transactions that [`begin`](Self::begin) begins: READ COMMITTED unless set. At the others,
-    /// [`Retry`](IdempotencyError::Retry) is part of normal operation.
+    /// Sets the isolation of the transactions that [`begin`](Self::begin) begins: READ COMMITTED by default. At
+    /// higher levels, [`Retry`](IdempotencyError::Retry) is part of normal operation.
     #[must_use]
     pub const fn isolation(mut self, isolation: Isolation) -> Self {
         self.isolation = isolation;
         self
     }
 
-    /// The pool leads to a pooler in transaction mode, such as `PgBouncer`: no statement is kept prepared.
+    /// Prepares no statements, for a pool behind a pooler in transaction mode such as `PgBouncer`.
     #[must_use]
     pub const fn behind_pooler(mut self) -> Self {
         self.prepared = false;
         self
     }
 
-    /// Begins `ident` for the request that `fingerprint` stands for, on a connection of the pool.
+    /// Begins `ident` for the request with this `fingerprint`, on a connection of the pool.
     ///
-    /// Whoever repeats a key that is in flight in this process is told so before a connection is asked for, and one
-    /// that is in flight elsewhere in one round trip; nobody waits for another transaction. Of a request in flight
-    /// the fingerprint is not compared: a mismatch is told once the first has finished.
+    /// A repetition of a key in flight in this process needs no connection. If the key is in flight in another
+    /// process, the call takes one round trip. It never waits for another transaction. While the first request is in
+    /// flight, a mismatching one gets `InFlight`, because its fingerprint is only compared with finished requests.
     ///
     /// # Errors
     ///
-    /// As [`IdempotencyStore::begin`]. [`Unavailable`](leasehold_api::ErrorKind::Unavailable) when the pool had no
-    /// connection in its `acquire_timeout`, [`SchemaMissing`](leasehold_api::ErrorKind::SchemaMissing) before
-    /// [`migrate`](Self::migrate).
+    /// As [`IdempotencyStore::begin`]. Kinds of [`Store`](IdempotencyError::Store):
+    ///
+    /// - [`Unavailable`](leasehold_api::ErrorKind::Unavailable) if the pool had no connection within its
+    ///   `acquire_timeout`.
+    /// - [`SchemaMissing`](leasehold_api::ErrorKind::SchemaMissing) before [`migrate`](Self::migrate).
     ///
     /// # Cancel safety
     ///
-    /// Safe: what was begun is rolled back, and the connection goes back to the pool when the server has confirmed it.
+    /// If dropped, the transaction is rolled back. The connection returns to the pool once the server has confirmed
+    /// it.
     pub async fn begin(
         &self,
         ident: &Ident,
@@ -183,7 +206,7 @@ impl PgIdempotency {
             Ok(Begin::Mismatch) => Ok(Begin::Mismatch),
             Err(error) => Err(error),
         };
-        // Done when the caller is told, so that the pool has the connection again.
+        // Awaits the rollback, because the pool must have the connection again when this function returns.
         let _ = answer(transaction.rollback(), "roll back").await;
         if let Ok(Begin::Replay(stored)) = &told {
             flight.known(*fingerprint, stored.clone());
@@ -191,21 +214,22 @@ impl PgIdempotency {
         told
     }
 
-    /// Begins `ident` in a transaction that is there, at any isolation, without ending it. Others in this process are
-    /// not told before they ask the server. At READ COMMITTED the transaction stays usable whatever the answer.
+    /// Begins `ident` in an existing transaction, at any isolation, and leaves it open. Other callers in this process
+    /// learn of the key only from the server. At READ COMMITTED the transaction stays usable after every outcome.
     ///
-    /// A transaction that begins a key holds an advisory lock and a savepoint until it ends. The commit is refused
-    /// (23514) until the key is finished.
+    /// The transaction holds an advisory lock and a savepoint until it ends. The server refuses the commit (23514)
+    /// until the key is finished.
     ///
     /// # Errors
     ///
-    /// [`Unfinished`](IdempotencyError::Unfinished) when this transaction has begun the key before,
-    /// [`Retry`](IdempotencyError::Retry) above READ COMMITTED: roll back and run it again. Else what the server
-    /// answers. Outside a transaction the key would be committed unfinished, which the server refuses.
+    /// - [`Unfinished`](IdempotencyError::Unfinished) if this transaction has begun the key before.
+    /// - [`Retry`](IdempotencyError::Retry) above READ COMMITTED. Roll back and run the transaction again.
+    /// - Another error if the server reports one. Outside a transaction it refuses, because the key would be
+    ///   committed unfinished.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call leaves the transaction to be rolled back.
+    /// If dropped, the caller must roll back the transaction.
     pub async fn begin_in(
         &self,
         connection: &mut PgConnection,
@@ -215,16 +239,16 @@ impl PgIdempotency {
         open_key::begin(connection, &self.statements, &self.terms(ident, false), ident, fingerprint).await
     }
 
-    /// Runs `body` under the key: its effects, through the connection that it is given, are committed together with
-    /// the response that it returns. An error of its own rolls everything back, and the key can be begun again.
+    /// Runs `body` under the key. Effects through the given connection are committed together with the returned
+    /// response. An error of `body` rolls everything back, and the key can be begun again.
     ///
     /// # Errors
     ///
-    /// The body's, or as [`begin`](Self::begin) and [`KeyTransaction::finish`].
+    /// The error of `body`, or as [`begin`](Self::begin) and [`KeyTransaction::finish`].
     ///
     /// # Cancel safety
     ///
-    /// Dropped in between, it is committed or rolled back; run it again with the same key.
+    /// If dropped, the transaction is either committed or rolled back. Run it again with the same key to find out.
     pub async fn run<E: From<IdempotencyError>>(
         &self,
         ident: &Ident,
@@ -234,31 +258,31 @@ impl PgIdempotency {
         store::run(self, ident, fingerprint, body).await
     }
 
-    /// Removes expired keys, `limit` at most, the oldest first, in batches of 500 with a transaction each. It waits
-    /// for nobody: what others have locked stays for the next time. Says how many there were.
+    /// Removes at most `limit` expired keys, the oldest first, in batches of 500 with one transaction each. Rows
+    /// locked by other transactions are skipped and left for the next call. Returns the number of removed keys.
     ///
     /// # Errors
     ///
-    /// What the server answers; some may have been removed.
+    /// [`Store`](IdempotencyError::Store) if the server reports an error, perhaps after removing some keys.
     ///
     /// # Cancel safety
     ///
-    /// Safe: some may have been removed.
+    /// If dropped, some keys might have been removed.
     pub async fn purge(&self, limit: u64) -> Result<u64, IdempotencyError> {
         purge(&self.pool, &self.schema, "idempotency", limit).await
     }
 
-    /// Creates the tables of keys and journeys, or what is missing of them. Where everything is there it changes
-    /// nothing and needs no privilege to create. May be called by many at once.
+    /// Creates the missing tables of keys and journeys. If all exist, it changes nothing and needs no privilege to
+    /// create. Many processes can call it at once.
     ///
     /// # Errors
     ///
-    /// [`PermissionDenied`](leasehold_api::ErrorKind::PermissionDenied) without the privilege to create; else what the
-    /// server answers.
+    /// [`PermissionDenied`](leasehold_api::ErrorKind::PermissionDenied) without the privilege to create, or another
+    /// error of the server.
     ///
     /// # Cancel safety
     ///
-    /// They are installed as a whole or not at all.
+    /// If dropped, the tables are installed as a whole or not at all.
     pub async fn migrate(&self) -> Result<(), IdempotencyError> {
         let connection = self.pool.acquire().await;
         let mut connection =
@@ -267,19 +291,19 @@ impl PgIdempotency {
         installed.map_err(|error| IdempotencyError::of(error, "install the tables of idempotency keys"))
     }
 
-    /// The SQL that [`migrate`](Self::migrate) runs, for `psql` and migration tools. It can be run again.
+    /// Returns the SQL that [`migrate`](Self::migrate) runs, for `psql` and migration tools. It can be run again.
     #[must_use]
     pub fn schema_sql(schema: &Identifier) -> String {
         TABLES.script(schema)
     }
 
-    /// The SQL that lets `role` use keys and journeys, and nothing else.
+    /// Returns the SQL that grants `role` the use of keys and journeys, and no other privileges.
     #[must_use]
     pub fn grants_sql(schema: &Identifier, role: &Identifier) -> String {
         grants(schema, role, &["idempotency", "journey"])
     }
 
-    /// The pool.
+    /// Returns the pool.
     #[must_use]
     pub const fn pool(&self) -> &PgPool {
         &self.pool
@@ -317,17 +341,17 @@ impl PgIdempotency {
     }
 }
 
-/// As the server calculates.
+/// Converts a duration to microseconds, for the server.
 pub(crate) fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
 }
 
-/// As [`PgIdempotency::retention`] takes it.
+/// Limits a retention as [`PgIdempotency::retention`] does.
 pub(crate) fn bounded_retention(retention: Duration) -> Duration {
     retention.clamp(RETENTION[0], RETENTION[1])
 }
 
-/// Before all times, also those before 1970.
+/// Before all times, including those before 1970.
 const FIRST: &str = "-infinity";
 
 pub(crate) async fn purge(

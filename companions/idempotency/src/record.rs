@@ -1,4 +1,4 @@
-//! What a row says, and what is written into it.
+//! Conversion between responses and table rows.
 
 use std::sync::Arc;
 
@@ -9,17 +9,17 @@ use crate::error::IdempotencyError;
 use crate::ident::Fingerprint;
 use crate::stored::Stored;
 
-/// What is recorded under a key.
+/// The record of a key.
 pub(crate) struct KeyRecord {
     pub(crate) fingerprint: Fingerprint,
-    /// `None` is not finished.
+    /// `None` if the request is not finished.
     pub(crate) stored: Option<Stored>,
 }
 
 const READ: &str = "read what is recorded";
 
 impl KeyRecord {
-    /// `None` where the row has no record. A row that another version wrote is an error.
+    /// Reads the record. Returns `None` if the row has none, and an error if another version wrote it.
     pub(crate) fn read(row: &PgRow) -> Result<Option<Self>, IdempotencyError> {
         let failed = |error| IdempotencyError::of(error, READ);
         let Some(fingerprint) = row.try_get::<Option<Vec<u8>>, _>("fingerprint").map_err(failed)? else {
@@ -54,7 +54,7 @@ fn stored(row: &PgRow) -> Result<Option<Stored>, IdempotencyError> {
     Ok(Some(Stored { rejected, status, headers: Arc::new(headers), body: body.into() }))
 }
 
-/// The columns of a response.
+/// The column values of a response.
 pub(crate) struct ResponseColumns {
     pub(crate) outcome: &'static str,
     pub(crate) status: i32,

@@ -1,8 +1,8 @@
-//! The tables: printed, and installed.
+//! The tables and their installation.
 
 use leasehold_table_schema::Installation;
 
-/// The tables of keys and journeys. `present` names what is created last.
+/// The tables of keys and journeys. `present` checks for the objects created last.
 pub(crate) const TABLES: Installation = Installation::new(
     "Idempotency keys of leasehold. It can be run again.",
     include_str!("schema.sql"),

@@ -1,18 +1,20 @@
-//! Every statement. They run in transactions of the caller too, so they name everything by its schema, and the types
-//! of operators match exactly, so that no operator of another schema is preferred (`docs/hazards.md` H57).
+//! All SQL statements. They also run in the caller's transactions, so they qualify every name with its schema.
+//! Operators get exactly matching types, because a mismatch could select an operator of another schema
+//! (`docs/hazards.md` H57).
 
 use std::sync::Arc;
 
-/// An owned transaction, at each isolation level.
+/// Begin an owned transaction, one statement per isolation level.
 pub(crate) const BEGIN_READ_COMMITTED: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
 pub(crate) const BEGIN_REPEATABLE_READ: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ WRITE";
 pub(crate) const BEGIN_SERIALIZABLE: &str = "BEGIN ISOLATION LEVEL SERIALIZABLE READ WRITE";
 
-/// Looks the key up and, if it is not there, begins it without waiting for anybody: an insert alone would wait as
-/// long as another transaction has the same key. `$1` scope, `$2` key, `$3` fingerprint, `$4` number of the lock,
-/// `$5` retention in microseconds.
+/// Looks the key up and, if it is missing, begins it without waiting. A plain insert would wait for another
+/// transaction that has inserted the same key. `$1` scope, `$2` key, `$3` fingerprint, `$4` number of the lock, `$5`
+/// retention in microseconds.
 ///
-/// The lock is tried behind the look, and only if nothing was found: two replays at once are both replays.
+/// The lock is tried after the lookup and only if nothing was found, because two simultaneous replays must both
+/// succeed.
 pub(crate) const BEGIN: &str = "\
 WITH seen AS MATERIALIZED (
     SELECT k.fingerprint, k.outcome, k.status, k.headers, k.body FROM {schema}.idempotency k
@@ -31,16 +33,17 @@ SELECT got.ok, EXISTS (SELECT FROM ins) AS fresh,
     s.fingerprint, s.outcome, s.status, s.headers::text AS headers, s.body
 FROM got LEFT JOIN seen s ON true";
 
-/// Looks again, when another transaction has committed the key between the snapshot of [`BEGIN`] and its lock.
+/// Looks the key up again if another transaction committed it between the snapshot of [`BEGIN`] and its lock.
 pub(crate) const LOOK: &str = "\
 SELECT NULL::boolean AS ok, false AS fresh,
     k.fingerprint, k.outcome, k.status, k.headers::text AS headers, k.body
 FROM {schema}.idempotency k
 WHERE k.scope = $1 AND k.key = $2 AND k.expires_at > pg_catalog.clock_timestamp()";
 
-/// `$3` outcome, `$4` status, `$5` headers as JSON, `$6` body. What took longer than its retention would be forgotten
-/// as it is committed, and keeps the same time from now on; otherwise no indexed column changes. Infinite times, which
-/// somebody else has written, are not subtracted, because the server refuses that before PostgreSQL 17.
+/// Records the response. `$3` outcome, `$4` status, `$5` headers as JSON, `$6` body. A request that ran longer than
+/// its retention gets the same retention again, because its key would otherwise expire at the commit. In other cases
+/// no indexed column changes. Infinite times, which only foreign statements write, are not subtracted, because
+/// servers before PostgreSQL 17 refuse the subtraction.
 pub(crate) const FINISH: &str = "\
 UPDATE {schema}.idempotency SET outcome = $3, status = $4, headers = $5::jsonb, body = $6,
     expires_at = CASE WHEN expires_at > pg_catalog.clock_timestamp() THEN expires_at
@@ -49,12 +52,12 @@ UPDATE {schema}.idempotency SET outcome = $3, status = $4, headers = $5::jsonb, 
         ELSE pg_catalog.clock_timestamp() + interval '1 day' END
 WHERE scope = $1 AND key = $2 AND outcome IS NULL";
 
-/// Undoes the effects of a rejected request, and the row of its key, in a transaction that has nothing else. A savepoint
-/// behind the row would cost every request a round trip and a subtransaction.
+/// Rolls back the effects of a rejected request and its key's row, in a transaction dedicated to the key. A savepoint
+/// after the row would cost every request a round trip and a subtransaction.
 pub(crate) const UNDO_ALL: &str = "ROLLBACK AND CHAIN";
 
-/// The place to which the effects of a rejected request are rolled back in a transaction of the caller's, behind the row
-/// of its key; it may begin several.
+/// Returns the name of the savepoint after the key's row. The effects of a rejected request are rolled back to it.
+/// The name contains the key's number, because the caller's transaction might begin several keys.
 pub(crate) fn savepoint_of(number: i64) -> Arc<str> {
     format!("leasehold_{:016x}", number.cast_unsigned()).into()
 }
@@ -63,18 +66,20 @@ pub(crate) fn savepoint(name: &str) -> String {
     format!("SAVEPOINT {name}")
 }
 
-/// Undoes what came behind [`savepoint`].
+/// Rolls back to [`savepoint`].
 pub(crate) fn undo_effects(name: &str) -> String {
     format!("ROLLBACK TO SAVEPOINT {name}")
 }
 
-/// Deletes expired rows, the oldest first, and passes over those that others have locked. By physical address:
-/// what it reads is what it deletes, whatever the planner thinks of the table. By the time of the statement, because
-/// the index cannot be searched by one that goes on. `{limit}` and `{from}` are numbers of ours, so
-/// that it travels in one message, which a pooler in transaction mode keeps together.
+/// Deletes expired rows, the oldest first, and skips rows locked by other transactions.
 ///
-/// `{from}`, in milliseconds since 1970 or `-infinity`, is where the batch before ended: what that deleted stays in the index for as long
-/// as the oldest transaction of the server may see it, and each batch would pass all that is dead.
+/// - Rows are deleted by physical address, so it reads exactly the rows that it deletes, whatever the plan.
+/// - The search uses the statement's time, because the index cannot be searched by a changing time.
+/// - `{limit}` and `{from}` are our own numbers, filled in as text, so both statements go in one message. A pooler in
+///   transaction mode keeps one message on one connection.
+///
+/// `{from}` is the end of the previous batch, in milliseconds since 1970, or `-infinity`. Deleted rows stay in the
+/// index while the server's oldest transaction might see them, so a batch without `{from}` would scan all dead rows.
 pub(crate) const PURGE: &str = "\
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ WRITE;
 WITH gone AS (
@@ -88,16 +93,15 @@ SELECT pg_catalog.count(*) AS gone,
         THEN pg_catalog.floor(pg_catalog.date_part('epoch', pg_catalog.max(expires_at)) * 1000::float8)::bigint END AS last
 FROM gone";
 
-/// What is recorded of a journey. `$1` scope, `$2` key.
+/// Reads a journey's record. `$1` scope, `$2` key.
 pub(crate) const JOURNEY_LOOK: &str = "\
 SELECT k.fingerprint, k.outcome, k.status, k.headers::text AS headers, k.body,
     k.seed::text AS seed, k.phases::text AS phases
 FROM {schema}.journey k
 WHERE k.scope = $1 AND k.key = $2 AND k.expires_at > pg_catalog.clock_timestamp()";
 
-/// Begins a journey, or goes on with it: the row is there afterwards. `$3` fingerprint, `$4` retention in
-/// microseconds. One that is gone on with is kept for as long again: purged under a phase, its next try would have
-/// another key.
+/// Begins or resumes a journey. `$3` fingerprint, `$4` retention in microseconds. Resuming renews the retention,
+/// because a row purged during a phase would give the next try of the phase another key.
 pub(crate) const JOURNEY_BEGIN: &str = "\
 WITH resumed AS (
     UPDATE {schema}.journey SET expires_at = pg_catalog.clock_timestamp() + $4::float8 * interval '1 microsecond'
@@ -112,13 +116,14 @@ ON CONFLICT (scope, key) DO UPDATE SET fingerprint = excluded.fingerprint, seed 
     created_at = excluded.created_at, expires_at = excluded.expires_at
 WHERE k.expires_at <= pg_catalog.clock_timestamp()";
 
-/// Records a phase. `$3` seed, `$4` name, `$5` what it returned, `$6` retention in microseconds.
+/// Records a phase. `$3` seed, `$4` name, `$5` value, `$6` retention in microseconds.
 pub(crate) const JOURNEY_PHASE: &str = "\
 UPDATE {schema}.journey SET phases = phases || pg_catalog.jsonb_build_object($4, $5::jsonb),
     expires_at = pg_catalog.clock_timestamp() + $6::float8 * interval '1 microsecond'
 WHERE scope = $1 AND key = $2 AND seed = $3::uuid AND outcome IS NULL";
 
-/// `$3` seed, `$4` outcome, `$5` status, `$6` headers as JSON, `$7` body, `$8` retention in microseconds.
+/// Records the response of a journey. `$3` seed, `$4` outcome, `$5` status, `$6` headers as JSON, `$7` body, `$8`
+/// retention in microseconds.
 pub(crate) const JOURNEY_FINISH: &str = "\
 UPDATE {schema}.journey SET outcome = $4, status = $5, headers = $6::jsonb, body = $7,
     expires_at = pg_catalog.clock_timestamp() + $8::float8 * interval '1 microsecond'

@@ -1,4 +1,4 @@
-//! What the stores of keys have in common.
+//! The trait that both key stores implement.
 
 use crate::begin::{Begin, RequestOutcome};
 use crate::error::IdempotencyError;
@@ -6,30 +6,35 @@ use crate::ident::{Fingerprint, Ident};
 use crate::postgres::Isolation;
 use crate::stored::Stored;
 
-/// Where keys are recorded: [`PgIdempotency`](crate::PgIdempotency), or its twin
-/// [`MemoryIdempotency`](crate::MemoryIdempotency) for tests. Sealed: what an effect and its record share is the
-/// store's own.
+/// Stores idempotency keys. [`PgIdempotency`](crate::PgIdempotency) keeps them in Postgres,
+/// [`MemoryIdempotency`](crate::MemoryIdempotency) in memory for tests. The trait is sealed because only a store can
+/// commit an effect together with its record.
 pub trait IdempotencyStore: Sealed + Clone + std::fmt::Debug + Send + Sync + 'static {
-    /// A key that is new, with the transaction of its effects.
+    /// A new key with the transaction of its effects.
     type KeyTransaction: Send + 'static;
 
-    /// Begins `ident` for the request that `fingerprint` stands for.
+    /// Begins `ident` for the request with this `fingerprint`.
     ///
     /// # Errors
     ///
-    /// [`Overloaded`](IdempotencyError::Overloaded), [`Retry`](IdempotencyError::Retry),
-    /// [`Unreadable`](IdempotencyError::Unreadable), or what the store answers. Nothing was begun.
+    /// In each case nothing was begun.
+    ///
+    /// - [`Overloaded`](IdempotencyError::Overloaded) if too many keys are in flight in this process.
+    /// - [`Retry`](IdempotencyError::Retry) after a conflict with another transaction.
+    /// - [`Unreadable`](IdempotencyError::Unreadable) if the record cannot be read.
+    /// - [`Store`](IdempotencyError::Store) if the store fails.
     ///
     /// # Cancel safety
     ///
-    /// Safe: what was begun is rolled back.
+    /// If dropped, the transaction is rolled back.
     fn begin(
         &self,
         ident: &Ident,
         fingerprint: &Fingerprint,
     ) -> impl Future<Output = Result<Begin<Self::KeyTransaction>, IdempotencyError>> + Send;
 
-    /// Records the response and commits the effects with it, or, if it was rejected, without them.
+    /// Records the response and commits it together with the effects. The effects of a rejected response are rolled
+    /// back.
     ///
     /// # Errors
     ///
@@ -37,44 +42,44 @@ pub trait IdempotencyStore: Sealed + Clone + std::fmt::Debug + Send + Sync + 'st
     ///
     /// # Cancel safety
     ///
-    /// Dropped in between, it is committed or rolled back; begin again with the same key.
+    /// If dropped, the transaction is either committed or rolled back. Begin again with the same key to find out.
     fn finish(
         fresh: Self::KeyTransaction,
         stored: Stored,
     ) -> impl Future<Output = Result<Stored, IdempotencyError>> + Send;
 
-    /// Rolls everything back, the key too.
+    /// Rolls back the effects and the key.
     ///
     /// # Errors
     ///
-    /// What the store answers; it is rolled back all the same.
+    /// [`Store`](IdempotencyError::Store) if the store fails. The transaction is rolled back in any case.
     ///
     /// # Cancel safety
     ///
-    /// Safe: it is rolled back in the background.
+    /// If dropped, the rollback continues in the background.
     fn rollback(fresh: Self::KeyTransaction) -> impl Future<Output = Result<(), IdempotencyError>> + Send;
 
-    /// Removes expired keys, `limit` at most, the oldest first. Says how many there were.
+    /// Removes at most `limit` expired keys, the oldest first. Returns the number of removed keys.
     ///
     /// # Errors
     ///
-    /// What the store answers; some may have been removed.
+    /// [`Store`](IdempotencyError::Store) if the store fails, perhaps after removing some keys.
     ///
     /// # Cancel safety
     ///
-    /// Safe: some may have been removed.
+    /// If dropped, some keys might have been removed.
     fn purge(&self, limit: u64) -> impl Future<Output = Result<u64, IdempotencyError>> + Send;
 
-    /// The largest response that is stored, in bytes of body and headers.
+    /// Returns the size limit of a stored response, in bytes of body and headers.
     fn max_body(&self) -> usize;
 
-    /// The isolation of the transactions that [`begin`](Self::begin) begins.
+    /// Returns the isolation of the transactions that [`begin`](Self::begin) begins.
     fn isolation(&self) -> Isolation;
 }
 
 pub trait Sealed {}
 
-/// Everything around `body`. Its own error rolls back, and the key can be begun again.
+/// Begins the key, runs `body` and finishes. An error of `body` rolls back, and the key can be begun again.
 pub(crate) async fn run<S: IdempotencyStore, E: From<IdempotencyError>>(
     store: &S,
     ident: &Ident,
@@ -90,7 +95,7 @@ pub(crate) async fn run<S: IdempotencyStore, E: From<IdempotencyError>>(
     match body(&mut fresh).await {
         Ok(stored) => Ok(RequestOutcome::of(S::finish(fresh, stored).await?)),
         Err(error) => {
-            // The caller's error counts; it is rolled back whatever the server says.
+            // The error of `body` is returned even if the rollback fails, because the server rolls back in any case.
             let _ = S::rollback(fresh).await;
             Err(error)
         }

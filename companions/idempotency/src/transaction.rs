@@ -1,4 +1,4 @@
-//! Transactions that are begun, asked and ended within bounds.
+//! Begins, queries and ends transactions within time limits.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use tokio::time::timeout;
 
 use crate::error::IdempotencyError;
 
-/// How long the server has for an answer to a statement of ours.
+/// Time limit for the server's reply to one statement.
 pub(crate) const ANSWER: Duration = Duration::from_secs(10);
 
-/// Begins a transaction of `connection`.
+/// Begins a transaction on `connection`.
 ///
-/// In a task that nobody cancels: a driver whose `BEGIN` is dropped half-way returns the connection to the pool
-/// without knowing of the transaction. If nobody waits any more, it is rolled back at once.
+/// Runs in its own task, because a driver whose `BEGIN` is dropped half-way returns the connection to the pool with
+/// an open transaction. If the caller is gone, the transaction is rolled back at once.
 pub(crate) async fn begin(
     connection: PoolConnection<Postgres>,
     begin: &'static str,
@@ -23,11 +23,11 @@ pub(crate) async fn begin(
     const DOING: &str = "begin a transaction";
     let begun = tokio::spawn(Transaction::begin(connection, Some(SqlStr::from_static(begin))));
     let begun = timeout(ANSWER, begun).await.map_err(|_| IdempotencyError::silent(DOING, ANSWER))?;
-    // The runtime ends.
+    // A task fails to join only while the runtime shuts down.
     begun.map_err(|_| Error::closed())?.map_err(|error| IdempotencyError::of(error, DOING))
 }
 
-/// With a bound, and as our error.
+/// Awaits `statement` within [`ANSWER`] and converts its error.
 pub(crate) async fn answer<T>(
     statement: impl Future<Output = Result<T, sqlx::Error>>,
     doing: &str,
@@ -38,7 +38,7 @@ pub(crate) async fn answer<T>(
     }
 }
 
-/// Commits; that it is not known is an error of its own.
+/// Commits within [`ANSWER`]. An unconfirmed commit is reported as `OutcomeUnknown`.
 pub(crate) async fn commit(transaction: Transaction<'_, Postgres>) -> Result<(), IdempotencyError> {
     match timeout(ANSWER, transaction.commit()).await {
         Ok(done) => done.map_err(IdempotencyError::of_commit),

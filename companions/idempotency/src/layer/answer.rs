@@ -1,4 +1,4 @@
-//! What a client is told by the layer itself.
+//! Responses made by the layer itself.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use leasehold_api::ErrorKind;
 use crate::error::IdempotencyError;
 use crate::stored::Stored;
 
-/// What belongs to the response and not to the exchange: no cookies, no dates, no lengths.
+/// Headers stored with a response. Excludes headers of the exchange, such as cookies, dates and lengths.
 pub(super) const KEPT: [HeaderName; 10] = [
     CONTENT_TYPE,
     CONTENT_ENCODING,
@@ -29,7 +29,7 @@ pub(super) const KEPT: [HeaderName; 10] = [
     LINK,
 ];
 
-/// What a connection or a moment needs: stored, it would be wrong when it is replayed.
+/// Headers of a connection or a moment, which would be wrong in a replay.
 const OF_THE_EXCHANGE: [HeaderName; 7] =
     [CONNECTION, CONTENT_LENGTH, DATE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE];
 
@@ -43,10 +43,10 @@ pub(super) fn is_of_the_response(name: &HeaderName) -> bool {
 
 const REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 
-/// What a client is told to wait when the store did not answer.
+/// Recommended pause if the store did not answer.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// Why a request was not served, or is not to be served again.
+/// The reason why a request was refused, or why its effects were rolled back.
 #[derive(Debug)]
 pub(super) enum KeyRefusal {
     MissingKey,
@@ -59,30 +59,31 @@ pub(super) enum KeyRefusal {
     NoPrincipal,
     Kept,
     NotStorable,
-    /// The server refused the effects, each time.
+    /// The server refused the effects, and will refuse them again.
     NotCarriedOut,
     OpenTransaction,
     LockLost,
-    /// With a pause, if a repetition can help.
+    /// The store failed. Carries a pause if a repetition can succeed.
     Store(Option<Duration>),
     Failed,
 }
 
 impl KeyRefusal {
-    /// Of an error before or after the handler. Nothing was done, or the same key finds out.
+    /// Converts an error raised before or after the handler. Either nothing was done, or a repetition shows the
+    /// outcome.
     pub(super) fn of(error: &IdempotencyError) -> Self {
         match error {
             IdempotencyError::TooLarge { .. } => Self::NotStorable,
             IdempotencyError::Unreadable(_) | IdempotencyError::Unfinished => Self::Failed,
             IdempotencyError::Refused { .. } | IdempotencyError::Aborted { .. } => Self::NotCarriedOut,
             IdempotencyError::Store(error) if error.kind() == ErrorKind::Lost => Self::Failed,
-            // Another instance may be there already.
+            // Recommends a retry, because another instance might already be running.
             IdempotencyError::Store(error) if error.kind() == ErrorKind::Closed => Self::Store(Some(PAUSE)),
             error => Self::Store(error.is_retryable().then_some(PAUSE)),
         }
     }
 
-    /// Status, last part of the problem's type, and what to do.
+    /// Returns the status, the last part of the problem's type, and the advice.
     fn parts(&self) -> (StatusCode, &'static str, &'static str) {
         match self {
             Self::MissingKey => (
@@ -169,7 +170,7 @@ impl KeyRefusal {
     }
 }
 
-/// As a problem document (RFC 9457).
+/// Builds a problem document (RFC 9457).
 impl From<KeyRefusal> for Response {
     fn from(refusal: KeyRefusal) -> Self {
         let (status, kind, detail) = refusal.parts();
@@ -191,7 +192,7 @@ impl From<KeyRefusal> for Response {
     }
 }
 
-/// The response as it was given.
+/// Returns the stored response.
 pub(super) fn replay(stored: &Stored) -> Response {
     let mut response = Response::new(Body::from(stored.body().clone()));
     let Ok(status) = StatusCode::from_u16(stored.status()) else { return KeyRefusal::Failed.into() };
@@ -207,11 +208,11 @@ pub(super) fn replay(stored: &Stored) -> Response {
     response
 }
 
-/// With the headers named by `kept`. `None` where one is no text.
+/// Adds the headers named by `kept`. Returns `None` if one is not UTF-8.
 pub(super) fn with_headers(mut stored: Stored, headers: &HeaderMap, kept: &[HeaderName]) -> Option<Stored> {
     for name in kept {
         for value in headers.get_all(name) {
-            // Names of files are often sent as UTF-8.
+            // Accepts UTF-8, because names of files are often sent in it.
             stored = stored.header(name.as_str(), std::str::from_utf8(value.as_bytes()).ok()?);
         }
     }

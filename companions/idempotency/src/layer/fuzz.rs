@@ -1,4 +1,4 @@
-//! Headers of clients, identities, and responses that somebody has stored.
+//! Fuzzes headers, identities and stored responses.
 
 use std::sync::Arc;
 
@@ -65,7 +65,7 @@ fn one_header(value: &[u8]) {
     let key = key.unwrap();
     assert!(key.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{key:?}");
     assert!(Ident::new("scope", &key).is_ok());
-    // Written as the specification has it, it is the same key.
+    // The quoted form of the specification is the same key.
     let written = format!("\"{}\"", key.replace('\\', "\\\\").replace('"', "\\\""));
     assert_eq!(of(&[written.as_bytes()]), Some(Ok(Some(key.clone()))));
     if value == key.as_bytes() {
@@ -85,7 +85,7 @@ fn identity(scope: &str, key: &str) {
     assert_eq!(ident.number(&schema), Ident::new(scope, key).unwrap().number(&schema));
 }
 
-/// The fingerprint tells apart what was divided otherwise.
+/// Checks that parts divided differently have different fingerprints.
 fn joined(pieces: &[&[u8]]) {
     if let [first, second, rest @ ..] = pieces {
         let one = [*first, *second].concat();
@@ -95,7 +95,7 @@ fn joined(pieces: &[&[u8]]) {
     assert_eq!(fingerprint(pieces.iter().copied()), fingerprint(pieces.iter().copied()));
 }
 
-/// A row may have any status and any header.
+/// Replays a row with any status and any header.
 fn replayed(status: &str, name: &str, value: &str) {
     let number = status.bytes().fold(0_u16, |sum, byte| sum.wrapping_mul(31).wrapping_add(byte.into()));
     let headers = Arc::new(vec![(name.to_owned(), value.to_owned())]);

@@ -1,5 +1,5 @@
-//! The header: a string of the structured fields of HTTP (RFC 9651), as the draft of the IETF has it, or the bare key,
-//! as Stripe's clients send it.
+//! Parses the header: a string of HTTP structured fields (RFC 9651), as in the IETF draft, or the bare key that
+//! Stripe's clients send.
 
 use http::HeaderMap;
 
@@ -7,7 +7,7 @@ use crate::ident::MAX_KEY_BYTES;
 
 const NAME: &str = "idempotency-key";
 
-/// The key, if there is one, or why there is none. `"abc"` and `abc` are one key.
+/// Returns the key if the header is present, or an error if it is malformed. `"abc"` and `abc` are the same key.
 pub(super) fn key(headers: &HeaderMap) -> Result<Option<String>, &'static str> {
     let mut values = headers.get_all(NAME).iter();
     let Some(value) = values.next() else { return Ok(None) };
@@ -30,7 +30,7 @@ pub(super) fn key(headers: &HeaderMap) -> Result<Option<String>, &'static str> {
     }
 }
 
-/// What is between the quotes; parameters behind them are ignored.
+/// Returns the text between the quotes. Parameters after it are ignored.
 fn quoted_key(text: &str) -> Result<String, &'static str> {
     const BAD: &str = "the quotes of the Idempotency-Key do not match";
     let mut key = String::new();

@@ -1,4 +1,4 @@
-//! The transaction, as the handler gets it.
+//! The transaction as the handler extracts it.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -14,7 +14,7 @@ use tokio::sync::{Mutex, OwnedMappedMutexGuard, OwnedMutexGuard};
 
 use crate::key_transaction::KeyTransaction;
 
-/// Between the layer and the handler.
+/// Shares the transaction between the layer and the handler.
 pub(super) struct HandlerTransaction<F>(Arc<Mutex<Option<F>>>);
 
 impl<F> HandlerTransaction<F> {
@@ -22,7 +22,7 @@ impl<F> HandlerTransaction<F> {
         Self(Arc::new(Mutex::new(Some(fresh))))
     }
 
-    /// `None` while the handler has it.
+    /// Returns the transaction, or `None` while the handler holds it.
     pub(super) fn take(&self) -> Option<F> {
         self.0.try_lock().ok()?.take()
     }
@@ -34,13 +34,19 @@ impl<F> Clone for HandlerTransaction<F> {
     }
 }
 
-/// The transaction of a request under [`IdempotencyLayer`](crate::IdempotencyLayer): use it as the connection. The layer
-/// commits it together with the response, or rolls it back. A nested transaction that cannot be begun ends it: see
-/// [`KeyTransaction`](crate::KeyTransaction).
+/// The transaction of a request under [`IdempotencyLayer`](crate::IdempotencyLayer). Use it as the connection. The
+/// layer commits it together with the response, or rolls it back. A nested transaction that fails to begin ends it,
+/// see [`KeyTransaction`](crate::KeyTransaction).
 ///
-/// The handler gives it back by returning. One that keeps it, in a task or in the body of its response, has it rolled
-/// back, and the client gets 500. As an extractor it fails with 500 where the layer is missing, where the request has
-/// no key and none was required, when it is extracted twice, and over another store than Postgres.
+/// The handler must drop it before it returns. If a task or the response's body still holds it, it is rolled back and
+/// the client gets status 500.
+///
+/// As an extractor it fails with status 500 in these cases:
+///
+/// - The layer is missing.
+/// - The request has no key, and none was required.
+/// - It is extracted twice.
+/// - The store is not Postgres.
 pub struct IdemTx(OwnedMappedMutexGuard<Option<KeyTransaction>, KeyTransaction>);
 
 impl<S: Sync> FromRequestParts<S> for IdemTx {

@@ -7,16 +7,16 @@ use http::request::Parts;
 
 use crate::ident::{Fingerprint, fingerprint};
 
-/// Method, path, query, content type and body. Nothing that changes from one try to the next.
+/// Returns the digest of method, path, query, content type and body, which stay the same from one try to the next.
 pub(super) fn fingerprint_of(parts: &Parts, body: &Bytes) -> Fingerprint {
-    // A nested router takes its prefix off the path.
+    // Uses the original path, because a nested router removes its prefix.
     let uri = parts.extensions.get::<OriginalUri>().map_or(&parts.uri, |original| &original.0);
     let (has_query, query) = uri.query().map_or(("", ""), |query| ("?", query));
     let text = [parts.method.as_str(), uri.path(), has_query, query].map(str::as_bytes);
     fingerprint(text.into_iter().chain([content_type(parts), body]))
 }
 
-/// Returns whether each try of the same request has other bytes.
+/// Returns whether the body is multipart, whose bytes differ with each try.
 pub(super) fn is_multipart(parts: &Parts) -> bool {
     content_type(parts).get(..10).is_some_and(|start| start.eq_ignore_ascii_case(b"multipart/"))
 }

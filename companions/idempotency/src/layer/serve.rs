@@ -1,4 +1,4 @@
-//! What happens to one request.
+//! Serves one request.
 
 use std::convert::Infallible;
 use std::error::Error as _;
@@ -32,14 +32,14 @@ use crate::postgres::Isolation;
 use crate::store::IdempotencyStore;
 use crate::stored::Stored;
 
-/// How long the locks are kept for a commit that was not confirmed.
+/// Maximum time that the locks are held for an unconfirmed commit.
 const FIND_OUT: Duration = Duration::from_secs(60);
-/// The first and the longest pause between two looks at what became of it.
+/// First and longest pause between two checks of an unconfirmed commit.
 const LOOK_AGAIN: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
 
-/// What the handler has answered.
+/// The handler's response.
 enum HandlerResponse {
-    /// It is to be asked again, so it is not read here.
+    /// Is not stored and lets the client try again, so its body is not read here.
     Passing(Response),
     Final(response::Parts, Bytes),
     NotStorable,
@@ -56,16 +56,16 @@ struct KeyedRequest {
     fingerprint: Fingerprint,
 }
 
-/// The client, as the work sees it.
+/// The client's presence during the work.
 struct RequestClient {
-    /// Fails when the client has gone.
+    /// Fails when the client has left.
     here: oneshot::Receiver<Infallible>,
-    /// How long the work may go on after that.
+    /// Maximum time for the work after the client has left.
     finish_within: Duration,
 }
 
 impl RequestClient {
-    /// `None` if the client has gone and its time is over.
+    /// Returns the result of `work`, or `None` if the client has left and `finish_within` has passed.
     async fn wait_for<T>(self, work: impl Future<Output = T>) -> Option<T> {
         let mut work = pin!(work);
         let mut over = pin!(async {
@@ -80,12 +80,12 @@ impl RequestClient {
     }
 }
 
-/// One request from the begin of its transaction to the end.
+/// The work of one request, from the begin of its transaction to the end.
 struct RequestWork<S: IdempotencyStore> {
     settings: Arc<IdempotencySettings<S>>,
     asked: KeyedRequest,
     shared: HandlerTransaction<S::KeyTransaction>,
-    /// The locks of layers inside.
+    /// Locks of layers inside this one.
     open: OpenCommit,
     client: RequestClient,
 }
@@ -119,7 +119,8 @@ impl<S: IdempotencyStore> IdempotencySettings<S> {
             );
             return Ok(KeyRefusal::OpenTransaction.into());
         }
-        // Without its lock the handler must not go on, so that the lock layer decides when it is dropped.
+        // Under a lock layer, that layer decides when the handler is dropped, because the handler must not outlive
+        // its lock.
         let is_locked = parts.extensions.get::<Held>().is_some();
         let (BegunRequest { fresh, asked }, parts, body) = match self.begin(parts, body, &key).await {
             Ok(begun) => begun,
@@ -146,7 +147,7 @@ impl<S: IdempotencyStore> IdempotencySettings<S> {
         done
     }
 
-    /// The key and the transaction, or what the client is told.
+    /// Begins the key and its transaction, or returns the response to the client.
     async fn begin(
         &self,
         parts: Parts,
@@ -194,7 +195,7 @@ impl<S: IdempotencyStore> IdempotencySettings<S> {
         }
     }
 
-    /// Reads what is to be stored, still under the locks.
+    /// Reads the body to be stored while the locks are still held.
     async fn read<B>(&self, response: Response<B>) -> HandlerResponse
     where
         B: HttpBody<Data = Bytes> + Send + 'static,
@@ -216,8 +217,8 @@ impl<S: IdempotencyStore> IdempotencySettings<S> {
         }
     }
 
-    /// Returns whether a repetition is to be given the same response. Not where the client is to try again: later, with
-    /// other credentials, or in another state.
+    /// Returns whether a repetition gets the same response. Returns `false` for a response that asks the client to
+    /// try again later, with other credentials or in another state.
     fn is_final(&self, parts: &response::Parts) -> bool {
         let status = parts.status;
         if status.is_success() || status.is_redirection() {
@@ -230,8 +231,8 @@ impl<S: IdempotencyStore> IdempotencySettings<S> {
 }
 
 impl<S: IdempotencyStore> RequestWork<S> {
-    /// Calls the handler, then commits or rolls back as its answer says, and then releases the locks. `finishes` the
-    /// second, whoever leaves.
+    /// Calls the handler, commits or rolls back according to its response, and then releases the locks. If
+    /// `finishes`, the commit and the release complete even if the client leaves.
     async fn run<I, B>(self, mut inner: I, request: Request, finishes: bool) -> Result<Response, I::Error>
     where
         I: Service<Request, Response = Response<B>> + Send,
@@ -244,7 +245,7 @@ impl<S: IdempotencyStore> RequestWork<S> {
             let response = inner.call(request).await?;
             Ok(settings.read(response).await)
         };
-        // Dropped in here, by a panic or a client that is gone, it is rolled back.
+        // If dropped here, by a panic or because the client has left, the transaction is rolled back.
         let handled = client.wait_for(handled).await;
         let (answer, failed) = match handled {
             Some(Ok(answer)) => (Some(answer), None),
@@ -281,7 +282,7 @@ impl<S: IdempotencyStore> RequestWork<S> {
 }
 
 impl<S: IdempotencyStore> IdempotencySettings<S> {
-    /// Commits or rolls back, as the answer says.
+    /// Commits or rolls back according to the response.
     async fn end(
         &self,
         fresh: S::KeyTransaction,
@@ -320,7 +321,8 @@ impl<S: IdempotencyStore> IdempotencySettings<S> {
                 {
                     return KeyRefusal::of(&error).into();
                 }
-                // The locks last until it is known: the commit may be carried out after they are released.
+                // Holds the locks until the outcome is known, because the commit might be carried out after their
+                // release.
                 match timeout(FIND_OUT, self.find_out(asked)).await {
                     Ok(response) => response,
                     Err(_) => {
@@ -334,8 +336,8 @@ impl<S: IdempotencyStore> IdempotencySettings<S> {
         }
     }
 
-    /// Begins the key again until it is known what became of a commit that was not confirmed. While the server is still at
-    /// it, the key is in flight.
+    /// Begins the key repeatedly until the outcome of an unconfirmed commit is known. While the server is still
+    /// committing, the key is in flight.
     async fn find_out(&self, asked: &KeyedRequest) -> Response {
         let mut pause = LOOK_AGAIN[0];
         loop {
@@ -345,7 +347,7 @@ impl<S: IdempotencyStore> IdempotencySettings<S> {
                     roll_back::<S>(fresh).await;
                     return KeyRefusal::Store(Some(LOOK_AGAIN[1])).into();
                 }
-                // Somebody else has used the key since, for something else: the commit was not carried out.
+                // Another request has used the key since, so the commit was not carried out.
                 Ok(Begin::Mismatch) => return KeyRefusal::Mismatch.into(),
                 Ok(Begin::InFlight { .. }) | Err(_) => tokio::time::sleep(pause).await,
             }
