@@ -13,7 +13,7 @@ use crate::error::IdempotencyError;
 use crate::ident::{Fingerprint, Ident};
 use crate::stored::Stored;
 
-/// Maximum wait of a second caller for the first caller's lookup in the store, whatever its `join`. A finished
+/// Maximum wait of a second caller for the first caller's lookup in the store, regardless of its `join`. A finished
 /// request is then replayed to both.
 const LOOK: Duration = Duration::from_secs(1);
 

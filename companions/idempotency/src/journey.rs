@@ -127,7 +127,7 @@ impl Journeys {
         self
     }
 
-    /// Begins a journey, or resumes one whose process died or dropped it.
+    /// Begins a journey, or resumes a journey that its process dropped or died in.
     ///
     /// # Errors
     ///

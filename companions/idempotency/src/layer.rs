@@ -185,8 +185,8 @@ impl<S: IdempotencyStore> IdempotencyLayer<S> {
         self.with(|settings| settings.finish_within = limit)
     }
 
-    /// Resolves when no request is in flight, including those whose clients have left. Await it after the server's
-    /// shutdown, which does not wait for those, and close the pool afterwards. If the process ends earlier, the
+    /// Resolves when no request is in flight, including requests whose clients have left. Await it after the server's
+    /// shutdown, which does not wait for them, and close the pool afterwards. If the process ends earlier, the
     /// server rolls back the requests in flight, and a repetition carries them out.
     ///
     /// # Cancel safety

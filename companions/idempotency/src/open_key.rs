@@ -137,7 +137,7 @@ impl OpenKey {
         }
     }
 
-    /// Records the response in the transaction of `connection`, which must be the one that began the key. If the
+    /// Records the response in the transaction of `connection`, which must be the transaction of its begin. If the
     /// response is [rejected](Stored::rejected), first rolls back everything written since the key was begun. The
     /// caller must still commit.
     ///

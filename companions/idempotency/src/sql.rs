@@ -73,7 +73,7 @@ pub(crate) fn undo_effects(name: &str) -> String {
 
 /// Deletes expired rows, the oldest first, and skips rows locked by other transactions.
 ///
-/// - Rows are deleted by physical address, so it reads exactly the rows that it deletes, whatever the plan.
+/// - Rows are deleted by physical address, so it reads exactly the rows that it deletes, under every plan.
 /// - The search uses the statement's time, because the index cannot be searched by a changing time.
 /// - `{limit}` and `{from}` are our own numbers, filled in as text, so both statements go in one message. A pooler in
 ///   transaction mode keeps one message on one connection.

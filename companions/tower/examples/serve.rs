@@ -1,4 +1,4 @@
-//! A service in which requests for one account run one after the other.
+//! A service that runs the requests of one account one after the other.
 //!
 //! ```text
 //! cargo run -p leasehold-tower --features axum --example serve
@@ -16,12 +16,12 @@ use axum::routing::post;
 use leasehold_api::Lock;
 use leasehold_tower::{LockLayer, Template};
 
-/// The balance of each account. A service has a database in its place.
+/// The balance of each account. A real service has a database instead.
 type Balances = Arc<Mutex<HashMap<i64, i64>>>;
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    // With `leasehold_postgres_ttl` instead, instances on several machines exclude each other as well.
+    // With `leasehold_postgres_ttl` instead, instances on several machines exclude each other too.
     let lock: Arc<dyn Lock> = Arc::new(leasehold_memory::connect()?);
     let app = app(Arc::clone(&lock), Balances::default())?;
     let listener = tokio::net::TcpListener::bind("127.0.0.1:3000").await?;
@@ -36,7 +36,7 @@ pub fn app(lock: Arc<dyn Lock>, balances: Balances) -> Result<Router, Box<dyn Er
     Ok(Router::new().route("/account/{id}/spend", post(spend).route_layer(layer)).with_state(balances))
 }
 
-/// Spends 10 of the 30 that each account begins with.
+/// Spends 10 of the initial 30 of an account.
 async fn spend(Path(id): Path<i64>, State(balances): State<Balances>) -> (StatusCode, String) {
     let map = || balances.lock().unwrap_or_else(PoisonError::into_inner);
     let balance = map().get(&id).copied().unwrap_or(30);

@@ -1,4 +1,4 @@
-//! The body of a response that may keep the lock.
+//! The response body that can hold the lock.
 
 use std::fmt;
 use std::pin::Pin;
@@ -15,11 +15,10 @@ use crate::BoxError;
 use crate::hold::RequestHold;
 
 pin_project! {
-    /// The body of what a locked service answers: the handler's, byte for byte, or that of a refusal.
+    /// The body of a locked service's response: the handler's body, byte for byte, or the body of a refusal.
     ///
-    /// With [`Until::BodyEnd`](crate::Until::BodyEnd) it keeps the lock until it has ended, failed or was
-    /// dropped. It fails when the lock is lost meanwhile, so that a response that was cut is not taken for a
-    /// whole one.
+    /// With [`Until::BodyEnd`](crate::Until::BodyEnd) it holds the lock until it has ended, failed or was dropped. It
+    /// fails if the lock is lost, because clients must not take a truncated response for a complete one.
     pub struct LockBody<B> {
         #[pin]
         state: BodyState<B>,
@@ -29,10 +28,10 @@ pin_project! {
 pin_project! {
     #[project = BodyStateProj]
     enum BodyState<B> {
-        // The body is dropped before the lock is released.
+        // Dropped in this order: the body first, then the lock.
         Inner { #[pin] body: B, hold: Option<RequestHold> },
         Refusal { body: UnsyncBoxBody<Bytes, BoxError> },
-        // The lock was lost, or the body is over and gave it back.
+        // The lock was lost, or the body has ended and released it.
         Over,
     }
 }
@@ -70,7 +69,7 @@ where
             return Poll::Ready(Some(Err(Error::lost(reason).into())));
         }
         let polled = body.as_mut().poll_frame(cx).map(|frame| frame.map(|frame| frame.map_err(Into::into)));
-        // hyper does not ask again after a frame with which the body says to have ended.
+        // Checks the end here, because hyper does not poll again after a frame that ends the body.
         let is_over = match &polled {
             Poll::Ready(None | Some(Err(_))) => true,
             Poll::Ready(Some(Ok(_))) => body.is_end_stream(),
@@ -82,7 +81,7 @@ where
                 false
             }
         };
-        // What the body owns is gone before the lock is, and nothing of it runs without.
+        // Drops the body before the lock, so nothing of it outlives the lock.
         if is_over && hold.is_some() {
             state.set(BodyState::Over);
         }

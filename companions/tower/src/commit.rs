@@ -1,4 +1,4 @@
-//! A transaction that is committed outside of a lock layer, and the locks that have to last until then.
+//! A transaction committed outside a lock layer, and the locks that must last until the commit.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -8,43 +8,44 @@ use leasehold_api::LossReason;
 
 use crate::hold::RequestHold;
 
-/// A transaction that a layer commits after the service inside of it has answered.
+/// A transaction that a layer commits after the inner service has responded.
 ///
-/// A lock layer inside of such a layer would release its lock before the commit, and the next request would read what was
-/// there before it. So the lock layer passes its lock to this value, and the layer that commits releases it:
+/// A lock layer inside such a layer would release its lock before the commit, and the next request would read the old
+/// state. The lock layer therefore passes its lock to this value, and the committing layer releases it:
 ///
 /// ```
 /// use leasehold_tower::{OpenCommit, Reads};
 ///
 /// # async fn serve(mut request: http::Request<()>) {
 /// let open = OpenCommit::around(request.extensions_mut(), Reads::Committed);
-/// // Call the service inside with `request`. Then, unless `open.lost()` says that a lock is gone, commit; or roll back.
+/// // Call the service inside with `request`. Roll back if `open.lost()` returns a reason, otherwise commit.
 /// open.end().await; // releases the locks
 /// # }
 /// ```
 ///
-/// Dropped, it releases the locks in the background: drop it after the transaction. `IdempotencyLayer` of
-/// `leasehold-idempotency` and [`TxLayer`](crate::TxLayer) do all this. A layer of your own that commits has to.
+/// If dropped, it releases the locks in the background, so drop it after the transaction. `IdempotencyLayer` of
+/// `leasehold-idempotency` and [`TxLayer`](crate::TxLayer) use it. Your own committing layer must use it too.
 #[derive(Debug)]
 #[must_use = "dropped, it releases the locks that were taken inside"]
 pub struct OpenCommit {
     kept: Arc<KeptHolds>,
-    /// The transaction around this one, which is committed later still.
+    /// The outer transaction, which is committed later.
     outer: Option<CommitSlot>,
 }
 
-/// What the statements of an open transaction see.
+/// The data visible to the statements of an open transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums)] // With a snapshot or without.
 pub enum Reads {
     /// READ COMMITTED: a statement sees everything that was committed before it began.
     Committed,
-    /// REPEATABLE READ and SERIALIZABLE: all statements see what was committed before the first of them. A lock that is
-    /// taken later protects nothing that they read, so a lock layer inside of such a transaction answers with 500.
+    /// REPEATABLE READ and SERIALIZABLE: all statements see the data committed before the first statement. A lock
+    /// acquired later does not protect them from stale reads, so a lock layer inside responds with status 500.
     Snapshot,
 }
 
-/// What a request carries. Weak, because a copy of the extensions that outlives the request must not keep the locks.
+/// The request's reference to the transaction. It is weak, because a surviving copy of the extensions must not keep
+/// the locks.
 #[derive(Clone)]
 pub(crate) struct CommitSlot(Weak<KeptHolds>);
 
@@ -55,7 +56,7 @@ struct KeptHolds {
 }
 
 impl OpenCommit {
-    /// Marks the request with these extensions: lock layers inside pass their locks to this value.
+    /// Marks the request with these extensions. Lock layers inside then pass their locks to the returned value.
     pub fn around(extensions: &mut Extensions, reads: Reads) -> Self {
         let outer = CommitSlot::of(extensions);
         let kept = Arc::new(KeptHolds { reads, holds: Mutex::new(Some(Vec::new())) });
@@ -69,15 +70,15 @@ impl OpenCommit {
         CommitSlot::of(extensions).is_some()
     }
 
-    /// Returns why one of the locks was lost, if its layer stops work that has lost its lock
-    /// ([`OnLost::Cancel`](crate::OnLost::Cancel)): roll back instead of committing.
+    /// Returns the reason if a lock was lost whose layer stops work without its lock
+    /// ([`OnLost::Cancel`](crate::OnLost::Cancel)). Roll back in that case.
     #[must_use]
     pub fn lost(&self) -> Option<LossReason> {
         self.kept.holds().as_ref()?.iter().find_map(RequestHold::stopped)
     }
 
-    /// Releases the locks, now that the transaction was committed or rolled back. Waits for each confirmation as long as
-    /// the lock's layer says ([`LockLayer::release_within`](crate::LockLayer::release_within)).
+    /// Releases the locks after the commit or rollback. For each lock it waits at most
+    /// [`release_within`](crate::LockLayer::release_within) of the lock's layer for the confirmation.
     ///
     /// # Cancel safety
     ///
@@ -88,7 +89,8 @@ impl OpenCommit {
         }
     }
 
-    /// From now on lock layers release by themselves. The locks go to the transaction around this one, if one is open.
+    /// Closes the slot and returns the locks. Lock layers then release on their own. If an outer transaction is open,
+    /// each lock will go to it.
     fn take(&self) -> Vec<RequestHold> {
         let mut holds = self.kept.holds().take().unwrap_or_default();
         holds.iter_mut().for_each(|hold| hold.pass_to(self.outer.clone()));
@@ -103,19 +105,19 @@ impl Drop for OpenCommit {
 }
 
 impl CommitSlot {
-    /// The innermost open transaction around the request with these extensions.
+    /// Returns the innermost open transaction around the request with these extensions.
     pub(crate) fn of(extensions: &Extensions) -> Option<Self> {
         extensions.get::<Self>().filter(|slot| slot.reads().is_some()).cloned()
     }
 
-    /// `None` once the transaction has ended.
+    /// Returns the transaction's visibility, or `None` once it has ended.
     pub(crate) fn reads(&self) -> Option<Reads> {
         let kept = self.0.upgrade()?;
         let is_open = kept.holds().is_some();
         is_open.then_some(kept.reads)
     }
 
-    /// Keeps `hold` until the transaction has ended, or returns it if that is so already.
+    /// Keeps `hold` until the transaction ends. Returns it if the transaction has already ended.
     pub(crate) fn keep(&self, hold: RequestHold) -> Option<RequestHold> {
         let Some(kept) = self.0.upgrade() else { return Some(hold) };
         match &mut *kept.holds() {

@@ -1,4 +1,4 @@
-//! Keys from axum's own extractors.
+//! Keys from axum's extractors.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -10,8 +10,8 @@ use leasehold_api::{Error, LockKey};
 
 use crate::key::{KeyError, KeyFor};
 
-/// The key is what `key` makes of an extractor's value: the same one that the handler uses, so that the two
-/// cannot understand a request differently. A request that the extractor refuses gets the extractor's answer.
+/// Makes the key from an extractor's value. With the handler's own extractor, layer and handler cannot understand a
+/// request differently. If the extractor refuses a request, its response is sent.
 ///
 /// ```
 /// use axum::extract::Path;
@@ -22,8 +22,8 @@ use crate::key::{KeyError, KeyFor};
 /// # let _ = key;
 /// ```
 ///
-/// Several extractors come as a tuple: `|(Path(id), user): (Path<i64>, User)|`. They work without the
-/// application's state.
+/// Several extractors come as a tuple: `|(Path(id), user): (Path<i64>, User)|`. They work without the application's
+/// state.
 pub fn extracted<E, F>(key: F) -> Extracted<E, F>
 where
     E: FromRequestParts<()>,

@@ -1,4 +1,4 @@
-//! A future that is finished in the background when its caller leaves.
+//! A future that completes in the background if its caller leaves.
 
 use std::fmt;
 use std::future::Future;
@@ -9,10 +9,10 @@ use leasehold_api::BoxFuture;
 use tokio::runtime::Handle;
 use tracing::{Instrument as _, Span};
 
-/// A future that is finished in the background when its caller leaves: a server drops the handler of a client that has
-/// gone, and a handler that is dropped while its `COMMIT` is on its way releases its lock before the commit is done.
+/// A future that completes in the background if its caller leaves. A server drops the handler of a client that has
+/// left. A handler dropped during its `COMMIT` would release its lock before the commit is done.
 ///
-/// The layers do this by themselves. A handler that takes a lock has to:
+/// The layers use it. A handler that acquires a lock itself must use it too:
 ///
 /// ```
 /// use leasehold_api::{Lock, LockExt as _, RunError};
@@ -24,18 +24,18 @@ use tracing::{Instrument as _, Span};
 /// # }
 /// ```
 ///
-/// It is polled in place. Dropped before its end inside of a tokio runtime, the rest goes into a task, in the same span but
-/// without the task-locals of its caller. A task that panics reports to nobody. Bound the work by a timeout inside.
-// A task for every request would cost a good part of the throughput.
+/// It is polled in place. If dropped early inside a tokio runtime, the rest runs in a task, in the same span but
+/// without the caller's task-locals. A panic in the task is not reported. Limit the work with an inner timeout.
+// Spawns a task only on drop, because a task per request would reduce the throughput noticeably.
 #[must_use = "it does nothing unless it is polled or dropped"]
 pub struct Finish<T: Send + 'static> {
     work: Option<BoxFuture<'static, T>>,
-    /// The caller's span, in which the rest goes on.
+    /// The caller's span, in which the rest runs.
     span: Span,
 }
 
 impl<T: Send + 'static> Finish<T> {
-    /// Of `work`, in the current span.
+    /// Wraps `work` in the current span.
     pub fn new(work: BoxFuture<'static, T>) -> Self {
         Self { work: Some(work), span: Span::current() }
     }
@@ -51,7 +51,8 @@ impl<T: Send + 'static> Future for Finish<T> {
     type Output = T;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<T> {
-        // Taken out meanwhile, so that what panics is dropped and not polled again by a task.
+        // Takes the work out during the poll, because a panicking future must be dropped and not polled again by a
+        // task.
         let Some(mut work) = self.work.take() else { return Poll::Pending };
         let polled = work.as_mut().poll(cx);
         if polled.is_pending() {
@@ -63,7 +64,7 @@ impl<T: Send + 'static> Future for Finish<T> {
 
 impl<T: Send + 'static> Drop for Finish<T> {
     fn drop(&mut self) {
-        // Without a runtime nothing can go on: the work is dropped where it is, and the lock after it.
+        // Without a runtime nothing can continue, so the work is dropped here, and the lock after it.
         if let (Some(work), Ok(runtime)) = (self.work.take(), Handle::try_current()) {
             let span = std::mem::replace(&mut self.span, Span::none());
             drop(runtime.spawn(async move { drop(work.await) }.instrument(span)));

@@ -1,4 +1,4 @@
-//! gRPC: refusals as trailers-only responses, built by hand so that no gRPC library is needed.
+//! Transport for gRPC. Refusals are trailers-only responses, built without a gRPC library.
 
 use bytes::Bytes;
 use http::{Extensions, HeaderValue, Request, Response, header};
@@ -12,8 +12,8 @@ use crate::hold::RequestHold;
 use crate::http::keep;
 use crate::transport::{Refused, Transport};
 
-/// Answers gRPC calls, such as those of tonic: `UNAVAILABLE` (with `grpc-retry-pushback-ms`) for a lock that
-/// was not to be had, `ABORTED` for one that was lost, `INVALID_ARGUMENT` for a call without a key.
+/// Responds to gRPC calls, such as those of tonic: `UNAVAILABLE` (with `grpc-retry-pushback-ms`) if the lock was not
+/// granted, `ABORTED` if it was lost, `INVALID_ARGUMENT` for a call without a key.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Grpc;
@@ -24,7 +24,7 @@ const INTERNAL: u16 = 13;
 const UNAVAILABLE: u16 = 14;
 
 impl Grpc {
-    /// The layer's answers to gRPC calls.
+    /// Creates the transport.
     #[must_use]
     pub const fn new() -> Self {
         Self
@@ -78,7 +78,7 @@ where
     }
 }
 
-/// Percent-encoded as gRPC wants it: printable ASCII but `%` stays.
+/// Percent-encodes a message for gRPC. Printable ASCII except `%` stays.
 fn message(text: &str) -> HeaderValue {
     let mut encoded = String::with_capacity(text.len());
     for byte in text.bytes() {

@@ -1,4 +1,4 @@
-//! What a handler sees of the lock that it runs under.
+//! The handler's view of its lock.
 
 use std::fmt;
 use std::ops::Deref;
@@ -6,19 +6,19 @@ use std::sync::Arc;
 
 use leasehold_api::{GrantHandle, Lock, LockKey};
 
-/// The lock that a request runs under, for its handler: key, fencing token, validity, loss, and the store's
-/// extensions, all those of [`GrantHandle`].
+/// The lock that a request runs under, for its handler. It offers key, fencing token, validity, loss and store
+/// extensions, as [`GrantHandle`] does.
 ///
-/// An extractor for axum; elsewhere it is an extension of the request, of this type. It can look and neither
-/// renew nor release. Once the lock was released, it reads [`Ended`](leasehold_api::Validity::Ended).
+/// It is an extractor for axum and an extension of other requests. It cannot renew or release the lock. After the
+/// release, its validity is [`Ended`](leasehold_api::Validity::Ended).
 #[derive(Clone)]
 pub struct Held(Arc<HeldLock>);
 
 struct HeldLock {
     grant: GrantHandle,
-    /// Which lock: a key means something within its lock only.
+    /// The lock object, because a key has a meaning only within its lock.
     lock: Arc<dyn Lock>,
-    /// The lock of a layer around this one.
+    /// The `Held` of a lock layer around this one.
     outer: Option<Held>,
 }
 
@@ -27,7 +27,7 @@ impl Held {
         Self(Arc::new(HeldLock { grant, lock, outer }))
     }
 
-    /// Whether this one, or one around it, holds `key` of `lock` now: waiting for it would be in vain.
+    /// Returns whether this or an outer layer now holds `key` of `lock`. Waiting for it would be a deadlock.
     pub(crate) fn holds(&self, lock: &Arc<dyn Lock>, key: &LockKey) -> bool {
         let mut next = Some(self);
         while let Some(held) = next {
@@ -41,7 +41,7 @@ impl Held {
     }
 }
 
-/// By address alone: one type may have several tables of methods.
+/// Compares addresses only, because one type can have several vtables.
 fn same(a: &Arc<dyn Lock>, b: &Arc<dyn Lock>) -> bool {
     std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b))
 }

@@ -13,17 +13,17 @@ use crate::commit::CommitSlot;
 use crate::settings::OnLost;
 use crate::stats::InFlightRequest;
 
-/// The lock of one request, for those who write a [`Transport`](crate::Transport). Dropped, it is released, or passed to
-/// the [`OpenCommit`](crate::OpenCommit) around the request.
+/// The lock of one request, for implementors of [`Transport`](crate::Transport). If dropped, it is released, or
+/// passed to the [`OpenCommit`](crate::OpenCommit) around the request.
 pub struct RequestHold {
     /// `None` once it was passed on.
     granted: Option<GrantedLock>,
-    /// The transaction that is committed outside of the lock layer.
+    /// The transaction committed outside the lock layer.
     commit: Option<CommitSlot>,
 }
 
 struct GrantedLock {
-    // Before the count: whoever waits for none to be in flight finds the locks released.
+    // Dropped before the count, because all locks must be released when no request is in flight.
     guard: LockGuard,
     lost: Lost,
     on_lost: OnLost,
@@ -43,12 +43,12 @@ impl RequestHold {
         Self { granted: Some(GrantedLock { guard, lost, on_lost, release_within, in_flight }), commit }
     }
 
-    /// Sets the transaction that the lock has to outlast.
+    /// Sets the transaction that the lock must outlast.
     pub(crate) fn pass_to(&mut self, commit: Option<CommitSlot>) {
         self.commit = commit;
     }
 
-    /// Polls `work` until it is done or, where that stops it, the lock is lost.
+    /// Polls `work` until it is done or, with [`OnLost::Cancel`], until the lock is lost.
     pub(crate) async fn run<T>(
         &mut self,
         mut work: Pin<&mut impl Future<Output = T>>,
@@ -65,8 +65,8 @@ impl RequestHold {
         .await
     }
 
-    /// Whether the lock was lost and that is to stop what runs under it. It looks at the clock too, so that
-    /// a process that was suspended does not take one more step.
+    /// Returns the reason if the lock was lost and [`OnLost::Cancel`] stops its work. Checks the clock too, because a
+    /// process that was suspended must not run one more step.
     pub(crate) fn stopped(&self) -> Option<LossReason> {
         let granted = self.granted.as_ref()?;
         if granted.on_lost == OnLost::Tell || granted.guard.validity() != Validity::Lost {
@@ -75,7 +75,7 @@ impl RequestHold {
         Some(granted.count_lost(granted.lost.reason().unwrap_or(LossReason::Expired)))
     }
 
-    /// As the loss itself tells, and wakes the task when it does: for work that is pending. What is done at its first poll
+    /// Resolves when the loss signal does, and wakes the task for pending work. Work that completes at its first poll
     /// registers no waker.
     pub(crate) fn poll_stopped(&mut self, cx: &mut Context<'_>) -> Poll<LossReason> {
         let Some(granted) = self.granted.as_mut().filter(|granted| granted.on_lost != OnLost::Tell) else {
@@ -84,14 +84,14 @@ impl RequestHold {
         Pin::new(&mut granted.lost).poll(cx).map(|reason| granted.count_lost(reason))
     }
 
-    /// Releases, unless a transaction around the request is still open.
+    /// Releases the lock, unless a transaction around the request is still open.
     pub(crate) async fn release(mut self) {
         if let Some(granted) = self.take() {
             granted.release().await;
         }
     }
 
-    /// Takes the lock to be released now. `None` if the open transaction keeps it.
+    /// Takes the lock to release now. Returns `None` if the open transaction keeps it.
     fn take(&mut self) -> Option<GrantedLock> {
         let granted = self.granted.take()?;
         let Some(commit) = self.commit.take() else { return Some(granted) };
@@ -106,15 +106,15 @@ impl Drop for RequestHold {
 }
 
 impl GrantedLock {
-    /// Releases and waits for the answer, for a while: after that it goes on in the background. The response
-    /// is what it is, so a failure is counted and logged only.
+    /// Releases the lock and waits at most `release_within` for the confirmation. A failure is only counted and
+    /// logged, because the response is already fixed.
     async fn release(self) {
         let Self { guard, lost, release_within, in_flight, .. } = self;
-        // Whoever watches is woken by the end.
+        // Dropped first, because the end of the hold wakes all watchers.
         drop(lost);
         let key = guard.key().clone();
         let mut release = pin!(guard.release());
-        // A store without I/O answers at once, and no timer is set for it.
+        // Polls once without a timer, because a store without I/O completes at once.
         let answer = match poll_fn(|cx| Poll::Ready(release.as_mut().poll(cx))).await {
             Poll::Ready(answer) => Ok(answer),
             Poll::Pending => tokio::time::timeout(release_within, release).await,

@@ -1,4 +1,4 @@
-//! HTTP: 503 with Retry-After, and problem documents.
+//! Transport for HTTP: status 503 with `Retry-After`, and problem documents.
 
 use bytes::Bytes;
 use http::{Extensions, Request, Response, StatusCode};
@@ -12,7 +12,7 @@ use crate::hold::RequestHold;
 use crate::problem::Problem;
 use crate::transport::{Refused, Transport};
 
-/// Answers HTTP requests, those of axum and of every other service of `http` types.
+/// Responds to HTTP requests of axum and of every other service with `http` types.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug)]
 pub struct Http {
@@ -77,7 +77,7 @@ where
     }
 }
 
-/// Gives `hold` to the body, unless there is nothing left of it to send.
+/// Moves `hold` into the body, unless the body is already at its end.
 pub(crate) fn keep<R>(
     response: Response<R>,
     hold: Option<RequestHold>,

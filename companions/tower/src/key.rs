@@ -1,4 +1,4 @@
-//! Where a request's key comes from.
+//! Finds the key of a request.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -15,17 +15,31 @@ use tracing::{debug, error};
 use crate::BoxError;
 use crate::problem::Problem;
 
-/// Finds the key of a request: a function of it, a [`Template`](crate::Template), or your own.
+/// Finds the key of a request. Implemented by functions of the request and by [`Template`](crate::Template).
+///
+/// ```
+/// use http::Request;
+/// use leasehold_api::{Error, LockKey};
+/// use leasehold_tower::KeyFor;
+///
+/// fn key(request: &Request<()>) -> Result<LockKey, Error> {
+///     let user = request.headers().get("x-user").and_then(|user| user.to_str().ok());
+///     LockKey::from_parts(["user", user.unwrap_or_default()])
+/// }
+/// # fn takes<K: KeyFor<Request<()>>>(_: K) {}
+/// # takes(key);
+/// ```
 pub trait KeyFor<Req>: Send + Sync + 'static {
-    /// The request, as it came, with its key. By value, because a body has to be read and put back.
+    /// Returns the unchanged request with its key. It takes the request by value, because an implementation might
+    /// have to read the body and put it back.
     ///
     /// # Errors
     ///
-    /// The [`KeyError`] beside the request: it is answered with that, and the handler is not called.
+    /// A [`KeyError`] beside the request becomes the response. The handler is not called.
     ///
     /// # Cancel safety
     ///
-    /// The request is dropped with the future; nothing is locked yet.
+    /// If dropped, the request is dropped too. Nothing is locked yet.
     fn key_for(&self, request: Req) -> impl Future<Output = (Req, Result<LockKey, KeyError>)> + Send;
 }
 
@@ -40,32 +54,32 @@ where
     }
 }
 
-/// A request has no usable key.
+/// The error of a request without a usable key.
 ///
-/// Its text is for the client: it names the field and never the value. An [`Error`] of the kind `InvalidKey` is
-/// the client's fault and becomes one with status 400; any other is the server's, with status 500.
+/// Its text is for the client, so it names the field and never the value. An [`Error`] of kind `InvalidKey` is the
+/// client's fault and becomes a `KeyError` with status 400. Other kinds are the server's fault, with status 500.
 pub struct KeyError {
     status: StatusCode,
     detail: Cow<'static, str>,
     source: Option<Error>,
-    /// The answer as it is to be sent, where somebody else has made it.
+    /// The complete response, if an extractor made it.
     rejection: Option<Box<Response<UnsyncBoxBody<Bytes, BoxError>>>>,
 }
 
 impl KeyError {
-    /// The client's fault: status 400. `detail` is shown to it.
+    /// Creates an error that is the client's fault, with status 400. The client sees `detail`.
     #[must_use]
     pub fn bad_request(detail: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, detail)
     }
 
-    /// The server's fault: status 500. `detail` is logged, and not shown to the client.
+    /// Creates an error that is the server's fault, with status 500. `detail` is logged and hidden from the client.
     #[must_use]
     pub fn internal(detail: impl Into<Cow<'static, str>>) -> Self {
         Self::new(StatusCode::INTERNAL_SERVER_ERROR, detail)
     }
 
-    /// The answer is `response`, unchanged: that of an extractor which refuses the request.
+    /// Creates an error that responds with `response` unchanged, for an extractor that refuses the request.
     #[must_use]
     pub fn rejection<B>(response: Response<B>) -> Self
     where
@@ -80,13 +94,13 @@ impl KeyError {
         Self { status, detail: detail.into(), source: None, rejection: None }
     }
 
-    /// The HTTP status that says the same.
+    /// Returns the HTTP status.
     #[must_use]
     pub const fn status(&self) -> StatusCode {
         self.status
     }
 
-    /// Whether another request could do better; else the service has to be changed.
+    /// Returns whether a corrected request can succeed. Otherwise the service must be changed.
     #[must_use]
     pub fn is_client_fault(&self) -> bool {
         self.status.is_client_error()
@@ -102,12 +116,12 @@ impl KeyError {
         problem.response().map(|body| body.map_err(Into::into).boxed_unsync())
     }
 
-    /// What a client may know.
+    /// Returns the text for the client.
     fn shown(&self) -> &str {
         if self.is_client_fault() { &self.detail } else { "the service cannot tell what to lock" }
     }
 
-    /// Says why; of values of clients nothing.
+    /// Logs the reason without values sent by the client.
     pub(crate) fn log(&self) {
         let (reason, source) = (&*self.detail, self.source.as_ref().map(Error::message));
         if self.is_client_fault() {

@@ -1,4 +1,4 @@
-//! The layer and its settings.
+//! The lock layer and its settings.
 
 use std::fmt;
 use std::sync::Arc;
@@ -13,10 +13,25 @@ use crate::service::Locked;
 use crate::settings::{LayerSettings, OnGone, OnLost, Until};
 use crate::stats::{LayerCounters, LayerStats};
 
-/// Puts a lock around a service: it takes the lock of the request's key, calls the service, and releases.
+/// Puts a lock around a service. For each request it acquires the lock of the request's key, calls the service, and
+/// releases the lock.
 ///
-/// The [crate's page](crate) says where it goes and what is answered when. Settings are per layer; clones count
-/// together.
+/// The [crate page](crate) explains where to place the layer and lists its responses. Each layer has its own
+/// settings. Clones share their counters.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use leasehold_tower::{LockLayer, Template};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let lock = Arc::new(leasehold_memory::connect()?);
+/// let layer = LockLayer::new(lock, Template::parse("user:{header.x-user}")?).fail_fast().label("api").check()?;
+/// # let _ = layer;
+/// # Ok(())
+/// # }
+/// ```
 pub struct LockLayer<K, T = Http> {
     settings: Arc<LayerSettings<K, T>>,
 }
@@ -24,15 +39,15 @@ pub struct LockLayer<K, T = Http> {
 const WAIT: Duration = Duration::from_secs(5);
 
 impl<K> LockLayer<K> {
-    /// A layer for HTTP: `key` finds the key of a request.
+    /// Creates a layer for HTTP. `key` finds the key of a request.
     ///
-    /// It waits 5 seconds at the most.
+    /// By default a request waits at most 5 seconds for the lock.
     pub fn new(lock: Arc<dyn Lock>, key: K) -> Self {
         Self::with(lock, key, Http::default())
     }
 
-    /// Answers a request that did not get the lock with `status` instead of 503: 409, 423 and 429 are usual. A
-    /// status that is no error is logged and not used, as it would tell clients that they were served.
+    /// Sets the status for a request that did not get the lock: 503 by default, often 409, 423 or 429. A success
+    /// status is logged and ignored, because it would tell clients that they were served.
     #[must_use]
     pub fn contended(self, status: StatusCode) -> Self {
         self.set(|settings| settings.transport.set_contended(status))
@@ -40,9 +55,10 @@ impl<K> LockLayer<K> {
 }
 
 impl<K, T: Clone> LockLayer<K, T> {
-    /// A layer for whatever `transport` answers: [`Grpc`](crate::Grpc), [`Message`](crate::Message), your own.
+    /// Creates a layer for the responses of `transport`: [`Grpc`](crate::Grpc), [`Message`](crate::Message) or your
+    /// own.
     ///
-    /// It waits 5 seconds at the most.
+    /// By default a request waits at most 5 seconds for the lock.
     pub fn with(lock: Arc<dyn Lock>, key: K, transport: T) -> Self {
         let counters = LayerCounters::new(&lock);
         Self {
@@ -62,7 +78,7 @@ impl<K, T: Clone> LockLayer<K, T> {
         }
     }
 
-    /// Waits at most this long for the lock. The default is 5 seconds; clients wait with it.
+    /// Sets the maximum wait for the lock: 5 seconds by default. The client waits as well.
     #[must_use]
     pub fn wait(self, budget: Duration) -> Self {
         self.set(|settings| {
@@ -71,61 +87,61 @@ impl<K, T: Clone> LockLayer<K, T> {
         })
     }
 
-    /// Does not wait for the lock: a request that meets another one is refused at once.
+    /// Refuses a request at once if the lock is held, instead of waiting.
     #[must_use]
     pub fn fail_fast(self) -> Self {
         self.set(|settings| settings.fail_fast = true)
     }
 
-    /// Asks for a lease of this TTL instead of the store's default.
+    /// Requests leases with this TTL instead of the store's default.
     #[must_use]
     pub fn ttl(self, ttl: Duration) -> Self {
         self.set(|settings| settings.options.ttl = Some(ttl))
     }
 
-    /// Shows operators this text beside the hold.
+    /// Sets a label that operators see with the hold.
     #[must_use]
     pub fn label(self, label: impl Into<Arc<str>>) -> Self {
         let label = label.into();
         self.set(|settings| settings.options.label = Some(label))
     }
 
-    /// Ends the hold this long after the grant, whatever the handler does; to the handler that is a loss. There
-    /// is no limit by default, but one minute with [`Until::BodyEnd`].
+    /// Ends the hold this long after the grant, even if the handler still runs. To the handler that is a loss. There
+    /// is no limit by default, except one minute with [`Until::BodyEnd`].
     #[must_use]
     pub fn max_hold(self, limit: Duration) -> Self {
         self.set(|settings| settings.options.max_hold = Some(limit))
     }
 
-    /// What happens when the client goes away while the handler runs. The default is [`OnGone::Finish`]. One that
-    /// leaves while it waits for the lock gives its place up in any case. Inside of another lock layer that one decides, because
-    /// the handler must not go on without its lock.
+    /// Sets the handling of a client that leaves while the handler runs: [`OnGone::Finish`] by default. A client that
+    /// leaves while it waits for the lock gives up its place in any case. Inside another lock layer the outer setting
+    /// applies, because the handler must not go on without the outer lock.
     #[must_use]
     pub fn on_gone(self, policy: OnGone) -> Self {
         self.set(|settings| settings.on_gone = policy)
     }
 
-    /// What happens when the lock is lost while the handler runs. The default is [`OnLost::Cancel`].
+    /// Sets the handling of a lock lost while the handler runs: [`OnLost::Cancel`] by default.
     #[must_use]
     pub fn on_lost(self, policy: OnLost) -> Self {
         self.set(|settings| settings.on_lost = policy)
     }
 
-    /// How long the lock is held. The default is [`Until::Response`].
+    /// Sets how long the lock is held: [`Until::Response`] by default.
     #[must_use]
     pub fn until(self, end: Until) -> Self {
         self.set(|settings| settings.until = end)
     }
 
-    /// How many requests may wait for the lock at once, for all keys of the layer; further ones are refused. The
-    /// default is 1,024. The layer is always ready, so this is what bounds its memory.
+    /// Sets how many requests can wait at once, for all keys of the layer: 1,024 by default. Further requests are
+    /// refused. This limit bounds the layer's memory, because the layer is always ready.
     #[must_use]
     pub fn max_waiters(self, limit: usize) -> Self {
         self.set(|settings| settings.max_waiters = limit)
     }
 
-    /// How long a response waits for the release to be confirmed; after that it goes on in the background. The
-    /// default is 1 second.
+    /// Sets how long a response waits for the confirmation of the release: 1 second by default. Afterwards the
+    /// release continues in the background.
     #[must_use]
     pub fn release_within(self, limit: Duration) -> Self {
         self.set(|settings| settings.release_within = limit)
@@ -138,13 +154,13 @@ impl<K, T: Clone> LockLayer<K, T> {
 }
 
 impl<K, T> LockLayer<K, T> {
-    /// The layer, if its settings can be used: call it at start-up, or requests meet the error.
+    /// Checks the settings and returns the layer. Call it at start-up, because otherwise requests run into the error.
     ///
     /// # Errors
     ///
-    /// [`InvalidOption`](ErrorKind::InvalidOption) for settings that no store takes: a TTL or maximum hold of
-    /// zero, a label that is too long, no waiter at all. [`Unsupported`](ErrorKind::Unsupported) for a TTL on a
-    /// store without leases.
+    /// - [`InvalidOption`](ErrorKind::InvalidOption) for settings that every store refuses: a TTL or maximum hold of
+    ///   zero, a label that is too long, or zero waiters.
+    /// - [`Unsupported`](ErrorKind::Unsupported) for a TTL on a store without leases.
     pub fn check(self) -> Result<Self, Error> {
         if self.settings.max_waiters == 0 {
             let message = "without waiters no request is served; fail_fast is what makes none of them wait";
@@ -157,19 +173,19 @@ impl<K, T> LockLayer<K, T> {
         Ok(self)
     }
 
-    /// What its requests have met so far.
+    /// Returns the counters of the layer's requests.
     #[must_use]
     pub fn stats(&self) -> LayerStats {
         self.settings.counters.snapshot()
     }
 
-    /// Resolves when no request holds the lock, also none whose client has gone: await it after the server has
-    /// shut down, which does not wait for those, and close the lock then. Bound it with a timeout, or the
-    /// handlers with [`max_hold`](Self::max_hold).
+    /// Resolves when no request holds the lock, including requests whose clients have left. Await it after the
+    /// server's shutdown, which does not wait for them, and close the lock afterwards. Limit it with a timeout, or
+    /// the handlers with [`max_hold`](Self::max_hold).
     ///
     /// # Cancel safety
     ///
-    /// Safe: it only looks.
+    /// Safe, because it only waits.
     pub async fn idle(&self) {
         self.settings.counters.idle().await;
     }

@@ -48,5 +48,5 @@ pub use transport::{Refused, Transport};
 #[cfg(feature = "postgres")]
 pub use tx::{InTx, SharedTx, SharedTxError, TxLayer};
 
-/// The error of a body: whatever the body inside fails with, or that the lock was lost.
+/// The error of a response body: an error of the inner body, or the loss of the lock.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;

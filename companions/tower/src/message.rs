@@ -1,15 +1,15 @@
-//! Any other message: the program says what a refusal is.
+//! Transport for other messages: a function of the program builds the refusal.
 
 use std::fmt;
 
 use crate::hold::RequestHold;
 use crate::transport::{Refused, Transport};
 
-/// Answers messages of any type: the function makes a response, or an error, of a refusal.
+/// Responds to messages of any type. The function converts a refusal to a response or an error.
 ///
-/// Messages have no place for a [`Held`](crate::Held); implement [`Transport`] for one that has.
+/// These messages carry no [`Held`](crate::Held). Implement [`Transport`] for messages that can.
 #[derive(Clone, Copy)]
-#[allow(clippy::exhaustive_structs)] // A function and nothing else.
+#[allow(clippy::exhaustive_structs)] // Contains only a function.
 pub struct Message<F>(pub F);
 
 impl<F, Req, Res, E> Transport<Req, Res, E> for Message<F>

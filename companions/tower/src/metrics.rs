@@ -18,7 +18,7 @@ mod on {
     pub(crate) struct RequestMetrics([Counter; AdmissionOutcome::ALL.len()]);
 
     impl RequestMetrics {
-        /// Registers all outcomes, so that each series begins at zero.
+        /// Registers all outcomes, so each series begins at zero.
         pub(crate) fn new(store: &dyn fmt::Display) -> Self {
             describe_counter!(REQUESTS, Unit::Count, "Requests to a locked service, by outcome");
             let store = store.to_string();

@@ -6,11 +6,11 @@ use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::Full;
 
-/// What a client is told. It names no key and no value.
+/// The problem shown to a client. It contains no key and no value.
 #[derive(Debug)]
 pub(crate) struct Problem {
     pub(crate) status: StatusCode,
-    /// The last part of the type.
+    /// The last part of the problem's type.
     pub(crate) kind: &'static str,
     pub(crate) detail: String,
     pub(crate) retry_after: Option<Duration>,
@@ -39,7 +39,7 @@ impl Problem {
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         if let Some(after) = self.retry_after {
-            // Whole seconds, and never zero, which clients take for an invitation to hammer.
+            // Rounds up to at least 1 second, because clients would retry in a loop after zero.
             let seconds = u64::max(1, after.as_secs() + u64::from(after.subsec_nanos() > 0));
             headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds));
         }

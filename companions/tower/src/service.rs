@@ -1,4 +1,4 @@
-//! The service with the lock around it: what happens to one request.
+//! The service with the lock around it.
 
 use std::fmt;
 use std::future::poll_fn;
@@ -21,8 +21,8 @@ use crate::transport::{RETRY_AFTER, Refused, Transport};
 
 /// A service with a lock around it, made by a [`LockLayer`](crate::LockLayer).
 ///
-/// It is always ready: the service inside is asked whether it is ready after the lock was granted, so that a
-/// limit on concurrency inside counts those who work and not those who wait.
+/// It is always ready. The readiness of the inner service is polled after the grant, so an inner concurrency limit
+/// counts running requests and not waiting ones.
 pub struct Locked<S, K, T> {
     inner: S,
     settings: Arc<LayerSettings<K, T>>,
@@ -94,18 +94,18 @@ where
         Ok(admitted) => admitted,
         Err(why) => return settings.transport.refuse(why),
     };
-    // A handler must not go on without the lock of a layer around this one, so that layer decides.
+    // If a lock layer is outside, its setting applies, because the handler must not go on without the outer lock.
     let finishes = settings.on_gone == OnGone::Finish && outer.is_none();
     let held = Held::new(guard.handle(), Arc::clone(&settings.lock), outer);
     let hold = RequestHold::new(guard, settings.on_lost, settings.release_within, in_flight, commit);
     settings.transport.attach(&mut request, held);
-    // From here on the client's leaving is not the handler's end, if so set.
-    // Boxed here and not in each branch: a future that holds it twice is moved with every request.
+    // Boxed before the branch, because a future that contains the work twice would be moved with every request. With
+    // `Finish`, the handler survives its client.
     let work: BoxFuture<'static, _> = Box::pin(run(settings, inner, request, hold));
     if finishes { Finish::new(work).await } else { work.await }
 }
 
-/// Everything under the lock. The handler and all that belongs to it is gone before `hold` is.
+/// Runs the request under the lock. The handler's values are dropped before `hold`.
 async fn run<S, K, T, Req>(
     settings: Arc<LayerSettings<K, T>>,
     inner: S,
@@ -145,7 +145,7 @@ pub(crate) async fn call<S: Service<Req>, Req>(mut inner: S, request: Req) -> Re
 }
 
 impl<K, T> LayerSettings<K, T> {
-    /// The lock, or why not.
+    /// Acquires the lock, or returns the reason for the refusal.
     async fn admit(
         &self,
         key: LockKey,

@@ -1,4 +1,4 @@
-//! The settings of a lock layer.
+//! Settings of a lock layer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,47 +7,46 @@ use leasehold_api::{AcquireOptions, Lock};
 
 use crate::stats::LayerCounters;
 
-/// The default limit of a hold with [`Until::BodyEnd`].
+/// Default limit of a hold with [`Until::BodyEnd`].
 const BODY_MAX_HOLD: Duration = Duration::from_secs(60);
 
-/// What the caller's leaving does to a handler that has begun: the client has closed its connection, or a
-/// timeout around the layer has passed.
+/// The handling of a running handler whose caller leaves. The caller leaves if the client closes its connection or a
+/// timeout around the layer passes.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnGone {
-    /// The handler runs to its end in a task, and the lock is released then. A retry waits for it.
+    /// Completes the handler in a task and then releases the lock. A retry waits for that.
     #[default]
     Finish,
-    /// The handler is dropped at its next await and the lock released, while what it has sent is still on its
-    /// way: a retry may run beside a `COMMIT` that is being carried out. For handlers that only read, are
-    /// idempotent, or are fenced.
+    /// Drops the handler at its next await and releases the lock. A statement already sent might still be carried
+    /// out, so a retry can run beside a `COMMIT`. For handlers that only read, are idempotent, or are fenced.
     Cancel,
 }
 
-/// What a loss of the lock does to a handler that has begun.
+/// The handling of a running handler whose lock is lost.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnLost {
-    /// The handler is dropped at its next await, and the client told that what was done is not known.
+    /// Drops the handler at its next await and reports to the client that the outcome is unknown.
     #[default]
     Cancel,
-    /// The handler goes on; it sees the loss in its [`Held`](crate::Held).
+    /// Continues the handler, which can see the loss in its [`Held`](crate::Held).
     Tell,
 }
 
-/// How long the lock is held.
+/// The end of a hold.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Until {
-    /// Until the handler has returned its response; the body is sent without the lock.
+    /// The handler has returned its response. The body is sent without the lock.
     #[default]
     Response,
-    /// Until the body was sent, has failed or was dropped. A client that reads slowly holds the lock, so there
-    /// is a limit: [`LockLayer::max_hold`](crate::LockLayer::max_hold), by default one minute.
+    /// The body was sent, failed or was dropped. A slow client holds the lock, so
+    /// [`LockLayer::max_hold`](crate::LockLayer::max_hold) limits it, by default to one minute.
     BodyEnd,
 }
 
-/// The settings, and what all services of a layer count together.
+/// The settings and the counters that all services of a layer share.
 pub(crate) struct LayerSettings<K, T> {
     pub(crate) lock: Arc<dyn Lock>,
     pub(crate) key: Arc<K>,
@@ -63,7 +62,7 @@ pub(crate) struct LayerSettings<K, T> {
 }
 
 impl<K, T: Clone> LayerSettings<K, T> {
-    /// With what the other settings imply.
+    /// Returns the settings with the implied maximum hold.
     pub(crate) fn effective(&self) -> Self {
         let mut settings = self.clone();
         if settings.until == Until::BodyEnd && settings.options.max_hold.is_none() {

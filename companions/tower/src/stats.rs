@@ -1,4 +1,4 @@
-//! What a layer has done: numbers, and who is in flight.
+//! Counters of a layer, and its requests in flight.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -7,7 +7,7 @@ use tokio::sync::Notify;
 
 use crate::metrics::RequestMetrics;
 
-/// What the requests of a layer have met since it was made. Clones of the layer count together.
+/// Counters of a layer's requests since its creation. Clones of the layer share them.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LayerStats {
@@ -15,27 +15,27 @@ pub struct LayerStats {
     pub granted: u64,
     /// Requests without a usable key.
     pub no_key: u64,
-    /// Requests that did not get the lock within the wait.
+    /// Requests that did not get the lock within the maximum wait.
     pub contended: u64,
     /// Requests refused because too many waited.
     pub too_many: u64,
-    /// Requests refused because a layer around this one holds their key.
+    /// Requests refused because an outer layer holds their key.
     pub nested: u64,
     /// Requests refused because the store failed.
     pub unavailable: u64,
     /// Requests whose client left while they waited.
     pub cancelled: u64,
-    /// Locks lost before their request had ended.
+    /// Locks lost before the end of their request.
     pub lost: u64,
-    /// Releases that failed or were not confirmed in time; of a transaction, commits that failed.
+    /// Releases that failed or were not confirmed in time, or commits that failed.
     pub release_failed: u64,
     /// Requests that wait for the lock now.
     pub waiting: usize,
-    /// Requests that hold the lock now, also those whose client has gone.
+    /// Requests that hold the lock now, including requests whose clients have left.
     pub in_flight: usize,
 }
 
-/// How the admission of a request ended.
+/// The outcome of a request's admission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AdmissionOutcome {
     Granted,
@@ -126,7 +126,7 @@ impl LayerCounters {
         self.release_failed.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A place among at most `limit` that wait.
+    /// Takes one of `limit` places for waiting requests. Returns `None` if all are taken.
     pub(crate) fn wait(self: &Arc<Self>, limit: usize) -> Option<WaitingRequest> {
         self.waiting
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < limit).then_some(n + 1))
@@ -134,11 +134,11 @@ impl LayerCounters {
             .map(|_| WaitingRequest { counters: Arc::clone(self), is_counted: false })
     }
 
-    /// Resolves when nobody is in flight.
+    /// Resolves when no request is in flight.
     pub(crate) async fn idle(&self) {
         loop {
             let mut changed = std::pin::pin!(self.idle.notified());
-            // Registered before looking, or the last end might fall in between.
+            // Registers before the check, because a request might end in between.
             changed.as_mut().enable();
             if self.in_flight.load(Ordering::Acquire) == 0 {
                 return;
@@ -148,7 +148,7 @@ impl LayerCounters {
     }
 }
 
-/// One request that waits; dropped without a word, its client has left.
+/// A waiting request. If dropped without an outcome, it counts as cancelled.
 #[derive(Debug)]
 pub(crate) struct WaitingRequest {
     counters: Arc<LayerCounters>,
@@ -182,7 +182,7 @@ impl Drop for WaitingRequest {
     }
 }
 
-/// One request that holds the lock.
+/// A request that holds the lock.
 #[derive(Debug)]
 pub(crate) struct InFlightRequest(Arc<LayerCounters>);
 

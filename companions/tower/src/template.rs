@@ -1,4 +1,4 @@
-//! Keys by template: what is locked, written in the route's configuration.
+//! Templates for keys, written in the route's configuration.
 
 mod form;
 #[cfg(test)]
@@ -22,36 +22,36 @@ use crate::BoxError;
 use crate::key::{KeyError, KeyFor};
 use parse::KeyPart;
 
-/// A key made of a request's values, such as `ledger:{path.holder|int}`. It is read once, at start-up.
+/// A key made of a request's values, such as `ledger:{path.holder|int}`. It is parsed once, at start-up.
 ///
 /// | In a template | Is |
 /// |---|---|
-/// | `a:b` | two parts; a `:` or `%` inside a value is escaped, so that different values never make the same key |
+/// | `a:b` | two parts; a `:` or `%` inside a value is escaped, so different values never make the same key |
 /// | `{path.id}`, `{{path.id}}` | the route's parameter `id`, decoded (feature `axum`) |
 /// | `{query.id}` | the parameter `id` of the query string, decoded |
 /// | `{header.x-user}` | the header `x-user` |
-/// | `{ext.user}` | what a function makes of an extension of the request; see [`Template::builder`] |
+/// | `{ext.user}` | the value that a function returns for an extension of the request; see [`Template::builder`] |
 /// | `{json.order.id}` | the field `id` of the object `order` in the body; see [`Template::parse_with_body`] |
 /// | `\|int` | the value as an integer: `42`, `042` and `+42` are one key |
-/// | `\|uuid` | the value as a UUID, whatever its spelling |
+/// | `\|uuid` | the value as a UUID, in one spelling |
 /// | `\|lower` | the value in lower case |
 ///
-/// A part has at most one value, with text around it or not. A value that is missing, empty, given twice, not
-/// UTF-8 or not of the form is a [`KeyError`]: 400 where the client sends it (query, header, body), 500 where the
-/// service does (a route without that parameter, a missing extension). The key is never a part of the template
-/// itself, nor one with a hole in it.
+/// A part has at most one value, with or without text around it. A [`KeyError`] results if a value is missing, empty,
+/// duplicated, not UTF-8 or not of the form. Its status is 400 for values sent by the client (query, header, body).
+/// It is 500 for values of the service (a route without that parameter, a missing extension). A failed value never
+/// yields a partial key.
 ///
-/// **Use the form that the handler uses.** Without `|int`, a handler that takes `Path<i64>` sees one number where
-/// the lock sees three keys, and who wants to get round the lock writes `042`. The surest way is
-/// [`extracted`](crate::extracted()), with the handler's own extractor.
+/// **Use the form that the handler uses.** Without `|int`, a handler with `Path<i64>` sees one number where the lock
+/// sees three keys, and a client can evade the lock by writing `042`. The surest way is
+/// [`extracted`](crate::extracted()) with the handler's own extractor.
 #[derive(Clone)]
 pub struct Template {
     text: Arc<str>,
     parts: Arc<[KeyPart]>,
 }
 
-/// A [`Template`] for which the body is read before the lock is taken, up to a limit; the handler gets it byte for
-/// byte. A longer one is answered with 413.
+/// A [`Template`] that reads the body before the lock is acquired. The handler gets the body byte for byte. A body
+/// longer than the limit gets status 413.
 #[derive(Clone, Debug)]
 pub struct BodyTemplate {
     template: Template,
@@ -59,16 +59,16 @@ pub struct BodyTemplate {
 }
 
 impl Template {
-    /// Reads a template.
+    /// Parses a template.
     ///
     /// # Errors
     ///
-    /// [`TemplateError`], with the byte at which the template is wrong.
+    /// [`TemplateError`] with the position of the mistake.
     pub fn parse(text: &str) -> Result<Self, TemplateError> {
         Self::builder(text).build()
     }
 
-    /// Reads a template with fields of the JSON body in it. Bodies longer than `limit` bytes are refused.
+    /// Parses a template with fields of the JSON body. Bodies longer than `limit` bytes are refused.
     ///
     /// # Errors
     ///
@@ -77,7 +77,7 @@ impl Template {
         Self::builder(text).build_with_body(limit)
     }
 
-    /// A template with values from the request's extensions, where other layers put what they know of it.
+    /// Begins a template with values from the request's extensions, which other layers insert.
     ///
     /// ```
     /// use leasehold_tower::Template;
@@ -95,8 +95,8 @@ impl Template {
         TemplateBuilder { text: text.into(), extensions: Vec::new() }
     }
 
-    /// Reads the body before the lock is taken, although the key does not need it: a client that sends slowly does
-    /// not hold the lock meanwhile. Bodies longer than `limit` bytes are refused.
+    /// Reads the body before the lock is acquired, although the key does not need it. A client that sends slowly then
+    /// does not hold the lock. Bodies longer than `limit` bytes are refused.
     #[must_use]
     pub fn buffer_body(self, limit: usize) -> BodyTemplate {
         BodyTemplate { template: self, limit }
@@ -112,7 +112,7 @@ impl Template {
 }
 
 impl<B: Send + 'static> KeyFor<Request<B>> for Template {
-    // At once: a future that waited to be polled would have to hold the request.
+    // Computes the key at once, because a lazy future would have to hold the request.
     fn key_for(
         &self,
         request: Request<B>,
@@ -165,10 +165,10 @@ impl fmt::Display for Template {
     }
 }
 
-/// A function that makes a value of the request's extensions.
+/// A function that returns a value of the request's extensions.
 type FromExtensions = Arc<dyn Fn(&Extensions) -> Option<String> + Send + Sync>;
 
-/// A [`Template`] in the making; see [`Template::builder`].
+/// Builds a [`Template`]. See [`Template::builder`].
 #[must_use = "build makes the template"]
 pub struct TemplateBuilder {
     text: Arc<str>,
@@ -176,7 +176,7 @@ pub struct TemplateBuilder {
 }
 
 impl TemplateBuilder {
-    /// Gives `{ext.name}` its value: what `value` makes of the request's extension of type `X`.
+    /// Sets the value of `{ext.name}`: the result of `value` for the request's extension of type `X`.
     pub fn extension<X, V>(
         mut self,
         name: impl Into<String>,
@@ -191,16 +191,16 @@ impl TemplateBuilder {
         self
     }
 
-    /// Reads the template.
+    /// Parses the template.
     ///
     /// # Errors
     ///
-    /// As [`Template::parse`]; also for an extension that has not been given.
+    /// As [`Template::parse`], or if an extension in the template has no value.
     pub fn build(self) -> Result<Template, TemplateError> {
         self.parse(false)
     }
 
-    /// Reads a template with fields of the JSON body in it; see [`Template::parse_with_body`].
+    /// Parses a template with fields of the JSON body. See [`Template::parse_with_body`].
     ///
     /// # Errors
     ///
@@ -221,7 +221,7 @@ impl fmt::Debug for TemplateBuilder {
     }
 }
 
-/// A template is wrong, and where.
+/// The error of a malformed template, with its position.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the key template is wrong at byte {at}: {message}")]
 pub struct TemplateError {
@@ -234,7 +234,7 @@ impl TemplateError {
         Self { at, message: message.into() }
     }
 
-    /// The byte of the template at which it is wrong, from 0.
+    /// Returns the byte offset of the mistake in the template, from 0.
     #[must_use]
     pub const fn at(&self) -> usize {
         self.at

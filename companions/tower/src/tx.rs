@@ -34,25 +34,27 @@ use begin::{BegunTx, TxQueue};
 use shared::Tx;
 pub use shared::{SharedTx, SharedTxError};
 
-/// Puts a transaction that begins with a lock around an HTTP service. The handler works in it, through
-/// [`SharedTx`]; it is committed when the handler answers with 2xx or 3xx, and rolled back otherwise. Work and
-/// lock end in the same instant.
+/// Puts a transaction that begins with a lock around an HTTP service. The handler works in it through [`SharedTx`].
+/// The layer commits it after a 2xx or 3xx response and rolls it back otherwise. Work and lock end in the same
+/// instant.
 ///
-/// A commit that fails is answered with 500: the one place where a layer replaces a response, as the handler's
-/// would be untrue. Then the `type` of the problem is `...:commit-failed` (nothing was done) or
-/// `...:commit-unknown` (look before trying again).
+/// If the commit fails, the layer replaces the response by status 500, because the handler's response would be
+/// untrue. The problem's `type` is `...:commit-failed` (nothing was done) or `...:commit-unknown` (check before
+/// trying again).
 ///
-/// - When the client goes away, the handler finishes and its transaction is committed. Inside of a lock layer that one decides.
-/// - A lock layer inside of it passes its lock to the transaction: it is released after the commit. Another `TxLayer` inside,
-///   or this one inside of a layer that commits a transaction of its own ([`OpenCommit`]), is answered with 500.
-/// - Inside, use only the transaction. A handler that takes further connections of the same pool waits for
-///   connections that others like it hold; one is kept free for them, so they get on one after the other.
-/// - Requests of one key queue in the process before the first of them takes a connection, and the layer's
-///   transactions never take the last connection of the pool; at most half of it waits for locks. Each layer counts
-///   for itself, its clones together: routes that share a pool share a layer, or several take the last one too.
-/// - Locks and their limits are those of [`leasehold_postgres_advisory::xact`]: READ COMMITTED, savepoints, and an
+/// - If the client leaves, the handler completes and its transaction is committed. Inside a lock layer, the setting
+///   of that layer applies.
+/// - A lock layer inside passes its lock to the transaction, which releases it after the commit. Another `TxLayer`
+///   inside gets status 500, and so does this one inside a layer that commits its own transaction ([`OpenCommit`]).
+/// - Inside, use only the transaction. A handler that takes another connection of the same pool competes with the
+///   other handlers. One connection is kept free for such handlers, so they proceed one after the other.
+/// - Requests of one key queue in the process before the first takes a connection. The layer's transactions never
+///   take the pool's last connection, and at most half of the pool waits for locks.
+/// - Each layer counts separately, together with its clones. Routes that share a pool must share a layer, because
+///   several layers can take the last connection.
+/// - Locks and limits are those of [`leasehold_postgres_advisory::xact`]: READ COMMITTED, savepoints, and an
 ///   `idle_in_transaction_session_timeout` that ends lock and transaction.
-/// - Not for gRPC, whose status comes after the body.
+/// - Not for gRPC, because its status comes after the body.
 pub struct TxLayer<K> {
     shared: Arc<TxLayerSettings<K>>,
 }
@@ -67,13 +69,13 @@ struct TxLayerSettings<K> {
 }
 
 impl<K> TxLayer<K> {
-    /// A layer whose transactions are those of `pool`: `key` finds the key of a request.
+    /// Creates a layer with transactions of `pool`. `key` finds the key of a request.
     ///
-    /// It waits 5 seconds at the most, for the connection and for the lock.
+    /// By default a request waits at most 5 seconds for connection and lock together.
     ///
     /// # Errors
     ///
-    /// [`NoRuntime`](ErrorKind::NoRuntime) outside of a tokio runtime.
+    /// [`NoRuntime`](ErrorKind::NoRuntime) outside a tokio runtime.
     pub fn new(locks: XactLocks, pool: PgPool, key: K) -> Result<Self, Error> {
         let shared = TxLayerSettings {
             key: Arc::new(key),
@@ -86,44 +88,48 @@ impl<K> TxLayer<K> {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Waits at most this long, for the connection and the lock together. Zero is one attempt.
+    /// Sets the maximum wait for connection and lock together. Zero means one attempt.
     #[must_use]
     pub fn wait(self, budget: Duration) -> Self {
         self.set(|shared| shared.wait = budget)
     }
 
-    /// The longest that a handler may have its transaction; without this there is no bound. A handler that awaits for longer is
-    /// dropped, its transaction is rolled back, and the request is answered with 500 and the problem `...:held-too-long`. One
-    /// that blocks its thread cannot be dropped: a second later, a connection of the pool ends its session, so that others get
-    /// the lock, and its commit fails. Another thread of the runtime has to be free for that.
+    /// Sets the maximum time of a handler's transaction: unlimited by default. A handler that awaits longer is
+    /// dropped, its transaction rolled back, and the request gets status 500 with the problem `...:held-too-long`.
+    ///
+    /// A handler that blocks its thread cannot be dropped. After one more second, another connection of the pool
+    /// terminates its session, which releases the lock and makes its commit fail. This needs another free thread of
+    /// the runtime.
     #[must_use]
     pub fn max_hold(self, longest: Duration) -> Self {
         self.set(|shared| shared.queue.bound(longest))
     }
 
-    /// As [`LockLayer::contended`](crate::LockLayer::contended).
+    /// Sets the status for a request that did not get the lock, as
+    /// [`LockLayer::contended`](crate::LockLayer::contended).
     #[must_use]
     pub fn contended(self, status: StatusCode) -> Self {
         self.set(|shared| shared.http.set_contended(status))
     }
 
-    /// As [`LockLayer::max_waiters`](crate::LockLayer::max_waiters).
+    /// Limits the waiting requests, as [`LockLayer::max_waiters`](crate::LockLayer::max_waiters).
     #[must_use]
     pub fn max_waiters(self, limit: usize) -> Self {
         self.set(|shared| shared.max_waiters = limit)
     }
 
-    /// What its requests have met so far.
+    /// Returns the counters of the layer's requests.
     #[must_use]
     pub fn stats(&self) -> LayerStats {
         self.shared.counters.snapshot()
     }
 
-    /// As [`LockLayer::idle`](crate::LockLayer::idle): await it before the pool is closed.
+    /// Resolves when no request is in flight, as [`LockLayer::idle`](crate::LockLayer::idle). Await it before closing
+    /// the pool.
     ///
     /// # Cancel safety
     ///
-    /// Safe: it only looks.
+    /// Safe, because it only waits.
     pub async fn idle(&self) {
         self.shared.counters.idle().await;
     }
@@ -167,8 +173,7 @@ impl<S, K> Layer<S> for TxLayer<K> {
     }
 }
 
-/// A service in a transaction with a lock, made by a [`TxLayer`]. It is always ready, as
-/// [`Locked`](crate::Locked) is.
+/// A service in a transaction with a lock, made by a [`TxLayer`]. It is always ready, like [`Locked`](crate::Locked).
 pub struct InTx<S, K> {
     inner: S,
     shared: Arc<TxLayerSettings<K>>,
@@ -258,15 +263,15 @@ where
     let in_flight = waiting.granted();
     let tx = Tx::new(tx);
     request.extensions_mut().insert(tx.slot());
-    // Locks of layers inside last until the commit.
+    // Locks of inner layers last until the commit.
     let open = OpenCommit::around(request.extensions_mut(), Reads::Committed);
     let longest = shared.queue.longest;
-    // A handler must not go on without the lock of a layer around this one, so that layer decides.
+    // If a lock layer is outside, its setting applies, because the handler must not go on without its lock.
     let is_locked = request.extensions().get::<Held>().is_some();
     let work: BoxFuture<'static, _> = Box::pin(async move {
         let answer = run(inner, request, tx, &open, &shared.http, &in_flight, longest).await;
         open.end().await;
-        // In this order: whoever waits for none to be in flight finds all keys free.
+        // This order ensures that all keys are free when no request is in flight.
         drop(admission);
         drop(in_flight);
         answer

@@ -1,4 +1,4 @@
-//! Forms: one spelling for all spellings of a value.
+//! Forms convert all spellings of a value to one.
 
 use uuid::Uuid;
 
@@ -19,10 +19,10 @@ impl Form {
         })
     }
 
-    /// The one spelling, or `None` when the value is not of this form.
+    /// Returns the one spelling, or `None` if the value is not of this form.
     pub(super) fn apply(self, value: &str) -> Option<String> {
         match self {
-            // Wide enough for all integers of handlers, which read spellings as this does.
+            // Wide enough for every integer type of handlers, whose parsers accept the same spellings.
             Self::Int => value.parse::<i128>().ok().map(|number| number.to_string()),
             Self::Uuid => Uuid::try_parse(value).ok().map(|uuid| uuid.to_string()),
             Self::Lower => Some(value.to_lowercase()),

@@ -1,4 +1,4 @@
-//! Templates, and requests whose values they read.
+//! Fuzzes templates and the requests that they read.
 
 use fuzzing::{Fuzz, parts, text};
 use http::{HeaderValue, Request};
@@ -69,7 +69,7 @@ fn fuzz_templates() {
 }
 
 fn parsed(text: &str) -> Option<Template> {
-    // Both ways refuse the same but for fields of the body.
+    // Both parsers refuse the same templates, except for fields of the body.
     let with_body = Template::parse_with_body(text, 4096);
     let builder = Template::builder(text).extension("user", |user: &String| user.clone());
     let template = builder.build_with_body(4096);
@@ -111,7 +111,7 @@ fn resolved(template: &Template, query: &[u8], header: &[u8], body: &[u8]) {
     }
 }
 
-/// An error names the field and never the value.
+/// Checks that an error names the field and never the value.
 fn tells_nothing(error: &KeyError, template: &Template, header: &[u8]) {
     let value = text(header);
     let (shown, known) = (error.to_string(), template.to_string());
@@ -123,7 +123,7 @@ fn tells_nothing(error: &KeyError, template: &Template, header: &[u8]) {
     }
 }
 
-/// A header's value is in the key as it is.
+/// Checks that the key contains a header's value unchanged.
 fn exact(header: &[u8]) {
     let Some(mut request) = request(b"", header) else { return };
     let template = Template::parse("k:{header.x-user}").unwrap();
@@ -131,11 +131,11 @@ fn exact(header: &[u8]) {
     assert_eq!(template.key(&mut request, None).ok(), wanted);
 }
 
-/// What is read from a body is what a parser of whole documents reads.
+/// Checks that a field read from a body equals the field in the parsed document.
 fn field_of(body: &[u8], path: &[&str]) {
     let names: Vec<_> = path.iter().map(|&name| name.to_owned()).collect();
     let Ok(found) = json::field(body, &names) else { return };
-    // It does not look at numbers that it does not need, such as 1e999.
+    // The field reader skips numbers outside its path, such as 1e999.
     let Ok(document) = serde_json::from_slice::<Value>(body) else { return };
     let value = path.iter().try_fold(&document, |value, name| value.get(name)).unwrap();
     let wanted = match value {

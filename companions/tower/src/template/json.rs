@@ -1,11 +1,11 @@
-//! One field of a JSON body, read without building the document.
+//! Reads one field of a JSON body without building the document.
 
 use std::borrow::Cow;
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// Why there is no value. It names no value of the client's.
+/// The reason why no value was found. It contains no value of the client's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FieldError {
     NotJson,
@@ -25,7 +25,8 @@ impl FieldError {
     }
 }
 
-/// The value at `path`. Each name on the way is to be there once: parsers differ in which of several they take.
+/// Returns the value at `path`. Each name on the path must occur once, because parsers differ in the handling of
+/// duplicates.
 pub(super) fn field(body: &[u8], path: &[String]) -> Result<String, FieldError> {
     let mut fault = FieldError::NotJson;
     let mut reader = serde_json::Deserializer::from_slice(body);
@@ -39,13 +40,13 @@ pub(super) fn field(body: &[u8], path: &[String]) -> Result<String, FieldError> 
 
 struct At<'p> {
     path: &'p [String],
-    /// What a failure means, where it is not the syntax.
+    /// The reason of a failure that is not a syntax error.
     fault: &'p mut FieldError,
 }
 
 impl At<'_> {
     fn plain<E: serde::de::Error>(self, value: impl fmt::Display) -> Result<Option<String>, E> {
-        // A plain value where an object was expected is a missing field.
+        // A plain value in place of an object is a missing field.
         if self.path.is_empty() { Ok(Some(value.to_string())) } else { Ok(None) }
     }
 
@@ -102,7 +103,8 @@ impl<'de> Visitor<'de> for At<'_> {
         self.plain(number)
     }
 
-    // One number has many spellings with a point, and integers too large end up here.
+    // Refuses floats, because one number has many spellings with a point. Integers that are too large also arrive
+    // here.
     fn visit_f64<E: serde::de::Error>(self, _: f64) -> Result<Self::Value, E> {
         Err(self.not_plain())
     }

@@ -9,7 +9,7 @@ use super::form::Form;
 use super::source::ValueSource;
 use super::{FromExtensions, TemplateError};
 
-/// What is between two separators: text, or text around one value.
+/// The part between two separators: text, or text around one value.
 #[derive(Debug)]
 pub(super) struct KeyPart {
     pub(super) before: String,
@@ -19,7 +19,7 @@ pub(super) struct KeyPart {
 
 #[derive(Debug)]
 pub(super) struct Value {
-    /// As it stands in the template, for messages.
+    /// The text in the template, for messages.
     pub(super) name: String,
     pub(super) source: ValueSource,
     pub(super) form: Option<Form>,
@@ -85,7 +85,7 @@ impl Parser<'_> {
         Ok(part)
     }
 
-    /// `{source.name|form}` or the same in double braces.
+    /// Parses `{source.name|form}` or the same in double braces.
     fn value(&mut self) -> Result<Value, TemplateError> {
         let start = self.at;
         let close = if self.eat("{{") { "}}" } else { "}" };

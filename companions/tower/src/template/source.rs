@@ -1,4 +1,4 @@
-//! Values of a request. Where two parsers could pick different ones, the request is refused.
+//! Reads values of a request. If two parsers could pick different values, the request is refused.
 
 use std::borrow::Cow;
 use std::str;
@@ -49,7 +49,7 @@ impl Value {
                 let query = parts.uri.query().unwrap_or_default();
                 let mut found = form_urlencoded::parse(query.as_bytes()).filter(|(name, _)| name == field);
                 let value = self.only(found.next(), found.next().is_some())?.1;
-                // What is not UTF-8 was replaced by this, and with it different values by one.
+                // Refuses replaced characters, because different invalid inputs would make the same value.
                 if value.contains(char::REPLACEMENT_CHARACTER) {
                     return Err(KeyError::bad_request(format!("`{name}` is not UTF-8")));
                 }
@@ -78,7 +78,7 @@ impl Value {
         }
     }
 
-    /// Whose fault a bad value is: the client chooses all but what the service puts into the extensions.
+    /// Returns the error of a bad value. Only the service sets extensions, so their errors are its fault.
     fn fault(&self, detail: String) -> KeyError {
         match self.source {
             ValueSource::Extension(_) => KeyError::internal(detail),
@@ -96,7 +96,7 @@ fn path(parts: &mut Parts, field: &str) -> Result<String, KeyError> {
     use axum::extract::rejection::RawPathParamsRejection;
     use axum::extract::{FromRequestParts as _, RawPathParams};
 
-    // It reads an extension, and is asynchronous in form only.
+    // One poll is enough, because the extractor only reads an extension.
     let read = pin!(RawPathParams::from_request_parts(parts, &()));
     let Poll::Ready(read) = read.poll(&mut Context::from_waker(Waker::noop())) else {
         return Err(KeyError::internal("the path's parameters are not there yet"));
@@ -112,7 +112,7 @@ fn path(parts: &mut Parts, field: &str) -> Result<String, KeyError> {
     let mut found = params.iter().filter(|(name, _)| *name == field);
     match (found.next(), found.next()) {
         (Some((_, value)), None) => Ok(value.to_owned()),
-        // Of nested routers: a handler may take either.
+        // Nested routers can define the name twice, and a handler might take either.
         (Some(_), Some(_)) => {
             Err(KeyError::internal(format!("the route has the parameter `{field}` twice; rename one")))
         }
@@ -122,6 +122,6 @@ fn path(parts: &mut Parts, field: &str) -> Result<String, KeyError> {
 
 #[cfg(not(feature = "axum"))]
 fn path(_: &mut Parts, field: &str) -> Result<String, KeyError> {
-    // Refused when the template was read.
+    // Unreachable, because the parser refuses such a template.
     Err(KeyError::internal(format!("`path.{field}` needs the feature `axum`")))
 }

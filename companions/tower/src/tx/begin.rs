@@ -1,5 +1,5 @@
-//! Who begins a transaction when: in the process first, so that those who wait do not hold the connections that
-//! those who work need.
+//! Admits requests to transactions. Requests first queue in the process, because waiting requests must not hold the
+//! connections that running ones need.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -16,30 +16,30 @@ use tokio::time::{Instant, timeout_at};
 pub(super) struct TxQueue {
     locks: XactLocks,
     pool: PgPool,
-    /// One of each key goes to the server.
+    /// In-process lock per key, so only one request per key goes to the server.
     keys: Arc<dyn leasehold_api::Lock>,
-    /// All but one connection of the pool.
+    /// Permits for all but one connection of the pool.
     transactions: Arc<Semaphore>,
-    /// Those of them that may wait for a lock: locks are held by other processes too.
+    /// Permits for transactions that wait for a lock at the server, because other processes hold locks too.
     waiting: Arc<Semaphore>,
-    /// How long a handler may have a transaction.
+    /// Maximum time of a handler's transaction.
     pub(super) longest: Option<Duration>,
 }
 
-/// A transaction that has its lock, and what it takes up while it lasts.
+/// A transaction that holds its lock, and the permits for its duration.
 pub(super) struct BegunTx {
     pub(super) tx: XactGuard,
     pub(super) admission: Admission,
 }
 
-/// To be dropped when the transaction has ended.
+/// The permits, to be dropped when the transaction has ended.
 pub(super) struct Admission {
     _bound: Option<Bound>,
     _key: Arc<Mutex<Option<LockGuard>>>,
     _transaction: OwnedSemaphorePermit,
 }
 
-/// The task that releases the key when a handler had its transaction for too long.
+/// The task that releases the in-process key if a handler exceeds its maximum time.
 struct Bound(AbortHandle);
 
 impl Drop for Bound {
@@ -62,14 +62,15 @@ impl TxQueue {
         })
     }
 
-    /// Bounds how long a handler may have a transaction. The handler goes first; if it cannot be dropped, its session is ended.
+    /// Limits a handler's transaction to `longest`. The handler is dropped first. If that fails, its session is
+    /// terminated after [`GRACE`].
     pub(super) fn bound(&mut self, longest: Duration) {
         self.longest = Some(longest);
         self.locks = self.locks.clone().max_hold(longest.saturating_add(GRACE), self.pool.clone());
     }
 
     pub(super) async fn begin(&self, key: &LockKey, wait: Duration) -> Result<BegunTx, Error> {
-        // A budget too long for the clock is as good as a year.
+        // Treats a budget too long for the clock as a year.
         let now = Instant::now();
         let deadline = now.checked_add(wait).unwrap_or(now + Duration::from_secs(365 * 24 * 3600));
         let key_guard = self.keys.key(key).wait(wait).acquire().await?;
@@ -81,7 +82,7 @@ impl TxQueue {
         if wait.is_zero() {
             return Err(Error::new(ErrorKind::Timeout, "others hold the lock or wait for it").with_key(key));
         }
-        // Who has to wait leaves its place to those who need not, until it may wait at the server.
+        // Frees the place for requests that need not wait, until this one can wait at the server.
         drop(transaction);
         let waiting = permit(&self.waiting, deadline).await?;
         let transaction = permit(&self.transactions, deadline).await?;
@@ -97,7 +98,7 @@ impl TxQueue {
             let key = Arc::downgrade(&key);
             let task = tokio::spawn(async move {
                 tokio::time::sleep(longest.saturating_add(GRACE)).await;
-                // A handler that does not come back keeps nobody waiting here either.
+                // Releases the key after the limit, because a stuck handler must not block requests in this process.
                 let key =
                     key.upgrade().and_then(|key| key.lock().unwrap_or_else(PoisonError::into_inner).take());
                 drop(key);
@@ -106,13 +107,13 @@ impl TxQueue {
         });
         let admission = Admission { _bound: bound, _key: key, _transaction: transaction };
         if self.longest.is_some() {
-            // The task gets its timer before a handler can block the worker that has to begin with it.
+            // Yields so that the task can set its timer before a handler blocks this worker thread.
             tokio::task::yield_now().await;
         }
         admission
     }
 
-    /// `None` while others hold the key: mostly nobody does, and then nobody is waited for.
+    /// Tries without waiting, because the key is usually free. Returns `None` if it is held.
     async fn attempt(&self, key: &LockKey, deadline: Instant) -> Result<Option<XactGuard>, Error> {
         let attempt = self.locks.begin_with(&self.pool, key, LockWait::Skip);
         timeout_at(deadline, attempt).await.unwrap_or_else(|_| {
@@ -122,14 +123,14 @@ impl TxQueue {
     }
 }
 
-/// How long a handler whose time is over has until its session is ended.
+/// Time between the drop of a handler and the termination of its session.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// How long a connection is waited for by whoever has no time to wait for the lock.
+/// Maximum wait for a connection if the budget is zero.
 const LOOK: Duration = Duration::from_secs(1);
 
 async fn permit(places: &Arc<Semaphore>, deadline: Instant) -> Result<OwnedSemaphorePermit, Error> {
-    // Polled first, so that a budget of zero still takes a place that is free.
+    // Polls the semaphore first, so a budget of zero still takes a free place.
     match timeout_at(deadline, Arc::clone(places).acquire_owned()).await {
         Ok(permit) => permit.map_err(|_| Error::closed()),
         Err(_) => Err(Error::new(

@@ -1,4 +1,4 @@
-//! The transaction, as the handler gets it.
+//! The transaction as the handler extracts it.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -10,11 +10,11 @@ use leasehold_postgres_advisory::XactGuard;
 use sqlx::PgConnection;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
-/// The layer's end of the transaction.
+/// The layer's reference to the transaction.
 pub(super) struct Tx(Arc<Mutex<XactGuard>>);
 
-/// What the request carries. Weak: a copy of the extensions that outlives the handler does not keep the
-/// transaction open.
+/// The request's reference to the transaction. It is weak, because a surviving copy of the extensions must not keep
+/// the transaction open.
 #[derive(Clone)]
 pub(super) struct TxSlot(Weak<Mutex<XactGuard>>);
 
@@ -27,31 +27,31 @@ impl Tx {
         TxSlot(Arc::downgrade(&self.0))
     }
 
-    /// `None` while somebody still has the [`SharedTx`]; it is rolled back when that is dropped.
+    /// Returns the guard, or `None` while a [`SharedTx`] is alive. The drop of that rolls back.
     pub(super) fn into_guard(self) -> Option<XactGuard> {
         Arc::into_inner(self.0).map(Mutex::into_inner)
     }
 }
 
-/// The transaction of a [`TxLayer`](crate::TxLayer): use it as the connection. An extractor for axum.
+/// The transaction of a [`TxLayer`](crate::TxLayer). Use it as the connection. An extractor for axum.
 ///
-/// There is one per request, and the layer commits or rolls it back: drop it before the handler returns, do not
-/// keep it in a task or a body. A handler that does is answered with 500 and rolled back.
+/// There is one per request, and the layer commits or rolls it back. Drop it before the handler returns. If a task or
+/// body still holds it then, the request gets status 500 and is rolled back.
 pub struct SharedTx(OwnedMutexGuard<XactGuard>);
 
 impl SharedTx {
-    /// The transaction of the request with these extensions.
+    /// Returns the transaction of the request with these extensions.
     ///
     /// # Errors
     ///
-    /// [`SharedTxError`] where there is none, and where it was taken already.
+    /// [`SharedTxError`] if no transaction exists or it is already in use.
     pub fn of(extensions: &Extensions) -> Result<Self, SharedTxError> {
         let slot = extensions.get::<TxSlot>().ok_or(SharedTxError::NoLayer)?;
         let shared = slot.0.upgrade().ok_or(SharedTxError::Taken)?;
         shared.try_lock_owned().map(Self).map_err(|_| SharedTxError::Taken)
     }
 
-    /// The key that is locked.
+    /// Returns the locked key.
     #[must_use]
     pub fn key(&self) -> &LockKey {
         self.0.key()
@@ -78,14 +78,14 @@ impl fmt::Debug for SharedTx {
     }
 }
 
-/// Why a handler gets no [`SharedTx`]. Both are mistakes of the service.
+/// The reason why a handler gets no [`SharedTx`]. Both are mistakes of the service.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SharedTxError {
     /// No [`TxLayer`](crate::TxLayer) is around the route.
     #[error("no `TxLayer` is around this route; add one with route_layer")]
     NoLayer,
-    /// It is in use, by another extractor of the same request or by what an earlier one has left behind.
+    /// The transaction is in use, by another extractor of the request or by a task that an earlier one started.
     #[error("the request's transaction is in use; extract it once")]
     Taken,
 }
