@@ -1,4 +1,4 @@
-//! The connection on which tables are read.
+//! The connection for reading tables.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,8 +13,8 @@ use crate::error::TableError;
 use crate::names::Table;
 use crate::sql::{exists, literal, regclass};
 
-/// A transaction that only reads, on a connection of the pool that is closed at the end. Nothing is prepared, and no setting
-/// outlasts the transaction, so that it works through a pooler.
+/// A read-only transaction on a connection of the pool, which is closed at the end. It prepares no statements and
+/// leaves no settings, so it works through a pooler.
 #[derive(Debug)]
 pub struct CatalogReader {
     connection: PoolConnection<Postgres>,
@@ -23,15 +23,16 @@ pub struct CatalogReader {
 }
 
 impl CatalogReader {
-    /// Begins the transaction, for what `doing` says, as in "check the table". It has to end `within` this time.
+    /// Begins the transaction. It must end `within` this time. `doing` names its purpose for errors, as in "check the
+    /// table".
     ///
     /// # Errors
     ///
-    /// [`Store`](TableError::Store) if the time is over, else what the server or the pool returns.
+    /// [`Store`](TableError::Store) if the time is over, or an error of the server or the pool.
     ///
     /// # Cancel safety
     ///
-    /// The connection is closed, and its transaction ends with it.
+    /// If dropped, the connection is closed, and its transaction ends with it.
     pub async fn open(pool: &PgPool, within: Duration, doing: &'static str) -> Result<Self, TableError> {
         let deadline = Instant::now() + within;
         let connection = timeout_at(deadline, pool.acquire()).await.map_err(|_| late(doing))?;
@@ -53,12 +54,13 @@ impl CatalogReader {
     ///
     /// # Cancel safety
     ///
-    /// The connection is closed, and its transaction ends with it.
+    /// If dropped, the connection is closed, and its transaction ends with it.
     pub async fn rows(&mut self, sql: &str) -> Result<Vec<TextRow>, TableError> {
         self.try_rows(sql).await?.map_err(|error| TableError::statement(error, self.doing))
     }
 
-    /// Runs `sql` in a savepoint: if the server refuses it, returns its error inside, and the transaction goes on.
+    /// Runs `sql` in a savepoint. If the server refuses it, returns the error as the inner result, and the
+    /// transaction continues.
     ///
     /// # Errors
     ///
@@ -66,7 +68,7 @@ impl CatalogReader {
     ///
     /// # Cancel safety
     ///
-    /// The connection is closed, and its transaction ends with it.
+    /// If dropped, the connection is closed, and its transaction ends with it.
     pub async fn attempt(&mut self, sql: &str) -> Result<Result<Vec<TextRow>, sqlx::Error>, TableError> {
         self.rows("SAVEPOINT look").await?;
         let answer = self.try_rows(sql).await?;
@@ -80,7 +82,7 @@ impl CatalogReader {
         Ok(rows.and_then(|rows| rows.iter().map(TextRow::of).collect()))
     }
 
-    /// Returns the value of a boolean expression. NULL is false.
+    /// Returns the value of a boolean expression, or `false` for NULL.
     ///
     /// # Errors
     ///
@@ -88,13 +90,13 @@ impl CatalogReader {
     ///
     /// # Cancel safety
     ///
-    /// The connection is closed, and its transaction ends with it.
+    /// If dropped, the connection is closed, and its transaction ends with it.
     pub async fn ask(&mut self, expression: &str) -> Result<bool, TableError> {
         let rows = self.rows(&format!("SELECT ({expression})::pg_catalog.text")).await?;
         Ok(rows.first().is_some_and(|row| row.is(0)))
     }
 
-    /// Returns whether there is a table, or another relation, of this name.
+    /// Returns whether a table or another relation of this name exists.
     ///
     /// # Errors
     ///
@@ -102,7 +104,7 @@ impl CatalogReader {
     ///
     /// # Cancel safety
     ///
-    /// The connection is closed, and its transaction ends with it.
+    /// If dropped, the connection is closed, and its transaction ends with it.
     pub async fn exists(&mut self, table: &Table) -> Result<bool, TableError> {
         self.ask(&exists(table)).await
     }
@@ -115,7 +117,7 @@ impl CatalogReader {
     ///
     /// # Cancel safety
     ///
-    /// The connection is closed, and its transaction ends with it.
+    /// If dropped, the connection is closed, and its transaction ends with it.
     pub async fn has_privilege(&mut self, table: &Table, privilege: &str) -> Result<bool, TableError> {
         let privilege = literal(privilege);
         self.ask(&format!("pg_catalog.has_table_privilege({}, {privilege})", regclass(table))).await
@@ -125,14 +127,15 @@ impl CatalogReader {
     ///
     /// # Errors
     ///
-    /// [`Statement`](TableError::Statement) if there is no such table, else as [`open`](Self::open).
+    /// [`Statement`](TableError::Statement) if the table does not exist, otherwise as [`open`](Self::open).
     ///
     /// # Cancel safety
     ///
-    /// The connection is closed, and its transaction ends with it.
+    /// If dropped, the connection is closed, and its transaction ends with it.
     pub async fn constraints(&mut self, table: &Table) -> Result<BTreeMap<String, String>, TableError> {
         let here = regclass(table);
-        // From PostgreSQL 18 on, NOT NULL is a constraint too: a column's property, as before.
+        // Excludes NOT NULL constraints of PostgreSQL 18, because earlier versions have them as a property of the
+        // column.
         let sql = format!(
             "SELECT conname::text, pg_catalog.pg_get_constraintdef(oid) \
              FROM pg_catalog.pg_constraint WHERE conrelid = {here} AND contype <> 'n' \
@@ -154,7 +157,7 @@ impl CatalogReader {
     ///
     /// # Cancel safety
     ///
-    /// The connection is closed, and its transaction ends with it.
+    /// If dropped, the connection is closed, and its transaction ends with it.
     pub async fn close(mut self) -> Result<(), TableError> {
         self.rows("ROLLBACK").await?;
         let (deadline, doing) = (self.deadline, self.doing);
@@ -170,7 +173,7 @@ pub struct TextRow(Vec<Option<String>>);
 impl TextRow {
     fn of(row: &PgRow) -> Result<Self, sqlx::Error> {
         let text = |at: usize| {
-            // Nothing was prepared, so that every value comes as text, whatever its type.
+            // Every value arrives as text, because the query was not prepared.
             let value = row.try_get_raw(at)?;
             if value.is_null() {
                 return Ok(None);
@@ -180,13 +183,13 @@ impl TextRow {
         (0..row.len()).map(text).collect::<Result<_, _>>().map(Self)
     }
 
-    /// Returns a column; NULL is empty.
+    /// Returns a column, or an empty text for NULL.
     #[must_use]
     pub fn text(&self, at: usize) -> &str {
         self.0.get(at).and_then(Option::as_deref).unwrap_or_default()
     }
 
-    /// Returns a column; NULL is `None`.
+    /// Returns a column, or `None` for NULL.
     #[must_use]
     pub fn option(&self, at: usize) -> Option<&str> {
         self.0.get(at).and_then(Option::as_deref)
@@ -198,13 +201,13 @@ impl TextRow {
         matches!(self.text(at), "true" | "t")
     }
 
-    /// Returns a column that is a number; NULL is 0.
+    /// Returns a numeric column, or 0 for NULL.
     #[must_use]
     pub fn number(&self, at: usize) -> i64 {
         self.text(at).parse().unwrap_or_default()
     }
 
-    /// Returns a column that is a list of numbers with commas between them.
+    /// Returns a column that lists numbers separated by commas.
     #[must_use]
     pub fn list(&self, at: usize) -> Vec<i64> {
         self.text(at).split(',').filter_map(|part| part.parse().ok()).collect()

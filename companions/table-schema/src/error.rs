@@ -1,10 +1,10 @@
 //! Errors of calls that read or change a table.
 
-/// Why a table could not be named, read or changed.
+/// The reason why a table could not be named, read or changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TableError {
-    /// A name that the server does not allow, or a table that is not as it has to be. The text says what to change.
+    /// The server does not allow the name, or the table is not in the required form. The text gives the fix.
     #[error("{0}")]
     Invalid(String),
 
@@ -12,7 +12,7 @@ pub enum TableError {
     #[error("could not {doing}: {}", server_message(source))]
     #[non_exhaustive]
     Statement {
-        /// What the statement was for, as in "migrate the table".
+        /// The purpose of the statement, as in "migrate the table".
         doing: &'static str,
         /// The driver's error.
         source: sqlx::Error,

@@ -1,4 +1,4 @@
-//! What the server's catalogue says of a table.
+//! Facts about a table from the server's catalogue.
 
 use crate::catalog::{CatalogReader, TextRow};
 use crate::error::TableError;
@@ -11,13 +11,13 @@ use crate::sql::regclass;
 pub struct TableFacts {
     /// The kind of relation, as in `pg_class.relkind`: `r` for a table, `p` for a partitioned one.
     pub kind: String,
-    /// The estimated number of rows; 0 if the table was never analysed.
+    /// The estimated number of rows, or 0 if the table was never analysed.
     pub rows: i64,
-    /// A crash of the server empties the table.
+    /// Whether a crash of the server empties the table.
     pub is_unlogged: bool,
-    /// Row level security applies to the role that reads.
+    /// Whether row level security applies to the reading role.
     pub is_filtered: bool,
-    /// Other tables inherit from it, and are not its partitions.
+    /// Whether other tables inherit from it without being its partitions.
     pub has_children: bool,
     /// Its columns, in order.
     pub columns: Vec<ColumnFacts>,
@@ -35,17 +35,17 @@ pub struct ColumnFacts {
     pub name: String,
     /// The type, without its length.
     pub kind: String,
-    /// The type on which a domain is based; else as `kind`.
+    /// The base type of a domain, otherwise the same as `kind`.
     pub base: String,
-    /// The type is an enum.
+    /// Whether the type is an enum.
     pub is_enum: bool,
     /// The length of a `varchar`, if it has one.
     pub longest: Option<i64>,
-    /// It is `NOT NULL`.
+    /// Whether it is `NOT NULL`.
     pub is_required: bool,
-    /// The server computes it.
+    /// Whether the server computes it.
     pub is_generated: bool,
-    /// The default is 0.
+    /// Whether the default is 0.
     pub is_zero: bool,
 }
 
@@ -55,7 +55,7 @@ pub struct ColumnFacts {
 pub struct IndexFacts {
     /// The name, without quotes.
     pub name: String,
-    /// It is unique.
+    /// Whether it is unique.
     pub is_unique: bool,
     /// The numbers of its key columns, 0 for an expression.
     pub keys: Vec<i64>,
@@ -63,7 +63,7 @@ pub struct IndexFacts {
     pub options: Vec<i64>,
     /// The condition of a partial index.
     pub predicate: Option<String>,
-    /// The numbers of the columns that its predicate, or an expression in it, depends on.
+    /// The numbers of the columns used by the predicate or an expression of the index.
     pub depends: Vec<i64>,
 }
 
@@ -72,11 +72,11 @@ impl TableFacts {
     ///
     /// # Errors
     ///
-    /// [`Statement`](TableError::Statement) if there is no such table, else as [`CatalogReader::open`].
+    /// [`Statement`](TableError::Statement) if the table does not exist, otherwise as [`CatalogReader::open`].
     ///
     /// # Cancel safety
     ///
-    /// The reader's connection is closed, and its transaction ends with it.
+    /// If dropped, the reader's connection is closed, and its transaction ends with it.
     pub async fn read(reader: &mut CatalogReader, table: &Table) -> Result<Self, TableError> {
         let here = regclass(table);
         let sql = format!(
@@ -160,7 +160,7 @@ impl TableFacts {
         self.columns.iter().find(|fact| fact.name == column.as_str())
     }
 
-    /// Returns the number of a column, or -1, which no index has, if there is no such column.
+    /// Returns the number of a column. If the column does not exist, returns -1, which occurs in no index.
     #[must_use]
     pub fn number(&self, column: &Column) -> i64 {
         self.column(column).map_or(-1, |fact| fact.number)

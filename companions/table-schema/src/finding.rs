@@ -1,12 +1,12 @@
 //! Results of a check.
 
-/// A way in which a table does not fit, in a sentence that says what to change.
+/// A defect of a table, as a sentence with the fix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Finding {
-    /// It works, but not well.
+    /// The table works, but not well.
     Warning(String),
-    /// It would not work.
+    /// The table would not work.
     Error(String),
 }
 

@@ -27,7 +27,7 @@ impl<'a> RowIdentity<'a> {
         self
     }
 
-    /// Makes the steps that give every row a queue: a column that existed before might be NULL.
+    /// Makes the steps that give every row a queue, because an existing column might contain NULL.
     #[must_use]
     pub fn queue_steps(&self) -> Vec<MigrationStep> {
         let Some(queue) = self.queue else { return Vec::new() };
@@ -79,8 +79,8 @@ impl<'a> RowIdentity<'a> {
         ]
     }
 
-    /// Makes the step that refuses a table whose rows are identified by further columns. A unique constraint on fewer columns
-    /// would hold by chance for the present rows, and refuse rows that the application inserts later.
+    /// Makes the step that refuses a table whose key has further columns. A unique constraint on fewer columns might
+    /// hold for the present rows by chance and refuse later rows of the application.
     #[must_use]
     pub fn whole_key_step(&self) -> MigrationStep {
         let (table, id) = (self.table, self.id);

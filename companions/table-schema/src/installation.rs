@@ -1,11 +1,11 @@
-//! Tables of a library in a schema of its own: printed, and installed.
+//! Tables of a library in a dedicated schema, printed or installed.
 
 use leasehold_postgres::sql::{installation, render};
 use leasehold_postgres::{Identifier, sqlstate};
 use sqlx::{AssertSqlSafe, PgConnection, Row as _, raw_sql};
 
-/// Settings of the transaction, whatever the defaults of database and role. It waits for others who install at the same time,
-/// by the lock that the schema of the stores is installed under.
+/// Settings of the transaction, independent of the defaults of database and role. Waits for concurrent installations
+/// through the lock under which the stores install their schema.
 const SETTINGS: &str = "\
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ WRITE;
 SET LOCAL search_path = pg_catalog;
@@ -17,7 +17,7 @@ SELECT pg_advisory_xact_lock(1818583411, 1);
 SET LOCAL lock_timeout = '1s';
 ";
 
-/// How often an installation that ran into another change is tried again.
+/// Number of retries of an installation that ran into another change.
 const RETRIES: u32 = 3;
 
 /// Objects that a library creates in a schema. In its SQL, `{schema}` stands for the schema's name.
@@ -33,7 +33,7 @@ impl Installation {
     ///
     /// - `title` is the first line of the script, without the dashes.
     /// - `objects` are the statements that create everything, which can be run again.
-    /// - `present` is a boolean expression: does everything exist? The search path is `pg_catalog`.
+    /// - `present` is a boolean expression for whether everything exists. The search path is `pg_catalog`.
     #[must_use]
     pub const fn new(title: &'static str, objects: &'static str, present: &'static str) -> Self {
         Self { title, objects, present }
@@ -46,15 +46,15 @@ impl Installation {
         format!("-- {}\nBEGIN;\n{SETTINGS}\n{objects}\nCOMMIT;\n", self.title)
     }
 
-    /// Creates what is missing, as a whole or not at all. If everything exists, it only reads.
+    /// Creates the missing objects, as a whole or not at all. If everything exists, it only reads.
     ///
     /// # Errors
     ///
-    /// What the server returns. Nothing was created.
+    /// The server's error. Nothing was created.
     ///
     /// # Cancel safety
     ///
-    /// Everything is created or nothing; a drop might leave either.
+    /// If dropped, either everything was created or nothing.
     pub async fn install(
         &self,
         connection: &mut PgConnection,
@@ -68,7 +68,7 @@ impl Installation {
             if present.first().ok_or(sqlx::Error::RowNotFound)?.try_get("present")? {
                 return Ok(());
             }
-            // Several statements in one message are one transaction, which ends with the message.
+            // Sends all statements in one message, because such a message is one transaction.
             let message = [SETTINGS, &installation(schema, self.objects, "")].concat();
             match raw_sql(AssertSqlSafe(message)).execute(&mut *connection).await {
                 Ok(_) => return Ok(()),
@@ -79,15 +79,15 @@ impl Installation {
     }
 }
 
-/// Returns whether another session created the same objects without our lock, or kept a table locked for longer than readers and
-/// writers should queue behind us.
+/// Returns whether another session created the same objects without our lock, or held a table lock longer than
+/// [`SETTINGS`] waits.
 fn is_passing(error: &sqlx::Error) -> bool {
     let codes = ["23505", "42P06", "42P07", "42710", "XX000", "55P03"];
     sqlstate(error).is_some_and(|code| codes.contains(&code.as_str()))
 }
 
-/// Returns the SQL that lets `role` read and write these tables of the schema, and nothing else. Row locks (`FOR UPDATE`) need
-/// UPDATE.
+/// Returns the SQL that grants `role` reading and writing of these tables, and no other privileges. Row locks (`FOR
+/// UPDATE`) need UPDATE.
 #[must_use]
 pub fn grants(schema: &Identifier, role: &Identifier, tables: &[&str]) -> String {
     let (schema, role) = (schema.quoted(), role.quoted());

@@ -57,8 +57,8 @@ impl Table {
         }
     }
 
-    /// Returns an expression for the table's oid. The server resolves it together with the names in the same statement, so that
-    /// both always mean the same table.
+    /// Returns an expression for the table's oid. The server resolves it together with the names in the same
+    /// statement, so all mean the same table.
     #[must_use]
     pub fn oid_sql(&self) -> String {
         format!("{}::pg_catalog.regclass::pg_catalog.oid::bigint", literal(&self.quoted()))
@@ -67,7 +67,7 @@ impl Table {
     /// Returns an expression for the name of the table's schema, as text.
     #[must_use]
     pub fn schema_sql(&self) -> String {
-        // A stable function, because the planner estimates by its value and plans as for a constant. It cannot estimate a
+        // Uses a stable function, because the planner evaluates it and plans as for a constant. It cannot estimate a
         // subquery, and then compares each of thousands of rows with each lease.
         let resolved = || {
             format!(
@@ -79,8 +79,8 @@ impl Table {
         self.schema.as_ref().map_or_else(resolved, |schema| literal(schema.as_str()))
     }
 
-    /// Returns an expression for the quoted name with its schema, as text: the same whether the schema was named or not, and
-    /// another one for each table.
+    /// Returns an expression for the quoted name with its schema, as text. It is the same with or without a named
+    /// schema, and unique per table.
     #[must_use]
     pub fn full_name_sql(&self) -> String {
         match &self.schema {
@@ -107,7 +107,7 @@ impl Table {
     #[must_use]
     pub fn beside(&self, parts: &[&str]) -> Self {
         let all: Vec<&str> = std::iter::once(self.name()).chain(parts.iter().copied()).collect();
-        // A derived name begins as the table's does and is short enough, so that the server allows it.
+        // Cannot fail, because a derived name begins like the table's and is short enough for the server.
         self.sibling(&derived(&all)).unwrap_or_else(|_| self.clone())
     }
 }
@@ -141,7 +141,7 @@ impl Column {
         identifier(name.as_ref()).map(Self)
     }
 
-    /// Names a column by a constant that is a valid name. Release builds do not check it, so never pass input.
+    /// Names a column by a constant, which must be a valid name. Release builds skip the check, so never pass input.
     #[must_use]
     pub fn known(name: &'static str) -> Self {
         Self(Identifier::known(name))

@@ -1,4 +1,4 @@
-//! The connection on which tables are changed.
+//! The connection for changing tables.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::error::TableError;
 use crate::step::{MigrationStep, SHORT_WAIT};
 
-/// The advisory lock of sessions: one at a time changes tables in a database.
+/// The advisory lock of sessions. Only one session at a time changes tables in a database.
 const LOCK: i64 = 0x6c68_5f6d_6967_7261;
 
-/// A connection that no other session uses at the same time. It is closed at the end, so that its settings, its lock and a
-/// statement that was given up end with it.
+/// A connection that excludes other sessions. It is closed at the end, which also ends its settings, its lock and an
+/// abandoned statement.
 #[derive(Debug)]
 pub struct SchemaSession {
     connection: PoolConnection<Postgres>,
@@ -24,23 +24,23 @@ pub struct SchemaSession {
 }
 
 impl SchemaSession {
-    /// Waits until no other session of the database is open, and sets what statements rely on. Everything together may take
-    /// `within`; `doing` says what it is for, as in "migrate the table".
+    /// Waits until no other session of the database is open, and sets the settings that statements rely on. All steps
+    /// together can take `within`. `doing` names the purpose for errors, as in "migrate the table".
     ///
     /// # Errors
     ///
-    /// [`Store`](TableError::Store) if the time is over, else what the server or the pool returns.
+    /// [`Store`](TableError::Store) if the time is over, or an error of the server or the pool.
     ///
     /// # Cancel safety
     ///
-    /// The connection is closed; a statement that was under way may have been carried out.
+    /// If dropped, the connection is closed. A running statement might have been carried out.
     pub async fn open(pool: &PgPool, within: Duration, doing: &'static str) -> Result<Self, TableError> {
         let deadline = Instant::now() + within;
         let connection = timeout_at(deadline, pool.acquire()).await.map_err(|_| late(doing))?;
         let mut connection = connection.map_err(|error| TableError::statement(error, doing))?;
         connection.close_on_drop();
         let mut session = Self { connection, deadline, doing };
-        // One level for everybody: the pool's own may be stricter, or not allow to write.
+        // Sets the isolation explicitly, because the pool's default might be stricter or read-only.
         let settings = format!(
             "SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE; \
              SET statement_timeout = {}; SET client_min_messages = warning; \
@@ -52,7 +52,7 @@ impl SchemaSession {
         Ok(session)
     }
 
-    /// Polls, because a session that waits in a statement would keep another one's index from being finished.
+    /// Polls, because a session that waits inside a statement would block the completion of another session's index.
     async fn lock(&mut self) -> Result<(), TableError> {
         let ask = format!("SELECT pg_catalog.pg_try_advisory_lock({LOCK})");
         while !self.ask(&ask).await? {
@@ -69,7 +69,7 @@ impl SchemaSession {
     ///
     /// # Cancel safety
     ///
-    /// The connection is closed; a statement that was under way may have been carried out.
+    /// If dropped, the connection is closed. A running statement might have been carried out.
     pub async fn ask(&mut self, query: &str) -> Result<bool, TableError> {
         let answer = query_scalar::<_, bool>(AssertSqlSafe(query)).persistent(false);
         let answer = timeout_at(self.deadline, answer.fetch_one(&mut *self.connection)).await;
@@ -86,17 +86,17 @@ impl SchemaSession {
         Ok(ran.map(drop))
     }
 
-    /// Runs the steps in order and closes the connection. A step that waited too long for a lock, or ran into another change of
-    /// the same table, is run again.
+    /// Runs the steps in order and closes the connection. Retries a step that waited too long for a lock or ran into
+    /// another change of the same table.
     ///
     /// # Errors
     ///
-    /// [`Invalid`](TableError::Invalid) if a step finds that the table is not as it has to be, else as [`open`](Self::open).
-    /// The steps before stay done.
+    /// [`Invalid`](TableError::Invalid) if a step finds that the table is not in the required form, otherwise as
+    /// [`open`](Self::open). Earlier steps stay done.
     ///
     /// # Cancel safety
     ///
-    /// The connection is closed; a statement that was under way may have been carried out.
+    /// If dropped, the connection is closed. A running statement might have been carried out.
     pub async fn apply(mut self, steps: &[MigrationStep]) -> Result<(), TableError> {
         for step in steps {
             self.step(step).await?;
@@ -121,7 +121,7 @@ impl SchemaSession {
             };
             if !is_passing(&error) {
                 if let Some(undo) = &step.undo {
-                    // What went wrong first is what the caller has to know.
+                    // Ignores errors of the undo, because the caller must get the first error.
                     let _ = self.run(&format!("SET lock_timeout = {SHORT_WAIT}")).await;
                     let _ = self.run(undo).await;
                 }
@@ -153,8 +153,8 @@ impl SchemaSession {
     }
 }
 
-/// Returns whether the statement may succeed when it is run again: it waited too long for a lock, or ran into another change of
-/// the same table.
+/// Returns whether a retry of the statement might succeed, because it waited too long for a lock or ran into another
+/// change of the same table.
 fn is_passing(error: &sqlx::Error) -> bool {
     matches!(sqlstate(error).as_deref(), Some("55P03" | "40P01" | "40001" | "55006"))
 }

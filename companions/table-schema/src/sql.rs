@@ -7,7 +7,8 @@ pub use leasehold_postgres::{literal, quote};
 
 use crate::names::Table;
 
-/// Returns `parts` joined by underscores. If the server would cut that name, a hash of the whole replaces its end.
+/// Returns `parts` joined by underscores. If the name is too long for the server, a hash of the whole replaces its
+/// end.
 #[must_use]
 pub fn derived(parts: &[&str]) -> String {
     let whole = parts.join("_");
@@ -21,7 +22,7 @@ pub fn derived(parts: &[&str]) -> String {
     format!("{}_{}", &whole[..end], hash(&whole))
 }
 
-/// Returns sixteen digits that stand for `text`.
+/// Returns a hash of `text` in sixteen digits.
 #[must_use]
 pub fn hash(text: &str) -> String {
     let mut hasher = fnv::FnvHasher::default();
@@ -29,19 +30,19 @@ pub fn hash(text: &str) -> String {
     format!("{:016x}", hasher.finish())
 }
 
-/// Returns `table` as an expression of type `regclass`, which fails if there is no such table.
+/// Returns `table` as an expression of type `regclass`, which fails if the table does not exist.
 #[must_use]
 pub fn regclass(table: &Table) -> String {
     format!("{}::pg_catalog.regclass", literal(&table.quoted()))
 }
 
-/// Returns an expression: is there a table, or another relation, of this name?
+/// Returns an expression for whether a table or another relation of this name exists.
 #[must_use]
 pub fn exists(table: &Table) -> String {
     format!("pg_catalog.to_regclass({}) IS NOT NULL", literal(&table.quoted()))
 }
 
-/// Returns an expression: does the table have this column?
+/// Returns an expression for whether the table has this column.
 #[must_use]
 pub fn has_column(table: &Table, column: &str) -> String {
     format!(

@@ -5,23 +5,23 @@ use std::fmt;
 use crate::names::{Column, Table};
 use crate::sql::{block, comment, literal, quote, regclass};
 
-/// How long a statement waits for a lock if readers or writers would queue behind it, in milliseconds.
+/// Maximum wait for a lock if readers or writers would queue behind the statement, in milliseconds.
 pub(crate) const SHORT_WAIT: u64 = 1_000;
 
 /// One statement of a migration, run outside of a transaction.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct MigrationStep {
-    /// Its purpose, in a sentence.
+    /// The step's purpose, in a sentence.
     pub what: &'static str,
-    /// Its text. To run it again changes nothing.
+    /// The statement. Running it again changes nothing.
     pub sql: String,
-    /// A query that returns whether the statement would change anything. Set if the statement would have to wait for a lock to
-    /// find out.
+    /// A query that returns whether the statement would change anything. Set if the statement would have to wait for
+    /// a lock to find out.
     pub needed: Option<String>,
-    /// It may wait for locks as long as it has to, because readers and writers do not queue behind it.
+    /// Whether the statement waits for locks without limit, because readers and writers do not queue behind it.
     pub patient: bool,
-    /// A statement that removes what it leaves behind if it fails.
+    /// A statement that removes the remains of a failed attempt.
     pub undo: Option<String>,
 }
 
@@ -32,13 +32,13 @@ impl MigrationStep {
         Self { what, sql, needed: None, patient: false, undo: None }
     }
 
-    /// Makes a step that runs `sql` if `condition` is true. The table is not locked to find out.
+    /// Makes a step that runs `sql` if `condition` is true. The check does not lock the table.
     #[must_use]
     pub fn only_if(what: &'static str, condition: &str, sql: &str) -> Self {
         Self::new(what, block("", &format!("  IF {condition} THEN\n    {sql};\n  END IF;")))
     }
 
-    /// Returns how long it may wait for a lock, in milliseconds; 0 without a limit.
+    /// Returns the maximum wait for a lock, in milliseconds, or 0 for no limit.
     pub(crate) fn longest_wait(&self) -> u64 {
         if self.patient { 0 } else { SHORT_WAIT }
     }
@@ -93,8 +93,8 @@ impl MigrationStep {
         step
     }
 
-    /// Makes the steps of a named CHECK that lists the values of a `text` column. The list only grows, so that an older or
-    /// newer version of the application beside this one keeps its values.
+    /// Makes the steps of a named CHECK that lists the values of a `text` column. The list only grows, because an
+    /// older or newer version of the application beside this one needs its values.
     #[must_use]
     pub fn closed_set(
         what: &'static str,
@@ -151,12 +151,12 @@ impl MigrationStep {
     }
 }
 
-/// Writes steps as a script for `psql`, with a comment before each and the same limits of waiting as
+/// Writes steps as a script for `psql`, with a comment before each and the lock timeouts of
 /// [`SchemaSession::apply`](crate::SchemaSession::apply).
 ///
 /// # Errors
 ///
-/// Those of `out`.
+/// Errors of `out`.
 pub fn write_script(out: &mut impl fmt::Write, steps: &[MigrationStep]) -> fmt::Result {
     let mut patient = None;
     for step in steps {

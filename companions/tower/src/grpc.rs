@@ -12,7 +12,7 @@ use crate::hold::RequestHold;
 use crate::http::keep;
 use crate::transport::{Refused, Transport};
 
-/// Responds to gRPC calls, such as those of tonic: `UNAVAILABLE` (with `grpc-retry-pushback-ms`) if the lock was not
+/// Responds to gRPC calls, for example from tonic: `UNAVAILABLE` (with `grpc-retry-pushback-ms`) if the lock was not
 /// granted, `ABORTED` if it was lost, `INVALID_ARGUMENT` for a call without a key.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default)]

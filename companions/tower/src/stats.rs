@@ -138,7 +138,7 @@ impl LayerCounters {
     pub(crate) async fn idle(&self) {
         loop {
             let mut changed = std::pin::pin!(self.idle.notified());
-            // Registers before the check, because a request might end in between.
+            // Registers before the check, because a request might end before the wait begins.
             changed.as_mut().enable();
             if self.in_flight.load(Ordering::Acquire) == 0 {
                 return;

@@ -52,7 +52,7 @@ pub use shared::{SharedTx, SharedTxError};
 ///   take the pool's last connection, and at most half of the pool waits for locks.
 /// - Each layer counts separately, together with its clones. Routes that share a pool must share a layer, because
 ///   several layers can take the last connection.
-/// - Locks and limits are those of [`leasehold_postgres_advisory::xact`]: READ COMMITTED, savepoints, and an
+/// - Locks and limits are as in [`leasehold_postgres_advisory::xact`]: READ COMMITTED, savepoints, and an
 ///   `idle_in_transaction_session_timeout` that ends lock and transaction.
 /// - Not for gRPC, because its status comes after the body.
 pub struct TxLayer<K> {
