@@ -1,10 +1,9 @@
 //! A search table that is kept up to date from three source tables.
 //!
-//! Triggers on orders, order lines and payments record each change in a table of changes, in the transaction
-//! of the change, so that none is lost and none is there that was rolled back. One claim has all changes of
-//! an order, however many there are, and its row of the search table is made anew once, in the transaction
-//! that settles the claim. Changes stay for 30 days, as a history that can be searched, and are purged then.
-//! Everything is in a schema of its own, which is made anew each time.
+//! Triggers on orders, order lines and payments record each change in a change table, in the same transaction. One
+//! claim gets all changes of an order. It rebuilds the order's search row once, in the transaction that settles the
+//! claim. Changes stay for 30 days as a searchable history and are then purged. The example drops and creates its
+//! schema on each run.
 //!
 //! ```text
 //! DATABASE_URL=postgres://localhost/test cargo run -p leasehold-capture --example orders
@@ -26,7 +25,7 @@ type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 
 const SCHEMA: &str = "leasehold_orders";
 
-/// Only a broken server needs this long.
+/// Time limit that only a broken server exceeds.
 const LONG: Duration = Duration::from_secs(60);
 
 const TABLES: &str = "
@@ -49,7 +48,7 @@ const TABLES: &str = "
         rebuilt bigint NOT NULL DEFAULT 1
     )";
 
-/// Builds the row of an order anew from what is there now, and counts how often that was done.
+/// Rebuilds the search row of an order from the current tables and counts the rebuilds.
 const REBUILD: &str = "
     INSERT INTO order_search (order_id, words, open_amount)
     SELECT o.id,
@@ -84,7 +83,7 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Changes of an order are one claim, and settled ones stay for 30 days.
+/// Groups the changes by order into one claim. Settled changes stay for 30 days.
 fn spec() -> Result<ClaimSpec, ClaimError> {
     ClaimSpec::builder(Table::new("change")?)
         .state("status", States::text(["new"], "done").taken("in_progress").failed("failed"))
@@ -95,12 +94,12 @@ fn spec() -> Result<ClaimSpec, ClaimError> {
         .error("error")
         .work(["order_id"])
         .retention(Retention::KeepFor(Duration::from_secs(30 * 24 * 60 * 60)))
-        // Each sale would wait for the commits of all others.
+        // A notification would make the sales commit one after the other.
         .notify_on_insert(false)
         .build()
 }
 
-/// Where changes come from. An order has the same number in each table, under different names.
+/// Describes the sources. The order's number has another column name in each table.
 fn capture() -> Result<Capture, ClaimError> {
     let source = |table: &str, order: &str| {
         let source = Source::new(Table::new(table)?).copy("order_id", order);
@@ -113,18 +112,18 @@ fn capture() -> Result<Capture, ClaimError> {
         .build()
 }
 
-/// The tables, and the claims on changes.
+/// The connection pool and the claims on changes.
 #[derive(Debug)]
 pub struct Shop {
     pool: PgPool,
     claims: PgClaims,
 }
 
-/// A row of the search table: the order, its words, what is still to be paid, how often it was made anew.
+/// A row of the search table: order, words, open amount, number of rebuilds.
 pub type Found = (i64, String, i64, i64);
 
 impl Shop {
-    /// Makes the tables and the triggers.
+    /// Creates the tables and the triggers.
     pub async fn set_up(url: &str) -> Result<Self> {
         let options = url.parse::<PgConnectOptions>()?.options([("search_path", SCHEMA)]);
         let pool = PgPoolOptions::new().connect_with(options).await?;
@@ -136,7 +135,7 @@ impl Shop {
         Ok(Self { claims: PgClaims::new(pool.clone(), spec), pool })
     }
 
-    /// Changes of three orders, and some of a fourth that are rolled back.
+    /// Changes three orders, and a fourth in a transaction that rolls back.
     pub async fn sell(&self) -> Result<()> {
         let mut connection = self.pool.acquire().await?;
         for order in 1..=3 {
@@ -152,14 +151,14 @@ impl Shop {
         Ok(())
     }
 
-    /// An order is deleted, and all payments at once.
+    /// Deletes an order and truncates all payments.
     pub async fn clear_out(&self) -> Result<()> {
         query("DELETE FROM orders WHERE id = 3").execute(&self.pool).await?;
         query("TRUNCATE payment").execute(&self.pool).await?;
         Ok(())
     }
 
-    /// Works on so many claims. Answers how many changes each had.
+    /// Processes this many claims. Returns the number of changes in each.
     pub async fn rebuild(&self, claims: usize) -> Result<Vec<usize>> {
         let claimer = Claimer::builder(Arc::new(self.claims.clone())).start()?;
         let mut changes = Vec::new();
@@ -172,7 +171,7 @@ impl Shop {
         Ok(changes)
     }
 
-    /// The row and the end of the claim are in one transaction: both are there, or neither.
+    /// Rebuilds the row and ends the claim in one transaction.
     async fn rebuild_one(&self, mut claim: Claim) -> Result<()> {
         #[derive(serde::Deserialize)]
         struct Change {
@@ -184,7 +183,7 @@ impl Shop {
                 query(REMOVE).bind(order).execute(&mut *transaction).await?;
                 query(REBUILD).bind(order).execute(&mut *transaction).await?;
             }
-            // A change of each order, because only who has the claim of an order makes its row anew.
+            // Inserts a change for each order, because only the holder of an order's claim can rebuild its row.
             None => {
                 query(SPREAD).execute(&mut *transaction).await?;
                 self.claims.notify(&mut transaction).await?;
@@ -194,23 +193,23 @@ impl Shop {
         Ok(())
     }
 
-    /// The search table.
+    /// Returns the search table.
     pub async fn search(&self) -> Result<Vec<Found>> {
         let sql = "SELECT order_id, words, open_amount, rebuilt FROM order_search ORDER BY order_id";
         Ok(query_as(sql).fetch_all(&self.pool).await?)
     }
 
-    /// How many changes there are, settled or not.
+    /// Returns the number of changes, settled or not.
     pub async fn changes(&self) -> Result<i64> {
         Ok(query_scalar("SELECT count(*) FROM change").fetch_one(&self.pool).await?)
     }
 
-    /// Whether a change waits for somebody.
+    /// Returns whether a change waits for a worker.
     pub async fn is_behind(&self) -> Result<bool, ClaimError> {
         self.claims.pending(&Take::up_to(1)).await
     }
 
-    /// Deletes changes that were settled long ago, a few at a time.
+    /// Deletes changes that were settled long ago, in small batches.
     pub async fn purge(&self) -> Result<u64, ClaimError> {
         let mut purged = 0;
         loop {
@@ -221,7 +220,7 @@ impl Shop {
         }
     }
 
-    /// As if the changes had been settled `days` earlier.
+    /// Moves the settlement of all changes `days` into the past.
     pub async fn let_days_pass(&self, days: i32) -> Result<()> {
         let sql = "UPDATE change SET settled_at = settled_at - make_interval(days => $1)";
         query(sql).bind(days).execute(&self.pool).await?;
@@ -229,7 +228,7 @@ impl Shop {
     }
 }
 
-/// Five changes of one order.
+/// Makes five changes of one order.
 async fn sell(sale: &mut PgConnection, order: i64) -> Result<()> {
     for sql in [
         "INSERT INTO orders VALUES ($1, 'customer-' || $1)",

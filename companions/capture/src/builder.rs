@@ -1,4 +1,4 @@
-//! Putting a capture together.
+//! Builders of a capture.
 
 use leasehold_claim::ClaimError;
 use leasehold_table_schema::sql::literal;
@@ -6,7 +6,21 @@ use leasehold_table_schema::{Column, Table};
 
 use crate::Capture;
 
-/// A table whose changes are recorded, and what of them.
+/// A table whose changes are recorded, with the mapping of its columns.
+///
+/// ```
+/// use leasehold_capture::{Capture, Source};
+/// use leasehold_claim::Table;
+///
+/// let orders = Source::new(Table::new("orders")?)
+///     .copy("order_id", "id")
+///     .constant("kind", "order")
+///     .operation("operation")
+///     .image("detail");
+/// let capture = Capture::into(Table::new("event")?).source(orders).build()?;
+/// # let _ = capture;
+/// # Ok::<(), leasehold_claim::ClaimError>(())
+/// ```
 #[derive(Debug)]
 #[must_use = "give it to a capture"]
 pub struct Source {
@@ -14,24 +28,24 @@ pub struct Source {
     mistake: Option<ClaimError>,
 }
 
-/// What becomes of the columns of the target.
+/// The values of the target's columns.
 #[derive(Clone, Debug)]
 pub(super) struct Mapping {
     pub(super) table: Table,
-    /// The table as the capture was told its name, for what is recorded.
+    /// The table's name as given by the caller, for records.
     pub(super) label: String,
-    /// Column of the target, column of the source.
+    /// Pairs of target column and source column.
     pub(super) copied: Vec<(Column, Column)>,
-    /// Column of the target, literal.
+    /// Pairs of target column and literal.
     pub(super) constants: Vec<(Column, String)>,
-    /// Those of a TRUNCATE, instead of the above.
+    /// Pairs of target column and literal for a TRUNCATE, instead of the above.
     pub(super) truncated: Vec<(Column, String)>,
     pub(super) image: Option<Column>,
     pub(super) operation: Option<Column>,
 }
 
 impl Source {
-    /// Changes of `table`.
+    /// Records the changes of `table`.
     pub fn new(table: Table) -> Self {
         let mapping = Mapping {
             label: table.to_string(),
@@ -45,8 +59,8 @@ impl Source {
         Self { mapping, mistake: None }
     }
 
-    /// The column `into` of the claimed table gets what is in the column `from` of the changed row: the group,
-    /// for example. When an update changes any column that is copied, what was there before gets a row too.
+    /// Copies the column `from` of the changed row to the column `into` of the claimed table, for example the group.
+    /// If an update changes a copied column, the old values get a separate row.
     pub fn copy(mut self, into: &str, from: &str) -> Self {
         if let (Some(into), Some(from)) = (self.column(into), self.column(from)) {
             self.mapping.copied.push((into, from));
@@ -54,7 +68,7 @@ impl Source {
         self
     }
 
-    /// The column `into` of the claimed table gets `value`: the kind, for example, or the queue.
+    /// Sets the column `into` of the claimed table to `value`, for example the kind or the queue.
     pub fn constant(mut self, into: &str, value: &str) -> Self {
         if let (Some(into), Some(value)) = (self.column(into), self.value(value)) {
             self.mapping.constants.push((into, value));
@@ -62,7 +76,7 @@ impl Source {
         self
     }
 
-    /// For a TRUNCATE, the column `into` of the claimed table gets `value`, instead of NULL or a constant.
+    /// Sets the column `into` of the claimed table to `value` for a TRUNCATE, instead of NULL or a constant.
     pub fn truncated_as(mut self, into: &str, value: &str) -> Self {
         if let (Some(into), Some(value)) = (self.column(into), self.value(value)) {
             self.mapping.truncated.push((into, value));
@@ -70,14 +84,14 @@ impl Source {
         self
     }
 
-    /// The `jsonb` column `into` gets the name of the changed table, what was done, and the row before and
-    /// after: `{"table": "orders", "op": "UPDATE", "old": {..}, "new": {..}}`.
+    /// Fills the `jsonb` column `into` with the changed table's name, the operation, and the row before and after:
+    /// `{"table": "orders", "op": "UPDATE", "old": {..}, "new": {..}}`.
     pub fn image(mut self, into: &str) -> Self {
         self.mapping.image = self.column(into);
         self
     }
 
-    /// The `text` column `into` gets `INSERT`, `UPDATE`, `DELETE` or `TRUNCATE`.
+    /// Fills the `text` column `into` with `INSERT`, `UPDATE`, `DELETE` or `TRUNCATE`.
     pub fn operation(mut self, into: &str) -> Self {
         self.mapping.operation = self.column(into);
         self
@@ -103,7 +117,7 @@ impl Source {
 }
 
 impl Mapping {
-    /// Columns of the target that are written.
+    /// Returns the written columns of the target.
     pub(super) fn targets(&self) -> Vec<&Column> {
         let copied = self.copied.iter().map(|(into, _)| into);
         let constants = self.constants.iter().map(|(into, _)| into);
@@ -111,7 +125,7 @@ impl Mapping {
     }
 }
 
-/// A capture that is being put together. Setters never fail: [`build`](Self::build) names the first mistake.
+/// Builds a capture. Setters never fail. [`build`](Self::build) returns the first mistake.
 #[derive(Debug)]
 #[must_use = "call `build`"]
 pub struct CaptureBuilder {
@@ -126,7 +140,7 @@ impl CaptureBuilder {
         Self { capture, mistake: None }
     }
 
-    /// Changes of this table are recorded, too. Any number of tables may feed one.
+    /// Adds a table whose changes are recorded. Any number of tables can feed one claimed table.
     pub fn source(mut self, source: Source) -> Self {
         if let Some(mistake) = source.mistake {
             self.mistake.get_or_insert(mistake);
@@ -135,9 +149,10 @@ impl CaptureBuilder {
         self
     }
 
-    /// Wakes workers that listen on `channel`, see [`ClaimSpec::channel`](leasehold_claim::ClaimSpec::channel), when a
-    /// change commits. Transactions that do so commit one after the other: not for tables with many writers. Where the
-    /// claimed table has the trigger of its spec's migration, that does the same.
+    /// Notifies workers that listen on `channel` when a change commits, see
+    /// [`ClaimSpec::channel`](leasehold_claim::ClaimSpec::channel). Notifying transactions commit one after the
+    /// other, so do not use it for tables with many writers. If the migration of the claimed table's spec has
+    /// installed its trigger, that trigger already notifies.
     pub fn notify(mut self, channel: &str) -> Self {
         if channel.is_empty() || channel.len() > 63 || channel.contains('\0') {
             let message = "the name of a channel has 1 to 63 bytes, without NUL; use that of the spec";
@@ -147,26 +162,26 @@ impl CaptureBuilder {
         self
     }
 
-    /// The triggers fire also where `session_replication_role` is `replica`. A change that was recorded where
-    /// it was made, and comes in by replication together with its record, is then recorded twice.
+    /// Makes the triggers fire even if `session_replication_role` is `replica`. A replicated change that arrives
+    /// together with its record is then recorded twice.
     pub fn always(mut self) -> Self {
         self.capture.is_always = true;
         self
     }
 
-    /// Rows are recorded with the rights of whoever installs the triggers, so that writers of the sources need
-    /// none on the claimed table. Every table has to be named with its schema then.
+    /// Records rows with the rights of the role that installs the triggers, so writers of the sources need no rights
+    /// on the claimed table. Every table must then be named with its schema.
     pub fn security_definer(mut self) -> Self {
         self.capture.is_definer = true;
         self
     }
 
-    /// The capture.
+    /// Returns the capture.
     ///
     /// # Errors
     ///
-    /// [`InvalidSpec`](ClaimError::InvalidSpec) naming the first mistake: a name that cannot be one, no source,
-    /// a table that would record its own changes, one that is there twice, a column that gets two values.
+    /// [`InvalidSpec`](ClaimError::InvalidSpec) with the first mistake: an invalid name, no source, a table that
+    /// would record its own changes, a repeated source, or a column with two values.
     pub fn build(self) -> Result<Capture, ClaimError> {
         if let Some(mistake) = self.mistake {
             return Err(mistake);

@@ -16,32 +16,31 @@ pub use self::builder::{CaptureBuilder, Source};
 
 const LONGEST: Duration = Duration::from_secs(600);
 
-/// Triggers on source tables that record each change as a row of the claimed table, in the transaction of the
-/// change: rolled back together, committed together, whoever makes the change and from wherever.
+/// Triggers on source tables that record each change as a row of the claimed table. They run in the transaction of
+/// the change, so change and record commit or roll back together, from every client.
 ///
-/// For each row that is inserted, updated or deleted there is one row in the claimed table; for an update that
-/// moves a row from one group to another there are two, one for each. A TRUNCATE is one row (of a partitioned
-/// table one for each partition and one for the whole), in which copied columns are NULL unless
-/// [`Source::truncated_as`] says otherwise.
+/// Each inserted, updated or deleted row is recorded as one row. An update that moves a row to another group is
+/// recorded as two rows, one per group. A TRUNCATE is one row, and for a partitioned table one row per partition and
+/// one for the whole. In it, copied columns are NULL unless [`Source::truncated_as`] sets them.
 ///
 /// # Limits
 ///
-/// - A trigger that is disabled records nothing. The owner of the table and superusers can disable it, and can
-///   drop it. [`check`](Self::check) finds that out, afterwards.
-/// - Where `session_replication_role` is `replica`, as in sessions that apply logical replication, triggers do not fire
-///   unless they are installed with [`CaptureBuilder::always`].
-/// - A load of data alone (`pg_restore --data-only`) fires them: each row that is loaded would be recorded again, and where
-///   the recorded rows are loaded as well, the load of the source fails because their ids exist. Load with
-///   `--disable-triggers`, or before the triggers are installed. A whole dump makes the triggers after the data.
+/// - A disabled trigger records nothing. The table's owner and superusers can disable or drop it.
+///   [`check`](Self::check) finds that afterwards.
+/// - If `session_replication_role` is `replica`, as in sessions that apply logical replication, triggers only fire if
+///   installed with [`CaptureBuilder::always`].
+/// - A load of data only (`pg_restore --data-only`) fires them, so each loaded row would be recorded again. If the
+///   recorded rows are loaded too, the load of the source fails because their ids exist. Load with
+///   `--disable-triggers`, or before the installation. A full dump creates the triggers after the data.
 /// - Changes below SQL (a restored file, `pg_resetwal`) fire nothing.
-/// - A row that the claimed table refuses fails the change itself: nothing is ever lost in silence, but a
-///   constraint on the claimed table is then a constraint on its sources.
-/// - Writers of a source need the right to insert into the claimed table, unless
-///   [`CaptureBuilder::security_definer`] lends them that of the installer.
-/// - Workers are not woken, because a NOTIFY in each of many small transactions makes them commit one after
-///   the other: they find the rows with their next poll, every 2 seconds. Have the spec of the claimed table say
-///   [`notify_on_insert(false)`](leasehold_claim::ClaimSpecBuilder::notify_on_insert), so that its migration makes no
-///   trigger that wakes them all the same. [`CaptureBuilder::notify`] turns it on.
+/// - A row refused by the claimed table fails the change itself. No change is lost silently, but a constraint on the
+///   claimed table thereby becomes a constraint on its sources.
+/// - Writers of a source need the right to insert into the claimed table, or the installer's right through
+///   [`CaptureBuilder::security_definer`].
+/// - Workers are not notified by default, because a NOTIFY in many small transactions makes them commit one after the
+///   other. Workers find the rows with their next poll, every 2 seconds. Set
+///   [`notify_on_insert(false)`](leasehold_claim::ClaimSpecBuilder::notify_on_insert) in the spec of the claimed
+///   table, so its migration installs no notifying trigger. [`CaptureBuilder::notify`] turns notifications on.
 #[derive(Clone, Debug)]
 pub struct Capture {
     target: Table,
@@ -52,36 +51,38 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Begins the description of what is recorded in `target`.
+    /// Begins a capture that records in `target`.
     pub fn into(target: Table) -> CaptureBuilder {
         CaptureBuilder::new(target)
     }
 
-    /// The statements that install it, in order. Each may be run again. A table that was named without a schema is found by
-    /// the search path of whoever runs them, and its triggers have other names than those that [`install`](Self::install)
-    /// makes, which finds the schema first: use one of the two, or name the schemas.
+    /// Returns the statements that install it, in order. Each can be run again.
+    ///
+    /// A table named without a schema is found by the search path of the session that runs them.
+    /// [`install`](Self::install) looks up the schema first and names the triggers differently. Use only one of the
+    /// two, or name the schemas.
     #[must_use]
     pub fn statements(&self) -> Vec<String> {
         self.install_steps().into_iter().map(|step| step.sql).collect()
     }
 
-    /// The statements that take it away. What was recorded stays.
+    /// Returns the statements that remove the triggers. Recorded rows stay.
     #[must_use]
     pub fn uninstall_statements(&self) -> Vec<String> {
         self.uninstall_steps().into_iter().map(|step| step.sql).collect()
     }
 
-    /// Installs the triggers, or brings those that are there up to date and enables them. Statements that
-    /// writers would have to wait behind give up after a second and are tried again.
+    /// Installs the triggers, or updates and enables existing ones. A statement that would block writers gives up
+    /// after a second and is retried.
     ///
     /// # Errors
     ///
-    /// [`InvalidSpec`](ClaimError::InvalidSpec) when a table or column is missing or does not fit; nothing is
-    /// installed then. A timeout when somebody keeps a source locked.
+    /// [`InvalidSpec`](ClaimError::InvalidSpec) if a table or column is missing or does not fit. Nothing is installed
+    /// then. A timeout if another session keeps a source locked.
     ///
     /// # Cancel safety
     ///
-    /// Its connection is closed. Some sources may have their triggers and others not; call again.
+    /// If dropped, its connection is closed. Some sources might have their triggers and others not, so call it again.
     pub async fn install(&self, pool: &PgPool) -> Result<(), ClaimError> {
         let capture = self.resolved(pool).await?;
         let findings = capture.look(pool, false).await?;
@@ -96,32 +97,33 @@ impl Capture {
         run(pool, &capture.install_steps(), "install the triggers").await
     }
 
-    /// Takes the triggers and their functions away.
+    /// Removes the triggers and their functions.
     ///
     /// # Errors
     ///
-    /// A timeout when somebody keeps a source locked, and what else the server answers.
+    /// A timeout if another session keeps a source locked, or an error of the server.
     ///
     /// # Cancel safety
     ///
-    /// Its connection is closed. Some sources may have their triggers still; call again.
+    /// If dropped, its connection is closed. Some sources might still have their triggers, so call it again.
     pub async fn uninstall(&self, pool: &PgPool) -> Result<(), ClaimError> {
         run(pool, &self.resolved(pool).await?.uninstall_steps(), "take the triggers away").await
     }
 
-    /// Looks whether every change is recorded: best at start-up, and from time to time. Empty: it is.
+    /// Checks that every change is recorded. Call it at start-up and periodically. Returns no findings if all is
+    /// well.
     ///
     /// # Errors
     ///
-    /// What keeps the store from answering.
+    /// An error of the server or a timeout.
     ///
     /// # Cancel safety
     ///
-    /// It only looks; its connection is closed.
+    /// It only reads. If dropped, its connection is closed.
     pub async fn check(&self, pool: &PgPool) -> Result<Vec<Finding>, ClaimError> {
         let findings = self.resolved(pool).await?.look(pool, true).await?;
         if findings.iter().any(Finding::is_error) {
-            // The printed statements were run, in which a name without a schema stays so.
+            // Checks the unresolved names too, because the printed statements install triggers for them.
             let printed = self.look(pool, true).await?;
             if !printed.iter().any(Finding::is_error) {
                 return Ok(printed);

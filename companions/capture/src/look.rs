@@ -1,4 +1,4 @@
-//! Is every change recorded?
+//! Checks that every change is recorded.
 
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ use crate::{Capture, Mapping};
 const LONGEST: Duration = Duration::from_secs(60);
 
 impl Capture {
-    /// The same capture with the schema of each table that was named without one, as a connection of the pool finds it.
-    /// A table that does not exist stays as it is.
+    /// Adds the schema to each table named without one, as a connection of the pool resolves it. A missing table
+    /// stays unchanged.
     pub(super) async fn resolved(&self, pool: &PgPool) -> Result<Self, ClaimError> {
         let mut reader = CatalogReader::open(pool, LONGEST, "find the tables").await?;
         let mut all = self.clone();
@@ -33,7 +33,7 @@ impl Capture {
         Ok(all)
     }
 
-    /// What keeps changes from being recorded. Before it is installed, the triggers are not looked at.
+    /// Returns the findings that prevent recording. Before the installation, triggers are not checked.
     pub(super) async fn look(&self, pool: &PgPool, is_installed: bool) -> Result<Vec<Finding>, ClaimError> {
         let mut reader = CatalogReader::open(pool, LONGEST, "check the triggers").await?;
         let mut findings = Vec::new();
@@ -88,7 +88,7 @@ impl Capture {
         Ok(())
     }
 
-    /// Would the row that is recorded be taken? The server is asked, without doing it.
+    /// Checks that the target accepts the recorded row. The server plans the insert without executing it.
     async fn look_at_columns(
         &self,
         source: &Mapping,
@@ -137,13 +137,13 @@ impl Capture {
         Ok(())
     }
 
-    /// Does it wake workers though nobody has asked for that?
+    /// Finds triggers of the target that notify workers although the capture does not.
     async fn look_at_target(
         &self,
         reader: &mut CatalogReader,
         findings: &mut Vec<Finding>,
     ) -> Result<(), ClaimError> {
-        // After each statement that inserts.
+        // Matches statement triggers after INSERT.
         let sql = format!(
             "SELECT tgname::pg_catalog.text FROM pg_catalog.pg_trigger AS t \
              JOIN pg_catalog.pg_proc AS p ON p.oid = t.tgfoid WHERE tgrelid = {} AND tgtype = 4 \
@@ -170,7 +170,7 @@ impl Capture {
         let table = &source.table;
         let function = literal(&format!("{}()", self.function(source).quoted()));
         let [row, truncate] = self.triggers();
-        // Row triggers come in AFTER, of INSERT, DELETE and UPDATE; statement triggers in AFTER of TRUNCATE.
+        // Bits of `tgtype`. Row triggers fire AFTER INSERT, DELETE and UPDATE, statement triggers AFTER TRUNCATE.
         for (name, what, bits, is_row) in
             [(row, "rows", 1 | 4 | 8 | 16, true), (truncate, "TRUNCATE", 32, false)]
         {
@@ -240,7 +240,8 @@ impl Capture {
         Ok(())
     }
 
-    /// Tables that inherit without being partitions have triggers of their own, or none.
+    /// Checks tables that inherit without being partitions, because the triggers of their parent do not apply to
+    /// them.
     async fn look_at_children(
         &self,
         table: &Table,

@@ -6,29 +6,30 @@ use leasehold_table_schema::{Column, MigrationStep, Table};
 
 use crate::{Capture, Mapping};
 
-/// What the function is called for.
+/// The row that the function records.
 #[derive(Clone, Copy)]
 enum RecordedRow {
     Old,
     New,
-    /// There is none: all rows are gone.
+    /// No row, because a TRUNCATE removed all.
     Truncated,
 }
 
-/// Tells `table` from others of its name, with schema and name kept apart.
+/// Returns a hash that distinguishes `table` from tables of the same name in other schemas.
 fn mark(table: &Table) -> String {
     hash(&table.quoted())[..8].to_owned()
 }
 
 impl Capture {
-    /// The function of a source, in the schema of the target.
+    /// Returns the function of a source, in the schema of the target.
     pub(super) fn function(&self, source: &Mapping) -> Table {
         let (source, target) = (&source.table, &self.target);
         let name = derived(&[target.name(), "capture", source.name(), &mark(source)]);
         self.target.sibling(&name).unwrap_or_else(|_| self.target.clone())
     }
 
-    /// The triggers for rows and for TRUNCATE. Two targets of one name in two schemas may have the same source.
+    /// Returns the names of the row trigger and the TRUNCATE trigger. They include the target's hash, because two
+    /// targets of the same name can share a source.
     pub(super) fn triggers(&self) -> [String; 2] {
         ["capture_row", "capture_truncate"]
             .map(|what| derived(&[self.target.name(), what, &mark(&self.target)]))
@@ -49,7 +50,7 @@ impl Capture {
                 on_row.push_str(&format!("\n  ALTER TABLE {table} ENABLE ALWAYS TRIGGER {row};"));
             }
             steps.push(MigrationStep::new("Rows that change.", block("", &on_row)));
-            // A TRUNCATE of a partition fires the triggers of that partition alone.
+            // Repeats this for each partition, because a TRUNCATE of a partition fires only its own triggers.
             let always = if self.is_always {
                 format!(
                     "\n    EXECUTE pg_catalog.format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %s', part.name, {});",
@@ -123,9 +124,9 @@ impl Capture {
         body.push_str("  RETURN NULL;\nEND\n");
         let tag = dollar_tag(&body);
         let settings = match (self.is_definer, self.target.schema()) {
-            // Nobody else's path with the installer's rights.
+            // Fixes the search path, because the function runs with the installer's rights.
             (true, _) => " SECURITY DEFINER SET search_path = pg_catalog, pg_temp",
-            // Names without a schema are found now, not by the path of whoever changes a row.
+            // Fixes the search path at installation, because the path of a writer might find other tables.
             (false, None) => " SET search_path FROM CURRENT",
             (false, Some(_)) => "",
         };
@@ -195,7 +196,7 @@ impl Capture {
     }
 }
 
-/// A query for a table and its partitions.
+/// Returns a query for a table and its partitions.
 pub(super) fn parts(table: &Table) -> String {
     let here = regclass(table);
     format!(

@@ -1,4 +1,4 @@
-//! Two tables that a team has already, used as locks: a boolean for each file, a time and a timeout for each report.
+//! Uses two existing tables as locks: a boolean for each file, a time and a timeout for each report.
 //!
 //! ```text
 //! DATABASE_URL=postgres://localhost/test cargo run -p leasehold-plain-tables --example import
@@ -12,7 +12,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// Made anew each time.
+/// The example drops and creates its schema on each run.
 const TABLES: &str = "
     DROP SCHEMA IF EXISTS leasehold_import CASCADE;
     CREATE SCHEMA leasehold_import;
@@ -30,7 +30,7 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Returns what happened, a line for each step.
+/// Runs the steps and returns a line per step.
 pub async fn run(url: &str) -> Result<Vec<String>> {
     let options = url.parse::<PgConnectOptions>()?.options([("search_path", "leasehold_import")]);
     let pool: PgPool = PgPoolOptions::new().max_connections(2).connect_with(options).await?;
@@ -38,7 +38,7 @@ pub async fn run(url: &str) -> Result<Vec<String>> {
     let said = |granted| if granted { "granted" } else { "refused" };
     let mut steps = Vec::new();
 
-    // Locked until it is released.
+    // Locked until the release.
     let files = MutexTable::new(
         Table::new("file")?,
         Column::new("id")?,
@@ -51,7 +51,7 @@ pub async fn run(url: &str) -> Result<Vec<String>> {
     files.release(&pool, 1).await?;
     steps.push(format!("file 1 after its release: {}", said(files.acquire(&pool, 1).await?)));
 
-    // Locked until the hour is over, by the server's clock.
+    // Locked for one hour, by the server's clock.
     let reports = TimeoutTable::new(
         Table::new("report")?,
         Column::new("id")?,

@@ -1,4 +1,4 @@
-//! Whether a table fits, and what it lacks.
+//! Checks whether a table fits, and migrates it.
 
 use std::time::Duration;
 
@@ -23,25 +23,25 @@ const TEXTS: Types = &["text", "character varying"];
 const UUID: Types = &["uuid"];
 const OWNERS: Types = &["uuid", "text", "character varying"];
 
-/// How long a look at the table takes at most.
+/// Time limit of a check.
 const LOOK: Duration = Duration::from_secs(60);
 
-/// How long [`PlainMigration::apply`] takes at most unless told otherwise.
+/// Default time limit of [`PlainMigration::apply`].
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// A column as it has to be.
+/// A required column.
 pub(crate) struct WantedColumn<'a> {
     pub(crate) column: &'a Column,
     pub(crate) what: &'static str,
     pub(crate) types: Types,
-    /// A domain over such a type does not do.
+    /// Whether a domain over such a type is refused.
     pub(crate) is_itself: bool,
-    /// As the migration makes it.
+    /// The column definition used by the migration.
     pub(crate) made: Option<&'static str>,
 }
 
 impl LockRows {
-    /// The columns that both kinds of tables have.
+    /// Returns the columns that both kinds of tables have.
     fn parts(&self) -> Vec<WantedColumn<'_>> {
         let id = match self.kind {
             IdType::Int => INTS,
@@ -69,7 +69,7 @@ impl LockRows {
     }
 }
 
-/// What does not fit.
+/// Returns the defects of the table.
 pub(crate) async fn check(
     pool: &PgPool,
     rows: &LockRows,
@@ -116,7 +116,7 @@ async fn look(
     let names: Vec<&Column> = rows.queue.iter().chain([&rows.id]).collect();
     if !facts.is_unique(&names) {
         let columns = names.iter().map(|column| column.quoted()).collect::<Vec<_>>().join(", ");
-        // A unique index on fewer columns would refuse rows of the application.
+        // Does not recommend a unique index on fewer columns, because it would refuse rows of the application.
         let fix = if facts.wider_key(&rows.id, names.len()).is_some() {
             "the key of the table has more columns than were named, so name another column, which is unique by itself"
                 .to_owned()
@@ -130,11 +130,11 @@ async fn look(
     Ok(findings)
 }
 
-/// SQL that gives a table of locks the columns that it lacks. It may be run again at any time, and while the table is in
-/// use: no row is rewritten, and statements that others have to wait behind give up after a second and are tried again.
+/// SQL that adds the missing columns to a lock table. It can be run again at any time, while the table is in use. It
+/// rewrites no row. A statement that would block others gives up after a second and is retried.
 ///
-/// A table that gets queues has its locks in the queue `default`; the unique constraint on the id gives way to one on
-/// queue and id. Locks of a table that gets a time and seconds are granted to nobody until they have seconds.
+/// A table that gets queues has its locks in the queue `default`. The unique constraint on the id is replaced by one
+/// on queue and id. In a table that gets time and seconds, a lock is granted only after its seconds are set.
 #[derive(Clone, Debug)]
 pub struct PlainMigration {
     rows: LockRows,
@@ -152,48 +152,48 @@ impl PlainMigration {
         Self { rows: rows.clone(), wanted, attempts: None, attempts_of_present: None, within: LONGEST }
     }
 
-    /// Locks that are made from now on can be granted this many times. Without it, a column of attempts is added without a
-    /// default, and locks that name none can be granted any number of times.
+    /// Sets how many times new locks can be granted. Without it, the column of attempts gets no default, and a lock
+    /// without attempts can be granted any number of times.
     #[must_use]
     pub fn attempts(mut self, count: u32) -> Self {
         self.attempts = Some(count);
         self
     }
 
-    /// Locks that are there when the column is added can be granted this many times, instead of as often as new ones.
+    /// Sets how many times the existing locks can be granted, instead of the value for new ones.
     #[must_use]
     pub fn attempts_of_present(mut self, count: u32) -> Self {
         self.attempts_of_present = Some(count);
         self
     }
 
-    /// [`apply`](Self::apply) gives up after this time; by default an hour.
+    /// Sets the time limit of [`apply`](Self::apply): one hour by default.
     #[must_use]
     pub fn within(mut self, time: Duration) -> Self {
         self.within = time;
         self
     }
 
-    /// Its statements, in order, to be read or run by hand. Each is to be run outside of a transaction.
+    /// Returns the statements, in order, to be read or run by hand. Run each outside a transaction.
     ///
     /// # Errors
     ///
-    /// [`InvalidSpec`](ClaimError::InvalidSpec) when one column is to be two things.
+    /// [`InvalidSpec`](ClaimError::InvalidSpec) if one column has two meanings.
     pub fn statements(&self) -> Result<Vec<String>, ClaimError> {
         Ok(self.steps()?.into_iter().map(|step| step.sql).collect())
     }
 
-    /// Carries it out. Any number of processes may do so at once. It takes a connection of its own, straight to the
-    /// server: not one through a pooler in transaction mode.
+    /// Applies the migration. Any number of processes can do so at once. It needs a direct connection to the server,
+    /// not one through a pooler in transaction mode.
     ///
     /// # Errors
     ///
-    /// As [`statements`](Self::statements), what the server answers, and a timeout when somebody keeps the table locked.
-    /// What was done until then stays, and is not done again by the next call.
+    /// As [`statements`](Self::statements), an error of the server, or a timeout if another session keeps the table
+    /// locked. Completed steps stay, and the next call skips them.
     ///
     /// # Cancel safety
     ///
-    /// Its connection is closed. What was done stays, and the next call goes on from there.
+    /// If dropped, its connection is closed. Completed steps stay, and the next call continues from there.
     pub async fn apply(&self, pool: &PgPool) -> Result<(), ClaimError> {
         let steps = self.steps()?;
         let session = SchemaSession::open(pool, self.within, "migrate a table of locks").await?;
@@ -214,7 +214,7 @@ impl PlainMigration {
                 )));
             }
             let identity = RowIdentity::new(&rows.table, &rows.id, Some(queue));
-            // Before the table gets any column, because a table whose key is wider is refused.
+            // Runs before any column is added, because it refuses a table with a wider key.
             steps.insert(0, identity.whole_key_step());
             steps.extend(identity.queue_steps());
             steps.extend(identity.unique_steps());
@@ -228,7 +228,7 @@ impl PlainMigration {
         if self.rows.attempts.as_ref() == Some(column)
             && let Some(present) = self.attempts_of_present.or(self.attempts)
         {
-            // In one statement, so that each lock is there before it or made after it.
+            // Uses one statement, because every lock must exist before it or be created after it.
             let later =
                 self.attempts.map_or("DROP DEFAULT".to_owned(), |count| format!("SET DEFAULT {count}"));
             change += &format!(" DEFAULT {present}, ALTER COLUMN {name} {later}");

@@ -25,52 +25,52 @@ pub use timeout::TimeoutTable;
 pub use leasehold_claim::{ClaimError, IdType, RowId, RowKey};
 pub use leasehold_table_schema::{Column, Finding, Table, TableError};
 
-/// A lock of a plain table that was granted.
+/// A granted lock of a plain table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PlainGrant {
-    /// Which lock.
+    /// The lock.
     pub key: RowKey,
-    /// Made for this grant, where the table has a column for it.
+    /// The owner created for this grant, if the table has a column for it.
     pub owner: Option<Uuid>,
-    /// Grows with every grant of this lock, where the table has a column for it: pass it to whatever the work
-    /// changes elsewhere.
+    /// The number of grants of this lock, if the table has a column for it. Pass it to every resource that the work
+    /// changes.
     pub epoch: Option<i64>,
-    /// How often it can be granted after this time, where the table counts.
+    /// The number of further grants, if the table counts attempts.
     pub attempts_left: Option<i32>,
 }
 
-/// How a lock of a plain table is named: [`Unqueued`] or [`Queued`].
+/// The form of a lock's name: [`Unqueued`] or [`Queued`].
 pub trait Naming: Debug + Send + Sync + 'static {
     /// The name of a lock.
     type Key: Into<RowKey> + Send;
-    /// What a batch is taken from.
+    /// The selection of a batch.
     type Scope: Into<Option<Arc<str>>> + Send;
 }
 
-/// A table without queues: a lock is named by its id.
+/// A table without queues. A lock is named by its id.
 #[derive(Clone, Copy, Debug)]
-#[allow(clippy::exhaustive_structs)] // A mark in a type.
+#[allow(clippy::exhaustive_structs)] // Marker type.
 pub struct Unqueued;
 
-/// A table with queues: a lock is named by queue and id.
+/// A table with queues. A lock is named by queue and id.
 #[derive(Clone, Copy, Debug)]
-#[allow(clippy::exhaustive_structs)] // A mark in a type.
+#[allow(clippy::exhaustive_structs)] // Marker type.
 pub struct Queued;
 
-/// The name of a lock in a table without queues: made from an id.
+/// The name of a lock in a table without queues, made from an id.
 #[derive(Clone, Debug)]
 pub struct ById(RowKey);
 
-/// The name of a lock in a queue: made from a pair, `("mail", 7)`.
+/// The name of a lock in a queue, made from a pair such as `("mail", 7)`.
 #[derive(Clone, Debug)]
 pub struct InQueue(RowKey);
 
-/// The queue that a batch is taken from: made from its name.
+/// The queue of a batch, made from its name.
 #[derive(Clone, Debug)]
 pub struct OfQueue(Arc<str>);
 
-/// All locks of a table without queues: made from `()`.
+/// All locks of a table without queues, made from `()`.
 #[derive(Clone, Copy, Debug)]
 pub struct All(());
 
@@ -132,138 +132,137 @@ impl From<OfQueue> for Option<Arc<str>> {
     }
 }
 
-/// Latches, whichever keeps them: a [`MutexTable`] [on](MutexTable::on) a pool, or
-/// their twin in memory (feature `test-util`).
+/// Latches of either store: a [`MutexTable`] [on](MutexTable::on) a pool, or `MemoryMutexes` (feature `test-util`).
 #[async_trait]
 pub trait Mutexes: Debug + Send + Sync + 'static {
+    /// Creates a lock, as [`MutexTable::create`].
+    ///
+    /// # Errors
+    ///
     /// As [`MutexTable::create`].
     ///
-    /// # Errors
-    ///
-    /// As there.
-    ///
     /// # Cancel safety
     ///
-    /// As there.
+    /// As [`MutexTable::create`].
     async fn create(&self, key: &RowKey) -> Result<bool, ClaimError>;
 
+    /// Acquires a lock, as [`MutexTable::grant`].
+    ///
+    /// # Errors
+    ///
     /// As [`MutexTable::grant`].
     ///
-    /// # Errors
-    ///
-    /// As there.
-    ///
     /// # Cancel safety
     ///
-    /// As there.
+    /// As [`MutexTable::grant`].
     async fn grant(&self, key: &RowKey) -> Result<Option<PlainGrant>, ClaimError>;
 
+    /// Acquires a batch of locks, as [`MutexTable::capture`].
+    ///
+    /// # Errors
+    ///
     /// As [`MutexTable::capture`].
     ///
-    /// # Errors
-    ///
-    /// As there.
-    ///
     /// # Cancel safety
     ///
-    /// As there.
+    /// As [`MutexTable::capture`].
     async fn capture(&self, queue: Option<Arc<str>>, limit: u32) -> Result<Vec<PlainGrant>, ClaimError>;
 
+    /// Releases a lock, as [`MutexTable::give_back`].
+    ///
+    /// # Errors
+    ///
     /// As [`MutexTable::give_back`].
     ///
-    /// # Errors
-    ///
-    /// As there.
-    ///
     /// # Cancel safety
     ///
-    /// As there.
+    /// As [`MutexTable::give_back`].
     async fn give_back(&self, grant: &PlainGrant) -> Result<bool, ClaimError>;
 
+    /// Releases the lock of a dead holder, as [`MutexTable::break_lock`].
+    ///
+    /// # Errors
+    ///
     /// As [`MutexTable::break_lock`].
     ///
-    /// # Errors
-    ///
-    /// As there.
-    ///
     /// # Cancel safety
     ///
-    /// As there.
+    /// As [`MutexTable::break_lock`].
     async fn break_lock(&self, key: &RowKey, expected_owner: Uuid) -> Result<bool, ClaimError>;
 
+    /// Adds attempts, as [`MutexTable::top_up`].
+    ///
+    /// # Errors
+    ///
     /// As [`MutexTable::top_up`].
     ///
-    /// # Errors
-    ///
-    /// As there.
-    ///
     /// # Cancel safety
     ///
-    /// As there.
+    /// As [`MutexTable::top_up`].
     async fn top_up(&self, key: &RowKey, attempts: u32) -> Result<i32, ClaimError>;
 }
 
-/// Locks that end by themselves, whichever keeps them: a [`TimeoutTable`] [on](TimeoutTable::on) a pool, or
-/// their twin in memory (feature `test-util`).
+/// Locks with a timeout, of either store: a [`TimeoutTable`] [on](TimeoutTable::on) a pool, or `MemoryTimeouts`
+/// (feature `test-util`).
 #[async_trait]
 pub trait Timeouts: Debug + Send + Sync + 'static {
+    /// Acquires a lock, as [`TimeoutTable::grant`].
+    ///
+    /// # Errors
+    ///
     /// As [`TimeoutTable::grant`].
     ///
-    /// # Errors
-    ///
-    /// As there.
-    ///
     /// # Cancel safety
     ///
-    /// As there.
+    /// As [`TimeoutTable::grant`].
     async fn grant(&self, key: &RowKey) -> Result<Option<PlainGrant>, ClaimError>;
 
+    /// Acquires a batch of locks, as [`TimeoutTable::capture`].
+    ///
+    /// # Errors
+    ///
     /// As [`TimeoutTable::capture`].
     ///
-    /// # Errors
-    ///
-    /// As there.
-    ///
     /// # Cancel safety
     ///
-    /// As there.
+    /// As [`TimeoutTable::capture`].
     async fn capture(&self, queue: Option<Arc<str>>, limit: u32) -> Result<Vec<PlainGrant>, ClaimError>;
 
+    /// Restarts the window, as [`TimeoutTable::extend`].
+    ///
+    /// # Errors
+    ///
     /// As [`TimeoutTable::extend`].
     ///
-    /// # Errors
-    ///
-    /// As there.
-    ///
     /// # Cancel safety
     ///
-    /// As there.
+    /// As [`TimeoutTable::extend`].
     async fn extend(&self, grant: &PlainGrant) -> Result<(), ClaimError>;
 
-    /// As [`TimeoutTable::settle`], in a transaction of its own.
+    /// Checks the grant, as [`TimeoutTable::settle`], in a separate transaction.
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`TimeoutTable::settle`].
     ///
     /// # Cancel safety
     ///
-    /// As there.
+    /// As [`TimeoutTable::settle`].
     async fn settle(&self, grant: &PlainGrant) -> Result<(), ClaimError>;
 
-    /// As [`TimeoutTable::top_up`].
+    /// Adds attempts, as [`TimeoutTable::top_up`].
     ///
     /// # Errors
     ///
-    /// As there.
+    /// As [`TimeoutTable::top_up`].
     ///
     /// # Cancel safety
     ///
-    /// As there.
+    /// As [`TimeoutTable::top_up`].
     async fn top_up(&self, key: &RowKey, attempts: u32) -> Result<i32, ClaimError>;
 }
 
-/// A plain table with the pool through which it is used.
+/// A plain table with its connection pool.
 #[derive(Clone)]
 pub struct OnPool<T> {
     pool: PgPool,

@@ -26,31 +26,31 @@ type MemoryLockRows = Mutex<BTreeMap<RowKey, MemoryLockRow>>;
 #[derive(Clone, Debug, Default)]
 pub struct MemoryMutexes(Arc<MemoryLockRows>);
 
-/// Locks of this process that end by themselves, with epochs. Clones share them.
+/// Locks of this process with a timeout and epochs. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryTimeouts(Arc<MemoryLockRows>);
 
 impl MemoryMutexes {
-    /// None.
+    /// Creates an empty set.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets how often the lock can be granted; `None`: any number of times. Makes it if it is not there.
+    /// Sets how often the lock can be granted, or `None` for any number of times. Creates a missing lock.
     pub fn set_attempts(&self, key: RowKey, attempts: Option<i32>) {
         lock(&self.0).entry(key).or_default().attempts = attempts;
     }
 }
 
 impl MemoryTimeouts {
-    /// None.
+    /// Creates an empty set.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets the window of the lock and how often it can be granted. Makes it if it is not there.
+    /// Sets the window of the lock and how often it can be granted. Creates a missing lock.
     pub fn set(&self, key: RowKey, window: Duration, attempts: Option<i32>) {
         let mut rows = lock(&self.0);
         let row = rows.entry(key).or_default();
@@ -227,6 +227,6 @@ fn find<'r>(
 }
 
 fn lock(rows: &MemoryLockRows) -> MutexGuard<'_, BTreeMap<RowKey, MemoryLockRow>> {
-    // Nothing panics while it is locked.
+    // Ignores poisoning, because no code panics while it holds the mutex.
     rows.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -14,15 +14,14 @@ use crate::rows::{LockRows, ask};
 use crate::statement::{BoundStatement, column};
 use crate::{Mutexes, Naming, OnPool, PlainGrant, Queued, Unqueued};
 
-/// A table of latches: an id and a boolean that says whether the lock is taken. NULL means free.
+/// A table of latches: an id and a boolean that is true while the lock is taken. NULL means free.
 ///
-/// It is a latch, not a lock for everyday: **nothing opens it but its release.** When the holder dies it stays
-/// shut, which halts the next run after a failure until somebody has looked, and opens it with
-/// [`break_lock`](Self::break_lock). For a lock that ends with its holder, use another store or a
-/// [`TimeoutTable`](crate::TimeoutTable).
+/// A latch is not a general-purpose lock, because **only its release frees it.** If the holder dies, it stays locked.
+/// That halts the next run after a failure until an operator has checked and calls [`break_lock`](Self::break_lock).
+/// For a lock that ends with its holder, use another store or a [`TimeoutTable`](crate::TimeoutTable).
 ///
-/// Without a column for the owner anybody may release it, as the table says no more. Every call is one
-/// statement, on a pool, a connection or in your transaction; others get `false` until that has ended.
+/// Without a column for the owner every client can release it, because the table records no holder. Every call is one
+/// statement, on a pool, a connection or in your transaction. Until that transaction ends, other clients get `false`.
 #[derive(Debug)]
 pub struct MutexTable<N: Naming = Unqueued> {
     rows: LockRows,
@@ -31,13 +30,13 @@ pub struct MutexTable<N: Naming = Unqueued> {
 }
 
 impl MutexTable {
-    /// The latches of `table`: its id, and the boolean that is true while the lock is taken.
+    /// Describes the latches of `table` by its id and the boolean that is true while the lock is taken.
     #[must_use]
     pub fn new(table: Table, id: Column, id_type: IdType, acquired: Column) -> Self {
         Self { rows: LockRows::new(table, id, id_type), flag: acquired, naming: PhantomData }
     }
 
-    /// The `text` column of the queue: the same id may be in two queues.
+    /// Names the `text` column of the queue. The same id can exist in two queues.
     #[must_use]
     pub fn queue(mut self, column: Column) -> MutexTable<Queued> {
         self.rows.queue = Some(column);
@@ -46,62 +45,63 @@ impl MutexTable {
 }
 
 impl<N: Naming> MutexTable<N> {
-    /// The column of the owner, a `uuid` or `text`: then only the owner releases it.
+    /// Names the column of the owner, a `uuid` or `text`. Only the owner can then release the lock.
     #[must_use]
     pub fn owner(mut self, column: Column) -> Self {
         self.rows.owner = Some(column);
         self
     }
 
-    /// The `bigint` column that counts grants.
+    /// Names the `bigint` column that counts grants.
     #[must_use]
     pub fn epoch(mut self, column: Column) -> Self {
         self.rows.epoch = Some(column);
         self
     }
 
-    /// The `integer` column of attempts left: each grant takes one, at zero there is none. NULL: any number.
+    /// Names the `integer` column of the attempts left. Each grant uses one, and a lock with zero is not granted.
+    /// NULL means no limit.
     #[must_use]
     pub fn attempts(mut self, column: Column) -> Self {
         self.rows.attempts = Some(column);
         self
     }
 
-    /// Looks whether the table fits, best at start-up, and says what to change. Empty: it does.
+    /// Checks whether the table fits and returns the necessary changes, none if it fits. Call it at start-up.
     ///
     /// # Errors
     ///
-    /// What keeps the server from answering.
+    /// An error of the server or a timeout.
     ///
     /// # Cancel safety
     ///
-    /// It only looks; its connection is closed.
+    /// It only reads. If dropped, its connection is closed.
     pub async fn check(&self, pool: &PgPool) -> Result<Vec<Finding>, ClaimError> {
         check(pool, &self.rows, self.parts()).await
     }
 
-    /// The columns that the table lacks, as SQL.
+    /// Returns the migration that adds the missing columns.
     #[must_use]
     pub fn migration(&self) -> PlainMigration {
         PlainMigration::new(&self.rows, &self.parts())
     }
 
-    /// With the pool, as [`Mutexes`].
+    /// Combines the table with a pool, as [`Mutexes`].
     #[must_use]
     pub fn on(self, pool: PgPool) -> OnPool<Self> {
         OnPool { pool, table: self }
     }
 
-    /// Makes the lock if it is not there: free, with the defaults of the table. `false` if it was there. Needs
-    /// a unique index on the id, with the queue where there is one.
+    /// Creates the lock if it is missing: free, with the defaults of the table. Returns `false` if it existed. Needs
+    /// a unique index on the id, and on the queue if there is one.
     ///
     /// # Errors
     ///
-    /// What the server answers.
+    /// An error of the server.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call may have made it.
+    /// If dropped, the lock might have been created.
     pub async fn create(
         &self,
         executor: impl PgExecutor<'_>,
@@ -110,12 +110,12 @@ impl<N: Naming> MutexTable<N> {
         self.make(executor, &key.into().into()).await
     }
 
-    /// Takes the lock if it is free.
+    /// Acquires the lock if it is free. Returns whether it did.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](ClaimError::Unsupported) where the table has a column for the owner, who would not be
-    /// known; else as [`grant`](Self::grant).
+    /// [`Unsupported`](ClaimError::Unsupported) if the table has a column for the owner, because the caller would not
+    /// learn it. Otherwise as [`grant`](Self::grant).
     ///
     /// # Cancel safety
     ///
@@ -129,16 +129,17 @@ impl<N: Naming> MutexTable<N> {
         Ok(self.take(executor, &key.into().into()).await?.is_some())
     }
 
-    /// Gives the lock back; `false` if it was free.
+    /// Releases the lock. Returns `false` if it was free.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](ClaimError::Unsupported) where the table has a column for the owner,
-    /// [`NotFound`](ClaimError::NotFound) when there is no such lock, and what the server answers.
+    /// - [`Unsupported`](ClaimError::Unsupported) if the table has a column for the owner.
+    /// - [`NotFound`](ClaimError::NotFound) if the lock does not exist.
+    /// - An error of the server.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call may have given it back.
+    /// If dropped, the lock might have been released.
     pub async fn release(
         &self,
         executor: impl PgExecutor<'_>,
@@ -149,17 +150,18 @@ impl<N: Naming> MutexTable<N> {
         self.open(executor, &PlainGrant { key, owner: None, epoch: None, attempts_left: None }).await
     }
 
-    /// Takes the lock if it is free, and says under which owner and epoch. `None` if it is taken, or somebody
-    /// is at its row.
+    /// Acquires the lock if it is free and returns its owner and epoch. Returns `None` if the lock is taken or its
+    /// row is locked by another transaction.
     ///
     /// # Errors
     ///
-    /// [`NotFound`](ClaimError::NotFound) when there is no such lock: see [`create`](Self::create).
-    /// [`Exhausted`](ClaimError::Exhausted) when it is free and has no attempts left. What the server answers.
+    /// - [`NotFound`](ClaimError::NotFound) if the lock does not exist, see [`create`](Self::create).
+    /// - [`Exhausted`](ClaimError::Exhausted) if it is free and has no attempts left.
+    /// - An error of the server.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call may have taken it, and nobody releases it: see [`break_lock`](Self::break_lock).
+    /// If dropped, the lock might have been acquired without a holder, see [`break_lock`](Self::break_lock).
     pub async fn grant(
         &self,
         executor: impl PgExecutor<'_>,
@@ -168,12 +170,12 @@ impl<N: Naming> MutexTable<N> {
         self.take(executor, &key.into().into()).await
     }
 
-    /// Takes at most `limit` locks that are free and have attempts left, in the order of their ids: of a
-    /// queue by its name, of a table without queues by `()`. Two calls at once get different ones.
+    /// Acquires at most `limit` locks that are free and have attempts left, in the order of their ids. `of` is the name
+    /// of a queue, or `()` for a table without queues. Two concurrent calls get different locks.
     ///
     /// # Errors
     ///
-    /// [`InvalidSpec`](ClaimError::InvalidSpec) for a limit of zero, and what the server answers.
+    /// [`InvalidSpec`](ClaimError::InvalidSpec) for a limit of zero, or an error of the server.
     ///
     /// # Cancel safety
     ///
@@ -187,16 +189,17 @@ impl<N: Naming> MutexTable<N> {
         self.rows.capture(executor, of.into().into(), limit, &self.free(), &self.shut()).await
     }
 
-    /// Gives the lock back; `false` if it was free.
+    /// Releases the lock. Returns `false` if it was free.
     ///
     /// # Errors
     ///
-    /// [`Superseded`](ClaimError::Superseded) when somebody else has it, by owner or epoch;
-    /// [`NotFound`](ClaimError::NotFound) when there is no such lock, and what the server answers.
+    /// - [`Superseded`](ClaimError::Superseded) if another grant holds it, by owner or epoch.
+    /// - [`NotFound`](ClaimError::NotFound) if the lock does not exist.
+    /// - An error of the server.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call may have given it back.
+    /// If dropped, the lock might have been released.
     pub async fn give_back(
         &self,
         executor: impl PgExecutor<'_>,
@@ -205,17 +208,18 @@ impl<N: Naming> MutexTable<N> {
         self.open(executor, grant).await
     }
 
-    /// Opens a lock whose holder is gone: `true` if `expected_owner` had it. Look up the owner first, so that
-    /// it is not somebody else's by then.
+    /// Releases the lock of a dead holder. Returns whether `expected_owner` held it. Look up the owner first, because
+    /// another client might hold the lock by now.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](ClaimError::Unsupported) where the table has no column for the owner: releasing is all
-    /// there is. [`NotFound`](ClaimError::NotFound), and what the server answers.
+    /// - [`Unsupported`](ClaimError::Unsupported) if the table has no column for the owner. Use a release instead.
+    /// - [`NotFound`](ClaimError::NotFound) if the lock does not exist.
+    /// - An error of the server.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call may have opened it.
+    /// If dropped, the lock might have been released.
     pub async fn break_lock(
         &self,
         executor: impl PgExecutor<'_>,
@@ -225,16 +229,17 @@ impl<N: Naming> MutexTable<N> {
         self.force(executor, &key.into().into(), expected_owner).await
     }
 
-    /// Gives the lock `attempts` more and answers how many are left then.
+    /// Adds `attempts` to the lock and returns the attempts left.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](ClaimError::Unsupported) where the table counts none,
-    /// [`NotFound`](ClaimError::NotFound), and what the server answers.
+    /// - [`Unsupported`](ClaimError::Unsupported) if the table counts no attempts.
+    /// - [`NotFound`](ClaimError::NotFound) if the lock does not exist.
+    /// - An error of the server.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call may have done so.
+    /// If dropped, the attempts might have been added.
     pub async fn top_up(
         &self,
         executor: impl PgExecutor<'_>,
@@ -247,7 +252,7 @@ impl<N: Naming> MutexTable<N> {
     async fn make(&self, executor: impl PgExecutor<'_>, key: &RowKey) -> Result<bool, ClaimError> {
         let rows = &self.rows;
         let mut statement = BoundStatement::default();
-        // Checks that the name fits; what it binds is what is inserted.
+        // Only validates the name, because the insert binds the same values.
         let _ = rows.is(&mut statement, key)?;
         let (columns, values) = match &rows.queue {
             Some(queue) => (format!("{}, {}", rows.id.quoted(), queue.quoted()), ", $2"),
@@ -365,11 +370,11 @@ impl<N: Naming> MutexTable<N> {
     }
 }
 
-/// What became of a lock that was to be opened.
+/// The outcome of a release.
 enum Opened {
     Now,
     WasFree,
-    /// Somebody else has it, under this epoch.
+    /// Another grant holds the lock, with this epoch.
     Others(Option<i64>),
 }
 

@@ -1,4 +1,4 @@
-//! What both kinds of plain tables have in common.
+//! Common parts of both kinds of plain tables.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use sqlx::{AssertSqlSafe, PgExecutor};
 use crate::PlainGrant;
 use crate::statement::{BoundStatement, bounded, column};
 
-/// How long the server has for an answer.
+/// Time limit for the server's reply.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// The columns, and what is true of a lock that is free.
+/// The columns of a lock table.
 #[derive(Clone, Debug)]
 pub(super) struct LockRows {
     pub(super) table: Table,
@@ -26,7 +26,7 @@ pub(super) struct LockRows {
     pub(super) attempts: Option<Column>,
 }
 
-/// What was found in place of what was asked for.
+/// The result of a grant, with the reasons for a refusal.
 pub(super) struct GrantResult {
     pub(super) there: bool,
     pub(super) used_up: bool,
@@ -39,8 +39,8 @@ impl LockRows {
         Self { table, id, kind, queue: None, owner: None, epoch: None, attempts: None }
     }
 
-    /// One lock. `free` is a condition over `t`, `misfit` an expression over it that says what is wrong with
-    /// the row, `taking` what is set.
+    /// Acquires one lock. `free` is a condition on `t`, `misfit` an expression that names the row's defect, `taking`
+    /// the assignments.
     pub(super) async fn grant(
         &self,
         executor: impl PgExecutor<'_>,
@@ -58,7 +58,7 @@ impl LockRows {
             None => "false".to_owned(),
         };
         let taken = self.taken(&is, free, taking, "");
-        // The looks see the row as it was before this statement.
+        // The diagnostic subqueries see the row before this statement's update.
         statement.push(&format!(
             "{taken} SELECT r.there, COALESCE(r.used_up, false), r.misfit, k.id, k.queue, k.owner, k.epoch, k.attempts \
              FROM (SELECT pg_catalog.count(*) > 0 AS there, pg_catalog.bool_or({used_up}) AS used_up, \
@@ -84,7 +84,7 @@ impl LockRows {
         }
     }
 
-    /// At most `limit` locks that are free, in the order of their ids.
+    /// Acquires at most `limit` free locks, in the order of their ids.
     pub(super) async fn capture(
         &self,
         executor: impl PgExecutor<'_>,
@@ -115,8 +115,8 @@ impl LockRows {
         Ok(grants)
     }
 
-    /// Picks by locking, skipping what others are at, so that no plan takes more than the limit; what is
-    /// picked is judged again when it is written.
+    /// Builds the statement that takes free rows. It locks them first and skips rows locked by other transactions, so
+    /// no plan exceeds the limit. The update checks `free` again.
     fn taken(&self, of: &str, free: &str, taking: &str, limit: &str) -> String {
         let (table, id) = (self.table.quoted(), self.id.quoted());
         let (queue, same_queue) = match &self.queue {
@@ -155,7 +155,7 @@ impl LockRows {
         )
     }
 
-    /// Gives the lock `attempts` more.
+    /// Adds `attempts` to the lock.
     pub(super) async fn top_up(
         &self,
         executor: impl PgExecutor<'_>,
@@ -182,7 +182,7 @@ impl LockRows {
         column(row, 0, DOING)
     }
 
-    /// `t` is the row of `key`.
+    /// Returns the condition that `t` is the row of `key`.
     pub(super) fn is(&self, statement: &mut BoundStatement, key: &RowKey) -> Result<String, ClaimError> {
         let kind = self.kind.sql();
         let id = format!("t.{} = {}::text::{kind}", self.id.quoted(), statement.bind(key.id.to_string())?);
@@ -220,14 +220,14 @@ impl LockRows {
     }
 }
 
-/// One statement, on whatever runs it.
+/// Runs one statement on any executor.
 pub(super) async fn ask(
     executor: impl PgExecutor<'_>,
     statement: BoundStatement,
     doing: &'static str,
 ) -> Result<Vec<PgRow>, ClaimError> {
     let (text, arguments) = statement.into_parts();
-    // Unprepared, so that a transaction behind a pooler can run it.
+    // Unprepared, because a pooler in transaction mode would lose a prepared statement.
     let query = sqlx::query_with(AssertSqlSafe(text), arguments).persistent(false);
     bounded(ANSWER, doing, query.fetch_all(executor)).await
 }

@@ -1,4 +1,4 @@
-//! A statement and its values.
+//! A statement and its bound values.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use sqlx::postgres::{PgArguments, PgRow};
 use sqlx::{Arguments as _, Encode, Postgres, Type};
 use tokio::time::timeout;
 
-/// Text in the making, with the values that were bound so far.
+/// The text so far and its bound values.
 #[derive(Debug, Default)]
 pub(super) struct BoundStatement {
     pub(super) text: String,
@@ -17,7 +17,7 @@ pub(super) struct BoundStatement {
 }
 
 impl BoundStatement {
-    /// Binds a value and answers how the text names it.
+    /// Binds a value and returns its placeholder.
     pub(super) fn bind<'a, T>(&mut self, value: T) -> Result<String, ClaimError>
     where
         T: Encode<'a, Postgres> + Type<Postgres>,
@@ -29,7 +29,7 @@ impl BoundStatement {
         Ok(format!("${}", self.bound))
     }
 
-    /// The text and the values.
+    /// Returns the text and the values.
     pub(super) fn into_parts(self) -> (String, PgArguments) {
         (self.text, self.arguments)
     }
@@ -40,7 +40,7 @@ impl BoundStatement {
     }
 }
 
-/// With a bound, and as our error.
+/// Awaits `answer` within `limit` and converts its error.
 pub(super) async fn bounded<T>(
     limit: Duration,
     doing: &'static str,
@@ -57,7 +57,7 @@ pub(super) async fn bounded<T>(
     }
 }
 
-/// A column of an answer.
+/// Reads a column of a reply.
 pub(super) fn column<'r, T>(row: &'r PgRow, at: usize, doing: &'static str) -> Result<T, ClaimError>
 where
     T: sqlx::Decode<'r, Postgres> + Type<Postgres>,

@@ -1,4 +1,4 @@
-//! Locks that end by themselves: an id, a timestamp, a timeout.
+//! Locks with a timeout: an id, a timestamp, a number of seconds.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -15,39 +15,59 @@ use crate::{Naming, OnPool, PlainGrant, Queued, Timeouts, Unqueued};
 
 const NOW: &str = "pg_catalog.clock_timestamp()";
 
-/// Seconds, for more of which no lock is held.
+/// A century in seconds, the maximum duration of a lock.
 const CENTURY: u64 = 3_155_760_000;
 
-/// In seconds since 1970, with all digits.
+/// Seconds since 1970, with all digits.
 const UNIX_NOW: &str = "EXTRACT(EPOCH FROM pg_catalog.clock_timestamp())";
 
-/// A table of locks that nobody releases: an id, since when the lock is taken (`timestamptz`, or a `bigint` with
-/// [`unix_time`](Self::unix_time); NULL: never), and for how many seconds. It is granted at most once in each window,
-/// whoever asks, by the server's clock alone; at the end of the window to the instant it is free. Change a row's seconds
-/// by UPDATE at any time.
+/// A table of locks that end by timeout. Its columns are an id, the time of the last grant, and the duration in
+/// seconds. The time is a `timestamptz`, or a `bigint` with [`unix_time`](Self::unix_time), and NULL if the lock was
+/// never granted.
 ///
-/// It says that a run *began*, not that it ended: a run that takes longer than its window overlaps with the next.
-/// With a column for the epoch the late one is told, if it asks: [`extend`](Self::extend) while it works,
-/// [`settle`](Self::settle) in the transaction that writes its result. It runs a thing once; to share many rows
-/// between workers, claim them.
+/// A lock is granted at most once per window, by the server's clock alone. It is free from the exact end of the
+/// window. You can change a row's seconds by UPDATE at any time.
+///
+/// A grant shows that a run *began*, not that it ended. A run longer than its window overlaps with the next. With a
+/// column for the epoch the late run gets an error from [`extend`](Self::extend) during the work, and from
+/// [`settle`](Self::settle) in the transaction that writes its result. Use this to run one job once. To share many
+/// rows between workers, use claims.
+///
+/// ```no_run
+/// use leasehold_plain_tables::{Column, IdType, Table, TimeoutTable};
+///
+/// # async fn report(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
+/// let column = |name: &str| Column::new(name);
+/// let reports =
+///     TimeoutTable::new(Table::new("report")?, column("id")?, IdType::Int, column("started")?, column("seconds")?)
+///         .epoch(column("epoch")?);
+/// if let Some(grant) = reports.grant(&pool, 7).await? {
+///     let mut result = pool.begin().await?;
+///     // Write the report in this transaction.
+///     reports.settle(&mut *result, &grant).await?;
+///     result.commit().await?;
+/// }
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct TimeoutTable<N: Naming = Unqueued> {
     rows: LockRows,
     since: Column,
-    /// The time is a number of seconds since 1970.
+    /// Whether the time is a number of seconds since 1970.
     is_unix: bool,
     seconds: Column,
     naming: PhantomData<N>,
 }
 
 impl TimeoutTable {
-    /// The locks of `table`: its id, the `timestamptz` of the last grant, the seconds that it lasts.
+    /// Describes the locks of `table` by its id, the `timestamptz` of the last grant, and the duration in seconds.
     #[must_use]
     pub fn new(table: Table, id: Column, id_type: IdType, since: Column, seconds: Column) -> Self {
         Self { rows: LockRows::new(table, id, id_type), since, is_unix: false, seconds, naming: PhantomData }
     }
 
-    /// The `text` column of the queue: the same id may be in two queues.
+    /// Names the `text` column of the queue. The same id can exist in two queues.
     #[must_use]
     pub fn queue(mut self, column: Column) -> TimeoutTable<Queued> {
         self.rows.queue = Some(column);
@@ -57,43 +77,45 @@ impl TimeoutTable {
 }
 
 impl<N: Naming> TimeoutTable<N> {
-    /// The time is a `bigint`: whole seconds since 1970, by the server's clock all the same. A grant counts from the
-    /// next whole second, so that no window is shorter than it says.
+    /// Stores the time as a `bigint` of whole seconds since 1970, still by the server's clock. A grant counts from
+    /// the next whole second, because no window must be shorter than its seconds.
     #[must_use]
     pub fn unix_time(mut self) -> Self {
         self.is_unix = true;
         self
     }
 
-    /// The `bigint` column that counts grants.
+    /// Names the `bigint` column that counts grants.
     #[must_use]
     pub fn epoch(mut self, column: Column) -> Self {
         self.rows.epoch = Some(column);
         self
     }
 
-    /// The `integer` column of attempts left: each grant takes one, at zero there is none. NULL: any number.
+    /// Names the `integer` column of the attempts left. Each grant uses one, and a lock with zero is not granted.
+    /// NULL means no limit.
     #[must_use]
     pub fn attempts(mut self, column: Column) -> Self {
         self.rows.attempts = Some(column);
         self
     }
 
-    /// Looks whether the table fits, best at start-up, and says what to change. Empty: it does.
+    /// Checks whether the table fits and returns the necessary changes, none if it fits. Call it at start-up.
     ///
     /// # Errors
     ///
-    /// What keeps the server from answering.
+    /// An error of the server or a timeout.
     ///
     /// # Cancel safety
     ///
-    /// It only looks; its connection is closed.
+    /// It only reads. If dropped, its connection is closed.
     pub async fn check(&self, pool: &PgPool) -> Result<Vec<Finding>, ClaimError> {
         let mut findings = check(pool, &self.rows, self.parts()).await?;
         if findings.iter().any(|finding| matches!(finding, Finding::Error(_))) {
             return Ok(findings);
         }
-        // Written under another clock, or by hand: until then nobody gets the lock.
+        // Finds times in the future, from another clock or a manual change, because such locks are not granted before
+        // that time.
         let later =
             if self.is_unix { format!("{UNIX_NOW} + 60") } else { format!("{NOW} + interval '1 minute'") };
         let (table, since) = (self.rows.table.quoted(), self.since.quoted());
@@ -111,19 +133,19 @@ impl<N: Naming> TimeoutTable<N> {
         Ok(findings)
     }
 
-    /// The columns that the table lacks, as SQL.
+    /// Returns the migration that adds the missing columns.
     #[must_use]
     pub fn migration(&self) -> PlainMigration {
         PlainMigration::new(&self.rows, &self.parts())
     }
 
-    /// With the pool, as [`Timeouts`].
+    /// Combines the table with a pool, as [`Timeouts`].
     #[must_use]
     pub fn on(self, pool: PgPool) -> OnPool<Self> {
         OnPool { pool, table: self }
     }
 
-    /// Takes the lock if its window has ended.
+    /// Acquires the lock if its window has ended. Returns whether it did.
     ///
     /// # Errors
     ///
@@ -140,19 +162,20 @@ impl<N: Naming> TimeoutTable<N> {
         Ok(self.take(executor, &key.into().into()).await?.is_some())
     }
 
-    /// Takes the lock if its window has ended, and says under which epoch. `None` if it has not, or somebody is
-    /// at its row.
+    /// Acquires the lock if its window has ended and returns its epoch. Returns `None` if the window has not ended or
+    /// the row is locked by another transaction.
     ///
     /// # Errors
     ///
-    /// [`NotFound`](ClaimError::NotFound) when there is no such lock; [`Exhausted`](ClaimError::Exhausted)
-    /// when its window has ended and it has no attempts left; [`InvalidSpec`](ClaimError::InvalidSpec) when the
-    /// time is of another type, or the row has no seconds. What the server answers; it refuses types that it cannot
-    /// calculate with, which [`check`](Self::check) names.
+    /// - [`NotFound`](ClaimError::NotFound) if the lock does not exist.
+    /// - [`Exhausted`](ClaimError::Exhausted) if its window has ended and it has no attempts left.
+    /// - [`InvalidSpec`](ClaimError::InvalidSpec) if the time has another type, or the row has no seconds.
+    /// - An error of the server, for example for types that it cannot calculate with. [`check`](Self::check) names
+    ///   them.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call may have taken it, until its window ends.
+    /// If dropped, the lock might have been acquired until its window ends.
     pub async fn grant(
         &self,
         executor: impl PgExecutor<'_>,
@@ -161,12 +184,12 @@ impl<N: Naming> TimeoutTable<N> {
         self.take(executor, &key.into().into()).await
     }
 
-    /// Takes at most `limit` locks whose window has ended and that have attempts left, in the order of their
-    /// ids: of a queue by its name, of a table without queues by `()`. Two calls at once get different ones.
+    /// Acquires at most `limit` locks whose window has ended and that have attempts left, in the order of their ids.
+    /// `of` is the name of a queue, or `()` for a table without queues. Two concurrent calls get different locks.
     ///
     /// # Errors
     ///
-    /// [`InvalidSpec`](ClaimError::InvalidSpec) for a limit of zero, and what the server answers.
+    /// [`InvalidSpec`](ClaimError::InvalidSpec) for a limit of zero, or an error of the server.
     ///
     /// # Cancel safety
     ///
@@ -180,23 +203,24 @@ impl<N: Naming> TimeoutTable<N> {
         self.rows.capture(executor, of.into().into(), limit, &self.free(), &self.begin()).await
     }
 
-    /// Lets the window begin anew, if nobody else was granted the lock since.
+    /// Restarts the window, if the lock was not granted again since.
     ///
     /// # Errors
     ///
-    /// [`Superseded`](ClaimError::Superseded) when somebody was; [`NotFound`](ClaimError::NotFound) when the
-    /// lock is gone. [`Unsupported`](ClaimError::Unsupported) without a column for the epoch. What the server
-    /// answers.
+    /// - [`Superseded`](ClaimError::Superseded) if the lock was granted again.
+    /// - [`NotFound`](ClaimError::NotFound) if the lock no longer exists.
+    /// - [`Unsupported`](ClaimError::Unsupported) without a column for the epoch.
+    /// - An error of the server.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call may have done so.
+    /// If dropped, the window might have been restarted.
     pub async fn extend(&self, executor: impl PgExecutor<'_>, grant: &PlainGrant) -> Result<(), ClaimError> {
         self.fenced(executor, grant, true).await
     }
 
-    /// Makes sure that nobody else was granted the lock since, nor will be before the transaction ends: call it
-    /// in the transaction that writes the result. The window stays as it is.
+    /// Ensures that the lock was not granted again and will not be before the transaction ends. Call it in the
+    /// transaction that writes the result. The window stays unchanged.
     ///
     /// # Errors
     ///
@@ -204,21 +228,22 @@ impl<N: Naming> TimeoutTable<N> {
     ///
     /// # Cancel safety
     ///
-    /// The row may be locked until the transaction ends.
+    /// If dropped, the row might be locked until the transaction ends.
     pub async fn settle(&self, executor: impl PgExecutor<'_>, grant: &PlainGrant) -> Result<(), ClaimError> {
         self.fenced(executor, grant, false).await
     }
 
-    /// Gives the lock `attempts` more and answers how many are left then.
+    /// Adds `attempts` to the lock and returns the attempts left.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](ClaimError::Unsupported) where the table counts none,
-    /// [`NotFound`](ClaimError::NotFound), and what the server answers.
+    /// - [`Unsupported`](ClaimError::Unsupported) if the table counts no attempts.
+    /// - [`NotFound`](ClaimError::NotFound) if the lock does not exist.
+    /// - An error of the server.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call may have done so.
+    /// If dropped, the attempts might have been added.
     pub async fn top_up(
         &self,
         executor: impl PgExecutor<'_>,
@@ -260,7 +285,7 @@ impl<N: Naming> TimeoutTable<N> {
         let is = self.rows.is(&mut statement, &grant.key)?;
         let expected = statement.bind(expected)?;
         let (table, epoch) = (self.rows.table.quoted(), epoch.quoted());
-        // An update either way: it locks the row, also against those who would take it.
+        // Updates in both cases, because an update locks the row against concurrent grants.
         let change = if begin { self.begin() } else { format!("{epoch} = t.{epoch}") };
         statement.push(&format!(
             "WITH kept AS (UPDATE {table} t SET {change} WHERE {is} AND t.{epoch} = {expected} RETURNING 1) \
@@ -275,7 +300,7 @@ impl<N: Naming> TimeoutTable<N> {
         Err(ClaimError::superseded(grant.key.clone(), epoch, column(row, 1, DOING)?, Some(state)))
     }
 
-    /// The type of the time, and what is wrong with others.
+    /// Returns the type of the time, and the defect of other types.
     fn time(&self) -> (&'static str, &'static str) {
         if self.is_unix {
             ("bigint", "so that it ends in 2038 or is not of whole seconds")
@@ -284,17 +309,18 @@ impl<N: Naming> TimeoutTable<N> {
         }
     }
 
-    /// At the end of the window to the instant, a lock is free.
+    /// Returns the condition for a free lock. A lock is free from the exact end of its window.
     fn free(&self) -> String {
         let (since, seconds) = (self.since.quoted(), self.seconds.quoted());
         let (kind, _) = self.time();
-        // A row whose seconds are too many for the server's arithmetic, or no number, must not end the search for others.
+        // Limits the seconds, because one row with an overflowing or invalid number must not fail the search for
+        // other locks.
         let seconds_near = format!("LEAST(GREATEST(t.{seconds}, -{CENTURY}), {CENTURY})");
         let ended = if self.is_unix {
-            // As numerics, of which no sum is too large.
+            // Numerics, because their sum cannot overflow.
             format!("t.{since}::numeric + {seconds_near}::numeric <= {UNIX_NOW}")
         } else {
-            // Nothing is added to the row's own time, which may be infinite or near the end of the server's calendar.
+            // Adds nothing to the row's time, because it might be infinite or near the end of the server's calendar.
             format!("t.{since} <= {NOW} - pg_catalog.make_interval(secs => {seconds_near}::float8)")
         };
         format!(
@@ -316,7 +342,7 @@ impl<N: Naming> TimeoutTable<N> {
         let types = if self.is_unix { BIG } else { TIME };
         let (column, made) = (&self.since, Some(self.time().0));
         vec![
-            // What is asked for each row looks at the type, and no further.
+            // Must be the type itself, because the check of each row compares only the type.
             WantedColumn { column, what: "the time of the grant", types, is_itself: true, made },
             WantedColumn {
                 column: &self.seconds,
