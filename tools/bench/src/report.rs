@@ -1,25 +1,25 @@
-//! What was measured, as a table.
+//! The results as a table.
 
 use std::time::Duration;
 
-/// One line of the table.
+/// A row of the table.
 #[derive(Debug)]
 pub struct Row {
-    /// What was done.
+    /// The measured work.
     pub work: String,
-    /// How ours did.
+    /// The result of this library.
     pub measured: String,
-    /// How the floor did in the same rounds.
+    /// The result of the floor in the same rounds.
     pub floor: String,
-    /// Ours divided by the floor.
+    /// The library's result divided by the floor's.
     pub ratio: String,
-    /// The ratio or figure that is wanted; empty if there is none.
+    /// The wanted ratio or figure, or empty without one.
     pub goal: String,
-    /// `None` where there is no goal: for comparison only.
+    /// Whether the goal is met, or `None` without a goal.
     pub met: Option<bool>,
 }
 
-/// The table, in Markdown, with columns that line up.
+/// Prints the table in Markdown with aligned columns.
 pub fn print(rows: &[Row]) {
     let head = ["work", "measured", "floor, same rounds", "ratio", "goal", "met"].map(str::to_owned);
     let cells = |row: &Row| {
@@ -39,23 +39,24 @@ pub fn print(rows: &[Row]) {
     }
 }
 
-/// What one contender did, round by round.
+/// The results of one contender, round by round.
 #[derive(Debug)]
 pub struct Series {
     /// The contender.
     pub name: String,
-    /// One figure for each round.
+    /// One figure per round.
     pub rounds: Vec<f64>,
 }
 
 impl Series {
-    /// The median of the rounds.
+    /// Returns the median of the rounds.
     #[must_use]
     pub fn median(&self) -> f64 {
         quantile(&self.rounds, 0.5)
     }
 
-    /// The median of the rounds' ratios: what the machine does between two rounds does not count.
+    /// Returns the median of the rounds' ratios, because a change of the machine's load between rounds must not
+    /// count.
     #[must_use]
     pub fn ratio(&self, floor: &Self) -> f64 {
         let ratios: Vec<f64> =
@@ -63,14 +64,14 @@ impl Series {
         quantile(&ratios, 0.5)
     }
 
-    /// The name with the median as a rate, for the table.
+    /// Returns the name with the median as a rate, for the table.
     #[must_use]
     pub fn rate(&self) -> String {
         format!("{} {}/s", self.name, thousands(self.median()))
     }
 }
 
-/// A line about rates: `ours` is to reach `goal` times the floor.
+/// Returns a row of rates, in which `ours` must reach `goal` times the floor.
 #[must_use]
 pub fn row(work: &str, ours: &Series, floor: &Series, goal: impl Into<Option<f64>>) -> Row {
     let (ratio, goal) = (ours.ratio(floor), goal.into());
@@ -84,7 +85,7 @@ pub fn row(work: &str, ours: &Series, floor: &Series, goal: impl Into<Option<f64
     }
 }
 
-/// The value below which `share` of `values` lie; 0.5 is the median.
+/// Returns the value below which `share` of `values` are. 0.5 is the median.
 #[must_use]
 pub fn quantile(values: &[f64], share: f64) -> f64 {
     let mut sorted = values.to_vec();
@@ -93,7 +94,7 @@ pub fn quantile(values: &[f64], share: f64) -> f64 {
     sorted.get((last as f64 * share).round() as usize).copied().unwrap_or(f64::NAN)
 }
 
-/// A rate in thousands, with as many digits as it is worth.
+/// Formats a rate in thousands with its significant digits.
 #[must_use]
 pub fn thousands(rate: f64) -> String {
     match rate {
@@ -103,7 +104,7 @@ pub fn thousands(rate: f64) -> String {
     }
 }
 
-/// A duration in microseconds.
+/// Converts a duration to microseconds.
 #[must_use]
 pub fn micros(duration: Duration) -> f64 {
     duration.as_secs_f64() * 1e6

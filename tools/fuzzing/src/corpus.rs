@@ -1,14 +1,14 @@
-//! Inputs that are kept: one in a line, as Rust writes bytes; lines that begin with `#` say what they have shown.
+//! Kept inputs, one per line, escaped as Rust byte strings. Lines that begin with `#` describe the failure.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The corpus of `target`.
+/// Returns the path of the corpus of `target`.
 pub(crate) fn path(target: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(format!("{target}.txt"))
 }
 
-/// The inputs with the numbers of their lines.
+/// Returns the inputs with their line numbers.
 pub(crate) fn of(target: &str) -> Vec<(usize, Vec<u8>)> {
     let path = path(target);
     let text = fs::read_to_string(&path)
@@ -17,7 +17,7 @@ pub(crate) fn of(target: &str) -> Vec<(usize, Vec<u8>)> {
     lines.map(|(at, line)| (at + 1, bytes(line))).collect()
 }
 
-/// How `input` is written.
+/// Escapes `input` as a line.
 pub(crate) fn line(input: &[u8]) -> String {
     let line = input.escape_ascii().to_string();
     match line.strip_prefix('#') {
@@ -26,7 +26,7 @@ pub(crate) fn line(input: &[u8]) -> String {
     }
 }
 
-/// What `line` has written; characters that are not ASCII may stand there as they are.
+/// Parses `line`, which can contain unescaped non-ASCII characters.
 pub(crate) fn bytes(line: &str) -> Vec<u8> {
     let mut input = Vec::new();
     let mut rest = line.as_bytes();

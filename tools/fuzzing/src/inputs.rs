@@ -1,13 +1,13 @@
-//! Inputs: valid ones that were changed a little, words in any order, and anything at all.
+//! Inputs: slightly changed valid ones, words in any order, and arbitrary bytes.
 
 use proptest::collection::vec;
 use proptest::prelude::{Just, any, prop_oneof};
 use proptest::strategy::{BoxedStrategy, Strategy as _};
 
-/// No input is longer.
+/// Maximum length of an input, in bytes.
 const LONGEST: usize = 1 << 16;
 
-/// Words that mean something to many readers.
+/// Words with a meaning in many formats.
 const COMMON: [&str; 30] = [
     "\0", "\n", "\r\n", "\t", " ", "\"", "'", "\\", "/", ":", "@", "?", "#", "%", "%00", "%2F", "&", "=",
     ",", ".", "-", "{", "}", "\u{1f}", "\u{fffd}", "\u{feff}", "\u{202e}", "é", "🔑", "\u{130}",
@@ -25,10 +25,10 @@ const NUMBERS: [&str; 10] = [
     "0x7f",
 ];
 
-/// One change of an input: which, where, over how many bytes, and with which word or byte.
+/// One change of an input: kind, position, length in bytes, and the number of a word or byte.
 type Change = (u8, u16, u8, u16);
 
-/// Inputs near to `examples`, with `words` in them.
+/// Generates inputs near `examples`, with `words` in them.
 pub(crate) fn near(examples: &[&str], words: &[&str]) -> BoxedStrategy<Vec<u8>> {
     let examples: Vec<Vec<u8>> = examples.iter().map(|text| text.as_bytes().to_vec()).collect();
     let all = words.iter().chain(&COMMON).chain(&NUMBERS);
@@ -62,21 +62,21 @@ fn apply((kind, at, length, what): Change, input: &mut Vec<u8>, examples: &[Vec<
         1 => drop(input.splice(at..at, word.iter().copied())),
         2 => drop(input.splice(at..end, word.iter().copied())),
         3 => input.truncate(at),
-        // A byte that may end what is no text any more.
+        // A byte that might make the input invalid text.
         4 if at < input.len() => input[at] = what.to_le_bytes()[0],
-        // The same again, up to many times.
+        // Repeats the piece, up to 400 times.
         5 => {
             let piece = input[at..end].to_vec();
             let times = [1, 2, 16, 400][what % 4];
             drop(input.splice(at..at, piece.repeat(times)));
         }
-        // The same elsewhere.
+        // Inserts the piece elsewhere.
         6 => {
             let piece = input[at..end].to_vec();
             let there = what % (input.len() + 1);
             drop(input.splice(there..there, piece));
         }
-        // The rest of another one.
+        // Appends the rest of another example.
         7 => {
             let other = &examples[what % examples.len()];
             let from = usize::from(length) % (other.len() + 1);

@@ -1,9 +1,9 @@
-//! Inputs near to valid ones, for tests that read what comes from outside.
+//! Inputs near to valid ones, for tests of code that reads external input.
 //!
-//! A target is a test that begins with `fuzz_`. It names valid inputs and words that mean something to what reads them,
-//! and checks one input at a time. In the ordinary tests it checks a fixed number of inputs; `cargo xtask fuzz` goes on
-//! for minutes. Each input is made from one number, its seed. What has failed once is kept in `corpus`, one input in a
-//! line, and is checked first.
+//! A target is a test that begins with `fuzz_`. It names valid inputs and words with a meaning in its format, and
+//! checks one input at a time. The ordinary tests check a fixed number of inputs, and `cargo xtask fuzz` runs for
+//! minutes. Each input is made from one number, its seed. An input that failed is kept in `corpus`, one per line, and
+//! is checked first.
 
 mod corpus;
 mod inputs;
@@ -18,35 +18,35 @@ use std::time::{Duration, Instant};
 use proptest::strategy::{BoxedStrategy, Strategy as _};
 use proptest::test_runner::{Config, RngAlgorithm, TestCaseError, TestError, TestRng, TestRunner};
 
-/// One input that takes longer is a failure of `cargo xtask fuzz`, if it does so twice.
+/// Time limit of an input under `cargo xtask fuzz`. An input that exceeds it twice fails.
 const SLOW: Duration = Duration::from_secs(1);
 
-/// How many inputs a thread takes at once.
+/// Number of inputs that a thread takes at once.
 const AT_ONCE: u64 = 64;
 
-/// What is read, and how often.
+/// The inputs of a target and their number.
 #[derive(Clone, Copy, Debug)]
 pub struct Fuzz<'a> {
-    /// Its name: that of the test, behind `fuzz_`, and that of its corpus.
+    /// The target's name: the test's name without `fuzz_`, and the corpus's name.
     pub target: &'a str,
-    /// How many inputs the ordinary tests check.
+    /// Number of inputs checked by the ordinary tests.
     pub inputs: u64,
-    /// Inputs that are valid, or nearly so.
+    /// Valid or nearly valid inputs.
     pub examples: &'a [&'a str],
     /// Pieces of inputs.
     pub words: &'a [&'a str],
 }
 
 impl Fuzz<'_> {
-    /// Checks the corpus and then new inputs by `check`, which panics where something is wrong.
+    /// Checks the corpus and then new inputs by `check`, which panics on a failure.
     ///
     /// # Panics
     ///
-    /// With the smallest input that was found to fail, and how to repeat it.
+    /// With the smallest failing input found, and the command to repeat it.
     pub fn check(&self, check: impl Fn(&[u8]) + Sync) {
         let kept = corpus::of(self.target);
         let (first, minutes) = (number("LEASEHOLD_FUZZ_SEED"), number("LEASEHOLD_FUZZ_MINUTES"));
-        // In the ordinary tests a busy machine is no failure.
+        // No time limit in the ordinary tests, because the machine might be busy.
         let limit = (first.is_some() || minutes.is_some()).then_some(SLOW);
         let check = |input: &[u8]| outcome(input, limit, &check);
         for (line, input) in &kept {
@@ -56,14 +56,14 @@ impl Fuzz<'_> {
         }
         let begun = Instant::now();
         let until = minutes.map(|minutes| begun + Duration::from_secs(60 * minutes));
-        // One seed without a time is one input.
+        // A seed without a time means one input.
         let most = if first.is_some() { 1 } else { self.inputs };
         let goes_on = |checked| until.map_or(checked < most, |until| Instant::now() < until);
         let all = || thread::available_parallelism().map_or(1, usize::from);
         let (threads, at_once) = if minutes.is_some() { (all(), AT_ONCE) } else { (1, 1) };
         let first = first.unwrap_or(0);
         let checked = self.search(first, at_once, threads, &goes_on, &check);
-        // `cargo xtask fuzz` adds them up.
+        // `cargo xtask fuzz` parses this line to add up the counts.
         println!(
             "fuzz: {}: {} kept inputs and {checked} new ones in {:.1?}, seeds from {first} on",
             self.target,
@@ -72,7 +72,7 @@ impl Fuzz<'_> {
         );
     }
 
-    /// Checks inputs of the seeds from `first` on as long as `goes_on` says, after so many.
+    /// Checks inputs of the seeds from `first` upwards while `goes_on` returns true for the number checked.
     fn search(
         &self,
         first: u64,
@@ -136,19 +136,19 @@ impl Fuzz<'_> {
     }
 }
 
-/// The parts of an input that is several texts, which are between bytes 0x1f.
+/// Splits an input that contains several texts at the bytes 0x1f.
 #[must_use]
 pub fn parts(input: &[u8]) -> Vec<&[u8]> {
     input.split(|byte| *byte == 0x1f).collect()
 }
 
-/// The input as text, with a character in the place of what is none.
+/// Converts the input to text. A replacement character stands for invalid bytes.
 #[must_use]
 pub fn text(input: &[u8]) -> String {
     String::from_utf8_lossy(input).into_owned()
 }
 
-/// What `check` says of the input: where it panicked, or took longer than the limit.
+/// Runs `check` on the input. Returns an error if it panicked or exceeded the limit.
 fn outcome(input: &[u8], limit: Option<Duration>, check: &impl Fn(&[u8])) -> Result<(), String> {
     let took = || {
         let begun = Instant::now();
@@ -158,7 +158,7 @@ fn outcome(input: &[u8], limit: Option<Duration>, check: &impl Fn(&[u8])) -> Res
         })
     };
     let is_slow = |time| limit.is_some_and(|limit| time > limit);
-    // Twice, because the machine may have stood still.
+    // Runs twice, because the machine might have been suspended.
     if is_slow(took()?) {
         let again = took()?;
         if is_slow(again) {

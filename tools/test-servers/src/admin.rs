@@ -1,4 +1,4 @@
-//! Statements of the helpers themselves, on a runtime of their own.
+//! Statements of the helpers, on a dedicated runtime.
 
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -9,11 +9,11 @@ use tokio::runtime::Runtime;
 
 use crate::Outcome;
 
-/// How long one statement may take. Only a broken server takes this long.
+/// Time limit of one statement, which only a broken server exceeds.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The runtime of the proxies and the helpers' statements. It is not the test's: that may be single
-/// threaded, have its clock paused, or end early.
+/// Returns the runtime of the proxies and the helpers' statements. It is separate from the test's runtime, which
+/// might be single threaded, have its clock paused, or end early.
 pub(crate) fn runtime() -> &'static Runtime {
     static RUNTIME: OnceLock<Runtime> = OnceLock::new();
     RUNTIME.get_or_init(|| {
@@ -26,7 +26,7 @@ pub(crate) fn runtime() -> &'static Runtime {
     })
 }
 
-/// Runs blocking work beside the caller's runtime. A paused clock stands still meanwhile.
+/// Runs blocking work beside the caller's runtime. A paused clock does not advance during the work.
 pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     match tokio::task::spawn_blocking(work).await {
         Ok(value) => value,
@@ -42,7 +42,7 @@ pub(crate) async fn rows(url: String, sql: String, parameters: Vec<String>) -> O
     blocking(move || rows_blocking(&url, sql, parameters)).await
 }
 
-/// As [`rows`]; not for use inside of a runtime.
+/// Runs a statement as [`rows`] does. Not for use inside a runtime.
 pub(crate) fn rows_blocking(url: &str, sql: String, parameters: Vec<String>) -> Outcome<Vec<PgRow>> {
     let work = async {
         let mut connection = PgConnection::connect(url).await?;
@@ -60,7 +60,7 @@ pub(crate) fn rows_blocking(url: &str, sql: String, parameters: Vec<String>) -> 
     }
 }
 
-/// The only value of an answer.
+/// Returns the only value of a result.
 pub(crate) fn first<T>(rows: Vec<PgRow>) -> Outcome<T>
 where
     T: for<'r> Decode<'r, Postgres> + Type<Postgres>,
@@ -85,12 +85,12 @@ pub(crate) async fn script(url: String, sql: String) -> Outcome {
     .await
 }
 
-/// Copies a server's files by `copy` while it is in backup mode; answers what belongs into the copy's `backup_label`.
-/// Not for use inside of a runtime.
+/// Copies a server's files by `copy` while the server is in backup mode. Returns the content of the copy's
+/// `backup_label`. Not for use inside a runtime.
 pub(crate) fn during_backup(url: &str, copy: impl FnOnce() -> Outcome) -> Outcome<String> {
     let failed = |error: sqlx::Error| format!("cannot make a backup: {error}");
     runtime().block_on(async {
-        // Closed in whatever way this ends, which ends the backup mode.
+        // The connection closes on every exit, which ends the backup mode.
         let mut connection = PgConnection::connect(url).await.map_err(failed)?;
         let version = "SELECT pg_catalog.current_setting('server_version_num')::int4";
         let version: i32 = sqlx::query_scalar(version).fetch_one(&mut connection).await.map_err(failed)?;

@@ -12,18 +12,18 @@ use crate::guarded::{Guarded, send};
 use crate::user::Medium;
 use crate::{Database, Outcome, admin, fresh, observe, or_panic, port};
 
-/// How a server is stopped.
+/// The way to stop a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopMode {
-    /// Waits until all clients have gone; at most 60 seconds.
+    /// Waits until all clients have disconnected, at most 60 seconds.
     Smart,
-    /// Ends all sessions, rolls their transactions back, and writes everything down.
+    /// Ends all sessions, rolls back their transactions, and writes a checkpoint.
     Fast,
-    /// Ends at once; the next start recovers, which empties unlogged tables.
+    /// Ends at once. The next start recovers, which empties unlogged tables.
     Immediate,
 }
 
-/// How a cluster is set up.
+/// The setup of a cluster.
 #[derive(Debug, Clone, Default)]
 pub struct ClusterOptions {
     durable: bool,
@@ -34,41 +34,42 @@ pub struct ClusterOptions {
 }
 
 impl ClusterOptions {
-    /// Quick to start, trusts everybody, does not wait for the disk.
+    /// Creates the defaults: quick start, no authentication, no waiting for the disk.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Waits for the disk at every commit, as in production: for benchmarks.
+    /// Waits for the disk at every commit, as in production. For benchmarks.
     #[must_use]
     pub fn durable(mut self) -> Self {
         self.durable = true;
         self
     }
 
-    /// Asks for this password (of the user `postgres`, by SCRAM). URLs of the cluster contain it.
+    /// Requires this password of the user `postgres`, by SCRAM. URLs of the cluster contain it.
     #[must_use]
     pub fn password(mut self, password: impl Into<String>) -> Self {
         self.password = Some(password.into());
         self
     }
 
-    /// Offers encrypted connections, with this certificate and its key, both in PEM. Others are taken as well.
+    /// Offers encrypted connections with this certificate and its key, both in PEM. Unencrypted connections are
+    /// accepted too.
     #[must_use]
     pub fn tls(mut self, certificate: impl Into<String>, key: impl Into<String>) -> Self {
         self.tls = Some((certificate.into(), key.into()));
         self
     }
 
-    /// One more line of `postgresql.conf`; later ones win, also over the defaults of this crate.
+    /// Adds a line to `postgresql.conf`. Later lines override earlier ones and this crate's defaults.
     #[must_use]
     pub fn setting(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.settings.push((name.into(), value.into()));
         self
     }
 
-    /// One more variable in the environment of the server's processes, and of its standbys'.
+    /// Adds an environment variable for the processes of the server and of its standbys.
     #[must_use]
     pub fn variable(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.environment.push((name.into(), value.into()));
@@ -77,12 +78,12 @@ impl ClusterOptions {
 
     fn configuration(&self) -> String {
         let mut settings = vec![
-            // A store that keeps a connection for each lock is tested with hundreds of locks.
+            // A store that uses a connection per lock is tested with hundreds of locks.
             ("max_connections", "1000"),
             ("max_prepared_transactions", "4"),
             ("wal_level", "replica"),
             ("max_wal_senders", "8"),
-            // A standby is copied without a replication slot: what it has yet to read stays, also after a checkpoint.
+            // Keeps WAL after checkpoints, because a standby is copied without a replication slot.
             ("wal_keep_size", "512MB"),
             ("hot_standby", "on"),
             ("shared_buffers", "64MB"),
@@ -101,7 +102,7 @@ impl ClusterOptions {
     }
 }
 
-/// A Postgres server with its own data, which ends with its value or with this process, however that ends.
+/// A Postgres server with its own data. It ends when its value is dropped or this process ends in any way.
 #[derive(Debug)]
 pub struct Cluster {
     server: Arc<Mutex<Server>>,
@@ -116,7 +117,7 @@ struct Server {
 }
 
 impl Cluster {
-    /// The cluster of this process, started when first asked for. Blocks for about a second then.
+    /// Returns the cluster of this process. The first call starts it, which blocks for about a second.
     ///
     /// # Panics
     ///
@@ -126,11 +127,11 @@ impl Cluster {
         SHARED.get_or_init(|| Self::start(ClusterOptions::new()))
     }
 
-    /// Starts a cluster of one's own, for tests that stop or configure it. Blocks for about a second.
+    /// Starts a separate cluster, for tests that stop or configure it. Blocks for about a second.
     ///
     /// # Panics
     ///
-    /// When there are no server binaries (the message says what to install) or they fail.
+    /// If the server binaries are missing (the message names the package to install) or fail.
     #[track_caller]
     #[must_use]
     pub fn start(options: ClusterOptions) -> Self {
@@ -157,14 +158,14 @@ impl Cluster {
         Self::launch(process, &binaries, options.password.clone())
     }
 
-    /// Starts a server on the data that is in the directory, on a port that is free.
+    /// Starts a server on the data in the directory, on a free port.
     pub(crate) fn launch(process: Guarded, binaries: &Path, password: Option<String>) -> Outcome<Self> {
         let mut server = Server { process, program: binaries.join("postgres") };
         for _ in 0..10 {
             let port = port::free();
             match server.start(port) {
                 Ok(()) => return Ok(Self { server: Arc::new(Mutex::new(server)), port, password }),
-                // Somebody was quicker.
+                // Another process took the port first.
                 Err(message) if message.contains("could not create any TCP/IP sockets") => {}
                 Err(message) => return Err(message),
             }
@@ -172,67 +173,67 @@ impl Cluster {
         Err("ten random ports were taken one after the other".to_owned())
     }
 
-    /// The URL of a database as superuser, over TCP.
+    /// Returns the URL of a database as superuser, over TCP.
     #[must_use]
     pub fn url(&self, database: &str) -> String {
-        // Percent-encoded by the type that knows how.
+        // The `url` type percent-encodes names and passwords.
         let mut url = or_panic(
             url::Url::parse(&format!("postgres://postgres@127.0.0.1:{}/", self.port))
                 .map_err(|error| format!("a URL of ours does not parse: {error}")),
         );
         url.set_path(database);
-        // Refused only for URLs without a host.
+        // Fails only for URLs without a host.
         let _ = url.set_password(self.password.as_deref());
         url.into()
     }
 
-    /// The URL of the database `postgres`.
+    /// Returns the URL of the database `postgres`.
     #[must_use]
     pub fn admin_url(&self) -> String {
         self.url("postgres")
     }
 
-    /// `127.0.0.1:PORT`, for a [`crate::Proxy`].
+    /// Returns `127.0.0.1:PORT`, for a [`crate::Proxy`].
     #[must_use]
     pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// The TCP port, which stays the same over restarts.
+    /// Returns the TCP port, which stays the same over restarts.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// The directory of the Unix socket, for connections without TCP.
+    /// Returns the directory of the Unix socket, for connections without TCP.
     #[must_use]
     pub fn socket_directory(&self) -> PathBuf {
         self.lock().process.directory().to_owned()
     }
 
-    /// The pid of the postmaster; `None` while it is stopped.
+    /// Returns the pid of the postmaster, or `None` while it is stopped.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
         let pid = self.lock().process.pid()?;
         u32::try_from(pid.as_raw_nonzero().get()).ok()
     }
 
-    /// Everything that the server has logged.
+    /// Returns the server's log.
     #[must_use]
     pub fn log(&self) -> String {
         self.lock().process.log()
     }
 
-    /// A new, empty database of this cluster. It stays as long as the cluster.
+    /// Creates an empty database in this cluster. It stays until the cluster ends.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it leaves the servers as they are at that moment; they end with their values.
+    /// If dropped, the servers stay in their current state until their values are dropped.
     pub async fn fresh_database(&self) -> Database {
         self.database_like(EMPTY).await
     }
 
-    /// A copy of a database of this cluster that nobody is connected to.
+    /// Copies a database of this cluster that has no connections.
     pub(crate) async fn copy_of(&self, template: &str) -> Database {
         self.database_like(&format!("TEMPLATE {template}")).await
     }
@@ -240,8 +241,8 @@ impl Cluster {
     async fn database_like(&self, like: &str) -> Database {
         let version = self.lock().process.directory().join("data/PG_VERSION");
         let major: Option<u32> = fs::read_to_string(version).ok().and_then(|text| text.trim().parse().ok());
-        // Half of the work, where nothing waits for the disk; the default since the server has the choice is to write all
-        // of it to the log.
+        // Uses `file_copy`, because it takes half the work without waiting for the disk. Since PostgreSQL 15 the
+        // default writes everything to the WAL.
         let strategy = if major >= Some(15) { " STRATEGY file_copy" } else { "" };
         Database::create(&self.admin_url(), &format!("{like}{strategy}"), false).await
     }
@@ -250,55 +251,55 @@ impl Cluster {
     ///
     /// # Panics
     ///
-    /// When the server refuses it.
+    /// If the server refuses it.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it leaves the servers as they are at that moment; they end with their values.
+    /// If dropped, the servers stay in their current state until their values are dropped.
     pub async fn run_sql(&self, database: &str, sql: impl Into<String>) {
         or_panic(admin::script(self.url(database), sql.into()).await);
     }
 
-    /// The number that a statement answers, asked as superuser.
+    /// Queries one number as superuser.
     ///
     /// # Panics
     ///
-    /// When the server refuses it, or answers anything but one `bigint`.
+    /// If the server refuses the statement, or returns anything except one `bigint`.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it leaves the servers as they are at that moment; they end with their values.
+    /// If dropped, the servers stay in their current state until their values are dropped.
     pub async fn number(&self, database: &str, sql: impl Into<String>) -> i64 {
         or_panic(admin::rows(self.url(database), sql.into(), Vec::new()).await.and_then(admin::first))
     }
 
-    /// The client sessions of a database, without the one that asks.
+    /// Returns the client sessions of a database, without the observing one.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it leaves the servers as they are at that moment; they end with their values.
+    /// If dropped, the servers stay in their current state until their values are dropped.
     pub async fn backends(&self, database: &str) -> Vec<crate::Backend> {
         or_panic(observe::backends(&self.admin_url(), database).await)
     }
 
-    /// The advisory locks that are held or waited for in a database.
+    /// Returns the advisory locks held or awaited in a database.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it leaves the servers as they are at that moment; they end with their values.
+    /// If dropped, the servers stay in their current state until their values are dropped.
     pub async fn advisory_locks(&self, database: &str) -> Vec<crate::AdvisoryLock> {
         or_panic(observe::advisory_locks(&self.admin_url(), database).await)
     }
 
-    /// Stops the server and waits until all its processes are gone. The data and the port stay.
+    /// Stops the server and waits until all its processes have ended. Data and port stay.
     ///
     /// # Panics
     ///
-    /// When it takes more than 60 seconds.
+    /// If it takes more than 60 seconds.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it leaves the servers as they are at that moment; they end with their values.
+    /// If dropped, the servers stay in their current state until their values are dropped.
     pub async fn stop(&self, mode: StopMode) {
         let signal = match mode {
             StopMode::Smart => Signal::TERM,
@@ -308,11 +309,11 @@ impl Cluster {
         self.change(move |server, _| server.process.end(signal)).await;
     }
 
-    /// Kills the postmaster as a crash of the machine would, and waits until its children have noticed.
+    /// Kills the postmaster, as a crash of the machine does, and waits until its children have ended.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it leaves the servers as they are at that moment; they end with their values.
+    /// If dropped, the servers stay in their current state until their values are dropped.
     pub async fn kill_postmaster(&self) {
         self.change(|server, _| server.process.end(Signal::KILL)).await;
     }
@@ -321,11 +322,11 @@ impl Cluster {
     ///
     /// # Panics
     ///
-    /// When it does not start; the message has its log.
+    /// If it does not start. The message contains its log.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it leaves the servers as they are at that moment; they end with their values.
+    /// If dropped, the servers stay in their current state until their values are dropped.
     pub async fn start_again(&self) {
         self.change(Server::start).await;
     }
@@ -334,15 +335,15 @@ impl Cluster {
     ///
     /// # Cancel safety
     ///
-    /// Dropping it leaves the servers as they are at that moment; they end with their values.
+    /// If dropped, the servers stay in their current state until their values are dropped.
     pub async fn restart(&self, mode: StopMode) {
         self.stop(mode).await;
         self.start_again().await;
     }
 
-    /// Sends a signal to one process of this server, as `pg_stat_activity` or [`Self::backends`] names it.
+    /// Sends a signal to one process of this server, by its pid in `pg_stat_activity` or [`Self::backends`].
     ///
-    /// SIGKILL makes the postmaster end all other sessions too, and recover.
+    /// After SIGKILL the postmaster ends all other sessions too, and recovers.
     #[track_caller]
     pub fn kill_backend(&self, pid: i32, signal: Signal) {
         let server = self.lock();
@@ -354,10 +355,10 @@ impl Cluster {
         }
     }
 
-    /// Freezes the server: connections stay open and nothing is answered.
+    /// Freezes the server. Connections stay open without replies.
     pub fn pause(&self) {
         let server = self.lock();
-        // First the postmaster, so that no child is born while we look.
+        // Stops the postmaster first, because it could start children during the scan.
         server.process.signal(Signal::STOP);
         for process in server.family() {
             send(process, Signal::STOP);
@@ -369,22 +370,22 @@ impl Cluster {
         self.lock().resume();
     }
 
-    /// From now on the server's processes cannot write behind this place of any file (EFBIG), as on a disk that is
-    /// full. Lasts until the server is started again. Blocks for some milliseconds.
+    /// Limits the size of every file that the server writes (EFBIG), as a full disk does. Lasts until the next start
+    /// of the server. Blocks for some milliseconds.
     ///
     /// # Panics
     ///
-    /// Where `prlimit` (util-linux) is missing.
+    /// If `prlimit` (util-linux) is missing.
     #[track_caller]
     pub fn limit_files(&self, bytes: u64) {
         let server = self.lock();
-        // First the postmaster, whose later children have its limit.
+        // Limits the postmaster first, because its later children inherit the limit.
         for process in server.family() {
             let pid = process.as_raw_nonzero().to_string();
             let limited = server.process.run(Path::new("prlimit"), |command| {
                 command.args(["--pid", &pid, &format!("--fsize={bytes}:{bytes}")]);
             });
-            // A child may be gone by now.
+            // The child might have ended.
             if server.family().contains(&process) {
                 or_panic(limited);
             }
@@ -403,7 +404,8 @@ impl Cluster {
         self.server.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Blocking work on the server beside the caller's runtime, done to its end also if nobody waits.
+    /// Runs blocking work on the server beside the caller's runtime. The work completes even if the caller is
+    /// dropped.
     async fn change(&self, work: impl FnOnce(&mut Server, u16) -> Outcome + Send + 'static) {
         let (server, port) = (self.server.clone(), self.port);
         let done =
@@ -417,7 +419,7 @@ impl Server {
         if self.process.pid().is_some() {
             return Err("the server runs already".to_owned());
         }
-        // On the command line, so that a standby does not copy it and no statement changes it.
+        // Set on the command line, because a standby must not copy these settings.
         let arguments = [
             "-D".to_owned(),
             "data".to_owned(),
@@ -431,7 +433,7 @@ impl Server {
         self.process.start(&self.program, &arguments, is_ready)
     }
 
-    /// The postmaster and its children.
+    /// Returns the postmaster and its children.
     fn family(&self) -> Vec<Pid> {
         let Some(postmaster) = self.process.pid() else { return Vec::new() };
         let children = observe::children(postmaster);
@@ -447,12 +449,12 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Frozen children would not hear that they have to end.
+        // Resumes the children, because frozen ones cannot end.
         self.resume();
     }
 }
 
-/// As `pg_ctl` does it: the eighth line of the lock file says how far the server is.
+/// Returns whether the server is ready. Like `pg_ctl`, reads the state in the eighth line of the lock file.
 fn is_ready(process: &Guarded) -> bool {
     let Some(pid) = process.pid() else { return false };
     let text = fs::read_to_string(process.directory().join("data/postmaster.pid")).unwrap_or_default();

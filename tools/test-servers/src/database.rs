@@ -1,4 +1,4 @@
-//! A database of a test's own.
+//! A database per test.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -8,28 +8,28 @@ use tokio::sync::{Mutex, OnceCell};
 
 use crate::{Cluster, ClusterOptions, admin, or_panic};
 
-/// Unlike `template1`, nobody can be connected to this one, which would be an error (55006).
+/// Uses `template0`, because a connection to `template1` would cause an error (55006).
 pub(crate) const EMPTY: &str = "TEMPLATE template0";
 
-/// A new, empty database, which no other test uses.
+/// A new, empty database, used by one test only.
 #[derive(Debug)]
 pub struct Database {
     url: String,
     name: String,
-    /// The URL through which it is dropped; `None` where the whole cluster goes away.
+    /// URL of the connection that drops it, or `None` if the whole cluster is removed.
     dropped_by: Option<String>,
 }
 
-/// A new, empty database: on the server that the variable `DATABASE_URL` names and dropped at the end, or
-/// else on the cluster of this process.
+/// Creates an empty database. If the variable `DATABASE_URL` is set, it is on that server and is dropped at the end.
+/// Otherwise it is on the cluster of this process.
 ///
 /// # Panics
 ///
-/// When there is no server (see [`Cluster::start`]) or it refuses.
+/// If no server can be started (see [`Cluster::start`]) or the server refuses.
 ///
 /// # Cancel safety
 ///
-/// Dropping it leaves the servers as they are at that moment; they end with their values.
+/// If dropped, the servers stay in their current state until their values are dropped.
 pub async fn fresh_database() -> Database {
     match given() {
         Some(url) => Database::create(&url, EMPTY, true).await,
@@ -37,7 +37,8 @@ pub async fn fresh_database() -> Database {
     }
 }
 
-/// As [`fresh_database`], with what `script` makes in it: run once for a process on a cluster of its own, and copied.
+/// Creates a database as [`fresh_database`] does, with the objects that `script` creates. On a private cluster, the
+/// script runs once per process, and the result is copied.
 ///
 /// # Panics
 ///
@@ -47,7 +48,7 @@ pub async fn fresh_database() -> Database {
 ///
 /// As [`fresh_database`].
 pub async fn prepared_database(script: &str) -> Database {
-    /// Scripts, and the databases that they were run in.
+    /// Scripts with the databases in which they have run.
     static PREPARED: Mutex<BTreeMap<String, String>> = Mutex::const_new(BTreeMap::new());
     if given().is_some() {
         let database = fresh_database().await;
@@ -68,8 +69,8 @@ pub async fn prepared_database(script: &str) -> Database {
     cluster.copy_of(&template).await
 }
 
-/// A cluster of a test's own, for tests that restart it, with a database in which `script` has made what it makes. `role` may
-/// log in there, and is its [user](Database::used_by).
+/// Starts a separate cluster, for tests that restart it, with a database in which `script` has run. `role` can log in
+/// there and is its [user](Database::used_by).
 ///
 /// # Panics
 ///
@@ -86,8 +87,8 @@ pub async fn prepared_cluster(role: &str, script: &str) -> (Cluster, Database) {
     (cluster, database.used_by(role))
 }
 
-/// A role that may log in, and nothing else: for databases that are [used by](Database::used_by) it. With `DATABASE_URL` it
-/// is the user there.
+/// Returns a role with only the right to log in, for databases [used by](Database::used_by) it. With `DATABASE_URL`
+/// it is the user of that URL.
 ///
 /// # Panics
 ///
@@ -107,7 +108,7 @@ pub async fn ordinary_role() -> String {
     NAME.to_owned()
 }
 
-/// The server that the tests are to use.
+/// Returns the URL of the server given for the tests.
 fn given() -> Option<String> {
     env::var("DATABASE_URL").ok().filter(|url| !url.is_empty())
 }
@@ -117,7 +118,7 @@ fn parsed(url: &str) -> url::Url {
 }
 
 impl Database {
-    /// `like`: what it is made of, and how.
+    /// Creates a database. `like` is the clause for its template and strategy.
     pub(crate) async fn create(admin_url: &str, like: &str, is_dropped: bool) -> Self {
         let mut url = parsed(admin_url);
         let name = format!("test_{}", uuid::Uuid::new_v4().simple());
@@ -127,38 +128,38 @@ impl Database {
         Self { url: url.into(), name, dropped_by: is_dropped.then(|| admin_url.to_owned()) }
     }
 
-    /// The URL of this database: as superuser of a private cluster, as the user of `DATABASE_URL`, or as the role that it is
-    /// [used by](Self::used_by).
+    /// Returns the URL of this database: as superuser of a private cluster, as the user of `DATABASE_URL`, or as the
+    /// role that it is [used by](Self::used_by).
     #[must_use]
     pub fn url(&self) -> &str {
         &self.url
     }
 
-    /// The same, with a URL of that role, which the server asks for no password.
+    /// Returns the database with a URL of that role, which needs no password.
     #[must_use]
     pub fn used_by(mut self, role: &str) -> Self {
         let mut url = parsed(&self.url);
-        // Refused only for URLs without a host.
+        // Fails only for URLs without a host.
         let _ = url.set_username(role);
         self.url = url.into();
         self
     }
 
-    /// Its name, which needs no quotes.
+    /// Returns its name, which needs no quotes.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// A new connection, on the caller's runtime.
+    /// Opens a connection on the caller's runtime.
     ///
     /// # Panics
     ///
-    /// When the server refuses it.
+    /// If the server refuses it.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it leaves the servers as they are at that moment; they end with their values.
+    /// If dropped, the servers stay in their current state until their values are dropped.
     pub async fn connect(&self) -> PgConnection {
         or_panic(PgConnection::connect(&self.url).await.map_err(|error| format!("cannot connect: {error}")))
     }
@@ -168,7 +169,7 @@ impl Drop for Database {
     fn drop(&mut self) {
         let Some(url) = self.dropped_by.take() else { return };
         let sql = format!("DROP DATABASE {} WITH (FORCE)", self.name);
-        // In a thread, because this one may drive a runtime, which must not block on another.
+        // Uses a thread, because this one might drive a runtime, which must not block on another runtime.
         let dropped = std::thread::spawn(move || admin::rows_blocking(&url, sql, Vec::new())).join();
         if let Ok(Err(message)) = dropped {
             eprintln!("a database of the tests stays: {message}");

@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use crate::guarded::Guarded;
 use crate::{Outcome, tree};
 
-/// Makes the directory `data` of a server that trusts everybody, or asks for the password in the file `password`.
+/// Creates the directory `data` of a server, without authentication or with the password in the file `password`.
 pub(crate) fn data(process: &Guarded, binaries: &Path, has_password: bool) -> Outcome {
     if has_password {
         return initdb(process, binaries, &["-A", "scram-sha-256", "--pwfile=password"]);
     }
-    // `initdb` takes half a second of a processor, a copy of what it made a tenth of that.
+    // Copies an earlier result, because `initdb` takes half a second of CPU time and a copy a tenth of it.
     let (data, kept) = (process.directory().join("data"), kept(binaries));
     if let Some(kept) = kept.as_ref().filter(|kept| kept.exists()) {
         tree::copy(kept, &data, |path| process.give(path), |_, _| true)?;
@@ -27,7 +27,7 @@ pub(crate) fn data(process: &Guarded, binaries: &Path, has_password: bool) -> Ou
     Ok(())
 }
 
-/// What a server is made with.
+/// Arguments of `initdb`.
 const ARGUMENTS: [&str; 8] = ["-D", "data", "-U", "postgres", "-E", "UTF8", "--locale=C", "--no-sync"];
 
 fn initdb(process: &Guarded, binaries: &Path, login: &[&str]) -> Outcome {
@@ -36,8 +36,8 @@ fn initdb(process: &Guarded, binaries: &Path, login: &[&str]) -> Outcome {
     })
 }
 
-/// Where a copy is kept for the next: beside the program that runs, so that it goes away with what was built. Another
-/// `initdb`, other arguments and another user have another one.
+/// Returns the place of the kept copy. It is beside the running program, so cleaning the build removes it. Another
+/// `initdb`, other arguments or another user use another place.
 fn kept(binaries: &Path) -> Option<PathBuf> {
     let program = env::current_exe().ok()?;
     let made_by = fs::metadata(binaries.join("initdb")).ok()?;
@@ -46,7 +46,8 @@ fn kept(binaries: &Path) -> Option<PathBuf> {
     Some(program.parent()?.join(format!("initdb-{:016x}", made_with.finish())))
 }
 
-/// Whole or not at all, whoever else does the same. Where it cannot be written, each server has its own `initdb`.
+/// Keeps a copy, as a whole or not at all, even with concurrent processes. If it cannot be written, each server runs
+/// its own `initdb`.
 fn keep(data: &Path, kept: &Path) {
     let Some(Ok(part)) = kept.parent().map(tempfile::tempdir_in) else { return };
     let copied = tree::copy(data, part.path(), |_| Ok(()), |_, _| true);

@@ -1,4 +1,4 @@
-//! Whether a statement touches more of the server's pages as its table grows.
+//! Checks that a statement does not touch more of the server's pages as its table grows.
 
 use std::fmt::Write as _;
 
@@ -6,25 +6,25 @@ use sqlx::{AssertSqlSafe, PgConnection, Row as _, raw_sql};
 
 use crate::{Outcome, or_panic};
 
-/// How the server plans a prepared statement.
+/// Plan modes of a prepared statement.
 const PLANS: [&str; 2] = ["force_generic_plan", "force_custom_plan"];
 
-/// A few pages more are no growth: the index of a large table is one or two levels higher.
+/// Tolerated extra pages, because the index of a large table is one or two levels higher.
 const SLACK: u64 = 12;
 
-/// A statement as one store sends it, with what it is sent with.
+/// A statement of a store, with its values.
 #[derive(Clone, Debug)]
 pub struct Probe {
-    /// How a failure calls it.
+    /// Its name in failure messages.
     pub name: String,
-    /// Its text, with `$1` and so on for its values.
+    /// Its text, with the placeholders `$1` and so on.
     pub text: String,
     /// Its values as SQL.
     pub values: Vec<String>,
 }
 
 impl Probe {
-    /// A statement and its values.
+    /// Creates a statement with its values.
     #[must_use]
     pub fn new(name: impl Into<String>, text: impl Into<String>, values: &[&str]) -> Self {
         Self {
@@ -35,19 +35,19 @@ impl Probe {
     }
 }
 
-/// Carries out each statement on a small and on a large table, under generic and under custom plans, and fails with
-/// all those that touch more than twice the pages on the large one. Pages are counted, not time: the count is
-/// the same on a busy machine. What a statement changes is rolled back.
+/// Runs each statement on a small and on a large table, under generic and under custom plans. Fails with all
+/// statements that touch more than twice the pages on the large table. Counts pages instead of time, because the
+/// count is the same on a busy machine. Changes are rolled back.
 ///
-/// The connection has the settings of the store; it must not be inside a transaction.
+/// The connection has the settings of the store. It must not be inside a transaction.
 ///
 /// # Panics
 ///
-/// When a statement's pages grow with its table, or the server refuses it.
+/// If a statement's pages grow with its table, or the server refuses it.
 ///
 /// # Cancel safety
 ///
-/// Dropped, it may leave the connection inside a transaction: close it then.
+/// If dropped, the connection might stay inside a transaction, so close it.
 pub async fn assert_no_growth(conn: &mut PgConnection, small: &[Probe], large: &[Probe]) {
     assert_eq!(small.len(), large.len(), "each statement is measured on both tables");
     let (mut report, mut grown) = (String::new(), 0);
@@ -66,7 +66,7 @@ pub async fn assert_no_growth(conn: &mut PgConnection, small: &[Probe], large: &
     assert_eq!(grown, 0, "statements that touch more of a large table:\n{report}");
 }
 
-/// The pages that one execution touches, once catalogs and hint bits have been read and written.
+/// Returns the pages touched by one execution, after warming up catalogs and hint bits.
 async fn pages(conn: &mut PgConnection, plan: &str, probe: &Probe) -> Outcome<u64> {
     let Probe { name, text, values } = probe;
     let call = if values.is_empty() { "probe".to_owned() } else { format!("probe ({})", values.join(", ")) };
@@ -91,7 +91,7 @@ async fn run(conn: &mut PgConnection, sql: String) -> Result<(), sqlx::Error> {
     raw_sql(AssertSqlSafe(sql)).execute(conn).await.map(drop)
 }
 
-/// The topmost node comes first, and counts what those below it touch.
+/// Returns a field of the topmost node, which comes first and includes the pages of the nodes below.
 fn of_top_node(plan: &str, field: &str) -> Outcome<u64> {
     let found = plan.split_once(&format!("\"{field}\":")).and_then(|(_, rest)| {
         let digits: String = rest.trim_start().chars().take_while(char::is_ascii_digit).collect();

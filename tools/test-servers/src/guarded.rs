@@ -1,4 +1,4 @@
-//! A server process with its directory, and the guard that removes both when this process is gone.
+//! A server process with its directory, and the guard that removes both when this process ends.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,18 +14,20 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::Outcome;
 use crate::user::{Medium, User};
 
-/// How long a server may take to start or to end. A crash recovery is in there.
+/// Time limit for the start or end of a server, including crash recovery.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// How long a server may take to end at once: Postgres gives its own processes five seconds.
+/// Time limit for an immediate end. Postgres gives its own processes five seconds.
 const QUITS: Duration = Duration::from_secs(8);
 
-/// How often something is looked at that cannot be waited for.
+/// Interval of polls.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Waits until its input ends, which it does when we end, in whatever way. Then it stops the server and
-/// removes the directory. A server is gone when its own lock file is: where nobody reaps orphans, its pid stays.
-/// A server that was just being started writes its pid or fails, because its directory is gone.
+/// Waits until its input ends, which happens when this process ends in any way. Then it stops the server and removes
+/// the directory.
+///
+/// The removal of the server's own lock file shows its end, because the pid stays if no process reaps orphans. A
+/// server still starting either writes its pid or fails, because its directory is gone.
 const GUARD: &str = r#"
 trap '' INT TERM HUP QUIT
 while read -r _; do :; done
@@ -51,7 +53,7 @@ while :; do
 done
 "#;
 
-/// Becomes the server, whose pid is in the file before the server does anything.
+/// Becomes the server. The file contains the pid before the server runs.
 const LAUNCH: &str = r#"echo $$ >"$0" && exec "$@""#;
 
 #[derive(Debug)]
@@ -59,9 +61,9 @@ pub(crate) struct Guarded {
     user: User,
     directory: PathBuf,
     guard: Child,
-    /// Variables of the server alone.
+    /// Environment variables of the server only.
     environment: Vec<(String, String)>,
-    /// Ours alone (close-on-exec): the guard acts when this closes.
+    /// Held only by this process (close-on-exec). The guard acts when it closes.
     lifeline: Option<ChildStdin>,
     server: Option<Running>,
 }
@@ -69,13 +71,13 @@ pub(crate) struct Guarded {
 #[derive(Debug)]
 struct Running {
     child: Child,
-    /// Disconnects when the server and all processes that it forked are gone: they all have the standard
-    /// output that it was started with.
+    /// Disconnects when the server and all its forked processes have ended, because they share the original standard
+    /// output.
     gone: Receiver<()>,
 }
 
 impl Guarded {
-    /// `lock_file` is the file in the directory that the server removes when it ends.
+    /// Creates the directory and its guard. `lock_file` is the file in it that the server removes when it ends.
     pub(crate) fn new(prefix: &str, lock_file: &str, medium: Medium) -> Outcome<Self> {
         let user = User::for_servers();
         let directory = user.directory(prefix, medium)?;
@@ -108,14 +110,14 @@ impl Guarded {
         self.server.as_ref().map(|running| Pid::from_child(&running.child))
     }
 
-    /// A file in the directory, readable by the server.
+    /// Writes a file in the directory, readable by the server.
     pub(crate) fn write(&self, name: &str, content: &str) -> Outcome {
         let path = self.directory.join(name);
         fs::write(&path, content).map_err(|error| format!("cannot write {}: {error}", path.display()))?;
         self.user.give(&path)
     }
 
-    /// A file in the directory that the server alone can read.
+    /// Writes a file in the directory that only the server can read.
     pub(crate) fn write_secret(&self, name: &str, content: &str) -> Outcome {
         self.write(name, content)?;
         let path = self.directory.join(name);
@@ -145,7 +147,7 @@ impl Guarded {
         Err(format!("{} failed ({}):\n{said}", program.display(), output.status))
     }
 
-    /// Starts the server and waits until `is_ready`. What it says goes into the file `log`.
+    /// Starts the server and waits until `is_ready`. Its output goes to the file `log`.
     pub(crate) fn start(
         &mut self,
         program: &Path,
@@ -171,7 +173,7 @@ impl Guarded {
         let (alive, gone) = mpsc::channel();
         if let Some(mut stdout) = child.stdout.take() {
             thread::spawn(move || {
-                // Nothing comes; all that counts is the end.
+                // Only the end of the stream matters, because the server writes nothing there.
                 let _ = io::copy(&mut stdout, &mut io::sink());
                 drop(alive);
             });
@@ -190,21 +192,21 @@ impl Guarded {
         Ok(())
     }
 
-    /// Everything that the server has logged.
+    /// Returns the server's log.
     pub(crate) fn log(&self) -> String {
         fs::read(self.directory.join("log"))
             .map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
             .unwrap_or_default()
     }
 
-    /// Signals the server's first process; does nothing where it does not run.
+    /// Signals the server's first process, if it runs.
     pub(crate) fn signal(&self, signal: Signal) {
         if let Some(pid) = self.pid() {
             send(pid, signal);
         }
     }
 
-    /// Ends the server and waits until all its processes are gone. Does nothing where it does not run.
+    /// Ends the server, if it runs, and waits until all its processes have ended.
     pub(crate) fn end(&mut self, signal: Signal) -> Outcome {
         self.end_within(LIMIT, signal)
     }
@@ -220,12 +222,12 @@ impl Guarded {
             }
         }
         let reaped = running.child.wait().map_err(|error| format!("cannot wait for the server: {error}"));
-        // The pid may belong to somebody else from here on.
+        // Removes the pid, because another process might get it after the reaping.
         let _ = fs::remove_file(self.directory.join("pid"));
         reaped.map(drop)
     }
 
-    /// The status with which the server has ended by itself.
+    /// Returns the exit status if the server has ended on its own.
     fn exited(&mut self) -> Outcome<Option<ExitStatus>> {
         let Some(running) = &mut self.server else { return Ok(None) };
         let status =
@@ -240,7 +242,7 @@ impl Guarded {
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        // A pooler that was started in the background of a script ignores the first and heeds the second.
+        // Sends both, because a pooler started in the background of a script ignores SIGQUIT.
         for signal in [Signal::QUIT, Signal::TERM, Signal::CONT] {
             self.signal(signal);
         }
@@ -253,7 +255,7 @@ impl Drop for Guarded {
     }
 }
 
-/// Sends a signal; a process that is gone already is none.
+/// Sends a signal and ignores a process that has already ended.
 pub(crate) fn send(pid: Pid, signal: Signal) {
     let _ = kill_process(pid, signal);
 }

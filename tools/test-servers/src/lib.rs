@@ -1,10 +1,9 @@
-//! Real servers for tests: private Postgres clusters, streaming standbys, `PgBouncer`, and a proxy that
-//! breaks connections.
+//! Real servers for tests: private Postgres clusters, streaming standbys, `PgBouncer`, and a proxy that breaks
+//! connections.
 //!
-//! Every server runs from the machine's own binaries, in its own temporary directory, on loopback, never as
-//! root, and is gone when the process that started it is gone, however that process ends (also by
-//! SIGKILL). What cannot be set up panics with what to install or look at: a test that needs a server must
-//! not pass without one.
+//! Every server runs the machine's own binaries in its own temporary directory, on loopback, never as root. It ends
+//! when the process that started it ends, even by SIGKILL. If the setup fails, the helpers panic with advice, because
+//! a test that needs a server must not pass without it.
 
 mod admin;
 mod cluster;
@@ -29,10 +28,10 @@ pub use proxy::{Proxy, Traffic};
 pub use rustix::process::Signal;
 pub use standby::Standby;
 
-/// What went wrong while a server was set up, for people.
+/// The result of a setup, with an error message for people.
 type Outcome<T = ()> = Result<T, String>;
 
-/// The end of a failed setup. A test cannot go on, and its output must say why.
+/// Panics if the setup failed, because the test cannot continue and its output must contain the reason.
 #[track_caller]
 fn or_panic<T>(outcome: Outcome<T>) -> T {
     match outcome {

@@ -1,4 +1,4 @@
-//! What goes on in a server: its processes, sessions and advisory locks.
+//! Observes the processes, sessions and advisory locks of a server.
 
 use std::fs;
 use std::process::Command;
@@ -11,22 +11,22 @@ use crate::{Outcome, admin};
 /// A client session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Backend {
-    /// Its process.
+    /// Its process id.
     pub pid: i32,
-    /// What the client calls itself.
+    /// The application name set by the client.
     pub application_name: String,
-    /// `active`, `idle`, `idle in transaction`; empty while it is being opened.
+    /// `active`, `idle` or `idle in transaction`, or empty while it is being opened.
     pub state: String,
-    /// The statement that runs, or the last one.
+    /// The running statement, or the last one.
     pub query: String,
-    /// What it waits for, such as `Lock/advisory` or `Client/ClientRead`; empty if it does not wait.
+    /// Its wait event, such as `Lock/advisory` or `Client/ClientRead`, or empty if it does not wait.
     pub waits_for: String,
 }
 
 /// A row of `pg_locks` for an advisory lock.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AdvisoryLock {
-    /// The session's process.
+    /// The session's process id.
     pub pid: i32,
     /// The upper half of a bigint, or the first of two integers.
     pub class_id: u32,
@@ -36,12 +36,12 @@ pub struct AdvisoryLock {
     pub key_space: i16,
     /// `ExclusiveLock` or `ShareLock`.
     pub mode: String,
-    /// Whether it is held; otherwise the session waits for it.
+    /// Whether the session holds it. Otherwise the session waits for it.
     pub granted: bool,
 }
 
 impl AdvisoryLock {
-    /// The bigint that was locked, or the two integers packed the same way.
+    /// Returns the locked bigint, or the two integers packed the same way.
     #[must_use]
     pub fn number(&self) -> i64 {
         (u64::from(self.class_id) << 32 | u64::from(self.object_id)).cast_signed()
@@ -99,7 +99,7 @@ fn unreadable(error: sqlx::Error) -> String {
     format!("cannot read what the server says about itself: {error}")
 }
 
-/// The direct children of a process.
+/// Returns the direct children of a process.
 pub(crate) fn children(parent: Pid) -> Vec<Pid> {
     let of_parent = |(child, its_parent): (i32, i32)| {
         (its_parent == parent.as_raw_nonzero().get()).then(|| Pid::from_raw(child)).flatten()
@@ -108,13 +108,13 @@ pub(crate) fn children(parent: Pid) -> Vec<Pid> {
     all.into_iter().filter_map(of_parent).collect()
 }
 
-/// All processes with their parents, where there is `/proc`.
+/// Returns all processes with their parents, if `/proc` exists.
 fn from_proc() -> Option<Vec<(i32, i32)>> {
     fs::metadata("/proc/self/stat").ok()?;
     let process = |entry: fs::DirEntry| {
         let pid = entry.file_name().to_str()?.parse().ok()?;
         let text = fs::read_to_string(entry.path().join("stat")).ok()?;
-        // The name in parentheses may contain anything; state and parent follow it.
+        // Splits at the last parenthesis, because the name can contain any character. State and parent follow it.
         let parent = text.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()?;
         Some((pid, parent))
     };

@@ -9,33 +9,33 @@ use crate::guarded::Guarded;
 use crate::user::Medium;
 use crate::{Cluster, Outcome, or_panic, port};
 
-/// How a `PgBouncer` pools. The options that it leaves out have its own defaults, so that tests meet the
-/// refusals that users meet.
+/// The pooling of a `PgBouncer`. Other options keep their defaults, because tests must run into the same refusals as
+/// users.
 #[derive(Debug, Clone, Default)]
 pub struct PgBouncerOptions {
     settings: Vec<(String, String)>,
 }
 
 impl PgBouncerOptions {
-    /// Pools transactions.
+    /// Creates options for transaction pooling.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Gives each transaction the server connection that was unused for longest, instead of the last used.
+    /// Gives each transaction the least recently used server connection, instead of the most recently used.
     #[must_use]
     pub fn round_robin(self) -> Self {
         self.setting("server_round_robin", "1")
     }
 
-    /// How many connections it opens to a database of the server, at most.
+    /// Sets the maximum number of connections per database of the server.
     #[must_use]
     pub fn pool_size(self, connections: u32) -> Self {
         self.setting("default_pool_size", connections.to_string())
     }
 
-    /// One more line of `pgbouncer.ini`; the last one of a name wins.
+    /// Adds a line to `pgbouncer.ini`. The last line of a name wins.
     #[must_use]
     pub fn setting(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.settings.push((name.into(), value.into()));
@@ -60,7 +60,7 @@ impl PgBouncerOptions {
     }
 }
 
-/// A `PgBouncer`, which ends with its value or with this process, however that ends.
+/// A `PgBouncer`. It ends when its value is dropped or this process ends in any way.
 #[derive(Debug)]
 pub struct PgBouncer {
     process: Guarded,
@@ -68,18 +68,18 @@ pub struct PgBouncer {
 }
 
 impl PgBouncer {
-    /// Starts one that pools transactions.
+    /// Starts a pooler in transaction mode.
     ///
     /// # Panics
     ///
-    /// When there is no `pgbouncer` (the message says what to install) or it fails.
+    /// If `pgbouncer` is missing (the message names the package to install) or fails.
     #[track_caller]
     #[must_use]
     pub fn transaction_mode(cluster: &Cluster) -> Self {
         Self::start(cluster, &PgBouncerOptions::new())
     }
 
-    /// Starts one with options.
+    /// Starts a pooler with options.
     ///
     /// # Panics
     ///
@@ -99,7 +99,7 @@ impl PgBouncer {
             let is_up = |process: &Guarded| process.log().contains("process up");
             match process.start(&program, &["pgbouncer.ini".to_owned()], is_up) {
                 Ok(()) => return Ok(Self { process, port }),
-                // Somebody was quicker.
+                // Another process took the port first.
                 Err(message) if message.contains("ddress already in use") => {}
                 Err(message) => return Err(message),
             }
@@ -107,25 +107,25 @@ impl PgBouncer {
         Err("ten random ports were taken one after the other".to_owned())
     }
 
-    /// The URL of a database through this pooler.
+    /// Returns the URL of a database through this pooler.
     #[must_use]
     pub fn url(&self, database: &str) -> String {
         format!("postgres://postgres@127.0.0.1:{}/{database}", self.port)
     }
 
-    /// `127.0.0.1:PORT`, for a [`crate::Proxy`].
+    /// Returns `127.0.0.1:PORT`, for a [`crate::Proxy`].
     #[must_use]
     pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// Its TCP port.
+    /// Returns its TCP port.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Freezes it: connections stay open and nothing is forwarded.
+    /// Freezes it. Connections stay open without forwarding.
     pub fn pause(&self) {
         self.process.signal(Signal::STOP);
     }

@@ -2,11 +2,10 @@
 
 use std::net::{Ipv4Addr, TcpListener};
 
-/// Below the ports that systems give to outgoing connections: such a connection could take the port
-/// of a server that is down for a moment.
+/// Range below the ports of outgoing connections, because such a connection could take the port of a stopped server.
 const RANGE: std::ops::Range<u16> = 10_240..32_768;
 
-/// A port that nobody listens on at this moment. Somebody else may be quicker: be ready to ask again.
+/// Returns a port without a listener. Another process might take it first, so be ready to retry.
 pub(crate) fn free() -> u16 {
     loop {
         let random = u64::from_le_bytes(first_eight(uuid::Uuid::new_v4().into_bytes()));

@@ -1,4 +1,4 @@
-//! A TCP proxy that breaks connections in the ways networks do.
+//! A TCP proxy that breaks connections as networks do.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,14 +15,14 @@ use tokio::time::Instant;
 
 use crate::{admin, or_panic, port};
 
-/// How many chunks may be on their way in one direction of one connection.
+/// Maximum number of chunks in transit in one direction of one connection.
 const IN_FLIGHT: usize = 64;
 
-/// How long our own port may be in use when we want it back.
+/// Maximum time that our own port can be in use when we reopen it.
 const IN_USE: Duration = Duration::from_secs(10);
 
-/// A proxy on loopback. It runs on its own threads, so the test's runtime may be paused or single threaded.
-/// Its methods take effect before they return. It ends, with all its connections, when dropped.
+/// A proxy on loopback. It runs on its own threads, so the test's runtime can be paused or single threaded. Its
+/// methods take effect before they return. If dropped, it ends with all its connections.
 #[derive(Debug)]
 pub struct Proxy {
     shared: Arc<Shared>,
@@ -31,22 +31,22 @@ pub struct Proxy {
     accepting: Mutex<Option<AbortHandle>>,
 }
 
-/// What has gone through a proxy.
+/// Counters of a proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Traffic {
     /// Connections that are open now.
     pub open: u64,
-    /// Connections that were ever accepted.
+    /// Accepted connections in total.
     pub accepted: u64,
-    /// Bytes that were forwarded to the server.
+    /// Bytes forwarded to the server.
     pub bytes_to_server: u64,
-    /// Bytes that were forwarded to the clients.
+    /// Bytes forwarded to the clients.
     pub bytes_to_client: u64,
-    /// How often an answer followed a request, over all connections.
+    /// Replies that followed a request, over all connections.
     pub round_trips: u64,
-    /// Replies that were swallowed.
+    /// Replies that were discarded.
     pub dropped_replies: u64,
-    /// Bytes, or the end of a connection, that had to wait.
+    /// Chunks or ends of connections that were held.
     pub held: u64,
     /// Places in requests that were rewritten.
     pub rewritten: u64,
@@ -56,9 +56,9 @@ pub struct Traffic {
 struct Shared {
     target: Mutex<String>,
     faults: watch::Sender<Faults>,
-    /// The replies to swallow: what they must contain.
+    /// Patterns of the replies to discard.
     traps: Mutex<VecDeque<Vec<u8>>>,
-    /// What to replace in requests, and by what.
+    /// Pairs of pattern and replacement in requests.
     rewrites: Mutex<Vec<(Vec<u8>, Vec<u8>)>>,
     counters: Counters,
 }
@@ -93,11 +93,11 @@ impl Proxy {
     ///
     /// # Panics
     ///
-    /// When no port can be had.
+    /// If no port is free.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it leaves the servers as they are at that moment; they end with their values.
+    /// If dropped, the servers stay in their current state until their values are dropped.
     pub async fn start(target: impl Into<String>) -> Self {
         let target = Mutex::new(target.into());
         let (traps, rewrites, counters) = (Mutex::default(), Mutex::default(), Counters::default());
@@ -106,7 +106,7 @@ impl Proxy {
         let listening = admin::blocking(|| {
             for _ in 0..10 {
                 let port = port::free();
-                // Somebody may have been quicker.
+                // Another process might have taken the port first.
                 if let Ok(listener) = listen(port) {
                     return Ok((listener, port));
                 }
@@ -119,11 +119,11 @@ impl Proxy {
         proxy
     }
 
-    /// The same URL, through this proxy.
+    /// Returns the same URL through this proxy.
     ///
     /// # Panics
     ///
-    /// When it is no URL with a host.
+    /// If it is not a URL with a host.
     #[must_use]
     pub fn url(&self, url: &str) -> String {
         let mut parsed =
@@ -133,7 +133,7 @@ impl Proxy {
         parsed.into()
     }
 
-    /// The port on which it listens.
+    /// Returns its port.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
@@ -149,59 +149,59 @@ impl Proxy {
         self.stop_accepting();
     }
 
-    /// Closes all connections; new ones are welcome.
+    /// Closes all connections and accepts new ones.
     pub fn reset(&self) {
         self.stop_accepting();
         self.listen_again();
     }
 
-    /// Undoes [`Self::cut`], [`Self::stall`], [`Self::stall_replies`], [`Self::delay`] and replies that were
-    /// to be dropped. What was held is forwarded.
+    /// Undoes [`Self::cut`], [`Self::stall`], [`Self::stall_replies`], [`Self::delay`] and pending discards of
+    /// replies. Held data is forwarded.
     pub fn restore(&self) {
         lock(&self.shared.traps).clear();
         self.shared.faults.send_replace(Faults::default());
         self.listen_again();
     }
 
-    /// Holds everything both ways, also the end of a connection. New connections are accepted and held.
+    /// Holds all data both ways, including the end of a connection. New connections are accepted and held.
     pub fn stall(&self) {
         self.shared.faults.send_modify(|faults| (faults.holds_requests, faults.holds_replies) = (true, true));
     }
 
-    /// Holds what the server says; requests still reach it.
+    /// Holds the server's replies. Requests still reach the server.
     pub fn stall_replies(&self) {
         self.shared.faults.send_modify(|faults| faults.holds_replies = true);
     }
 
-    /// Makes every byte take this much longer, each way.
+    /// Delays every byte by this much, each way.
     pub fn delay(&self, delay: Duration) {
         self.shared.faults.send_modify(|faults| faults.delay = delay);
     }
 
-    /// Swallows the next thing that the server says on any connection, and closes that connection: the work
-    /// was done and nobody learns of it. A prepared statement takes two replies the first time.
+    /// Discards the server's next reply on any connection and closes that connection. The work was done, but the
+    /// client does not learn of it. A prepared statement takes two replies the first time.
     pub fn drop_next_reply(&self) {
         self.drop_next_reply_with("");
     }
 
-    /// As [`Self::drop_next_reply`], for the next reply that contains these bytes, such as `COMMIT`.
+    /// Discards as [`Self::drop_next_reply`] does, for the next reply that contains these bytes, such as `COMMIT`.
     pub fn drop_next_reply_with(&self, bytes: impl AsRef<[u8]>) {
         lock(&self.shared.traps).push_back(bytes.as_ref().to_owned());
     }
 
-    /// Replaces these words in every request from now on, as if the server did not know what they ask for. Spaces fill up
-    /// what is shorter.
+    /// Replaces these words in every later request, as if the server did not know their meaning. Spaces fill up a
+    /// shorter replacement.
     ///
     /// # Panics
     ///
-    /// When the replacement is longer, which would change the length of messages.
+    /// If the replacement is longer, which would change the length of messages.
     pub fn rewrite(&self, words: &str, by: &str) {
         assert!(by.len() <= words.len(), "{by:?} is longer than {words:?}");
         let by = format!("{by:width$}", width = words.len());
         lock(&self.shared.rewrites).push((words.into(), by.into()));
     }
 
-    /// What has gone through until now.
+    /// Returns the counters.
     #[must_use]
     pub fn traffic(&self) -> Traffic {
         let counters = &self.shared.counters;
@@ -221,7 +221,7 @@ impl Proxy {
     fn stop_accepting(&self) {
         let Some(task) = self.accepting().take() else { return };
         task.abort();
-        // The port must be free and the sockets closed when we return.
+        // Waits, because the port must be free and the sockets closed on return.
         while !task.is_finished() || self.traffic().open > 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -233,8 +233,8 @@ impl Proxy {
             let begun = std::time::Instant::now();
             let listener = loop {
                 match listen(self.port) {
-                    // Until its own program begins, a child process that is being started elsewhere in
-                    // these tests has a copy of our socket.
+                    // Retries, because a child process being started elsewhere in these tests holds a copy of our
+                    // socket until its exec.
                     Err(error) if error.kind() == io::ErrorKind::AddrInUse && begun.elapsed() < IN_USE => {
                         std::thread::sleep(Duration::from_millis(1));
                     }
@@ -260,14 +260,14 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// By the standard library, because a runtime may not block on another.
+/// Listens with the standard library, because a runtime must not block on another.
 fn listen(port: u16) -> io::Result<std::net::TcpListener> {
     let listener = std::net::TcpListener::bind(("127.0.0.1", port))?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }
 
-/// All connections end with the task that this starts.
+/// Accepts connections in a new task. All connections end with that task.
 fn accept_all(listener: std::net::TcpListener, shared: Arc<Shared>) -> AbortHandle {
     let task = async move {
         let Ok(listener) = TcpListener::from_std(listener) else { return };
@@ -303,12 +303,12 @@ impl Drop for Open {
     }
 }
 
-/// The parameter that counts comes first, because it is dropped last: when nothing is open, the sockets are closed.
+/// Serves a connection. `_open` is the first parameter because it is dropped last, after the sockets are closed.
 async fn connection(_open: Open, client: TcpStream, shared: Arc<Shared>) {
     shared.pass(Way::ToServer).await;
     let target = lock(&shared.target).clone();
     let Ok(server) = TcpStream::connect(target).await else { return };
-    // Chunks are forwarded as they come; waiting for more would be a delay that nobody asked for.
+    // Disables Nagle's algorithm, because it would add an unwanted delay.
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
     let ((from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
     let is_asked = AtomicBool::new(false);
@@ -319,7 +319,7 @@ async fn connection(_open: Open, client: TcpStream, shared: Arc<Shared>) {
     );
 }
 
-/// Bytes and when they may arrive.
+/// Bytes with the time of their earliest arrival.
 struct Chunk(Instant, Vec<u8>);
 
 impl Shared {
@@ -334,7 +334,7 @@ impl Shared {
         tokio::join!(self.read(reader, sender), self.write(way, receiver, writer, is_asked)).1
     }
 
-    /// Reads to the end, or to an error, which is an end too: it is news for the other side only when it may pass.
+    /// Reads to the end or to an error, which counts as an end. The other side learns of it only once it can pass.
     async fn read(&self, mut reader: OwnedReadHalf, chunks: mpsc::Sender<Chunk>) {
         let mut buffer = vec![0; 16 * 1024];
         while let Ok(length @ 1..) = reader.read(&mut buffer).await {
@@ -376,7 +376,7 @@ impl Shared {
         if !is_open(&faults.borrow()) {
             self.counters.held.fetch_add(1, Ordering::SeqCst);
         }
-        // The sender is ours, so it cannot be gone.
+        // Cannot fail, because `self` owns the sender.
         let _ = faults.wait_for(is_open).await;
     }
 

@@ -1,4 +1,4 @@
-//! SQL in tests, on a connection, a transaction or a pool. A statement that the server refuses is a panic.
+//! SQL in tests, on a connection, a transaction or a pool. A refused statement panics.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions, PgRow};
 use sqlx::{AssertSqlSafe, Error, PgConnection, PgExecutor, Row as _, TypeInfo as _, ValueRef as _, raw_sql};
 use test_bounds::within;
 
-/// Only a broken server needs this long.
+/// Time limit that only a broken server exceeds.
 pub const LONG: Duration = Duration::from_secs(120);
 
 /// Runs statements.
@@ -18,7 +18,7 @@ pub async fn run(on: impl PgExecutor<'_>, sql: impl Into<String>) {
     }
 }
 
-/// Runs statements. Returns how many rows the last one changed.
+/// Runs statements. Returns the number of rows changed by the last one.
 ///
 /// # Errors
 ///
@@ -37,14 +37,14 @@ pub async fn refused(on: impl PgExecutor<'_>, sql: impl Into<String>) -> String 
     }
 }
 
-/// The SQLSTATE of an error of the server, empty for any other error.
+/// Returns the SQLSTATE of an error of the server, or an empty text for other errors.
 #[must_use]
 pub fn sqlstate(error: &Error) -> String {
     error.as_database_error().and_then(DatabaseError::code).map(Into::into).unwrap_or_default()
 }
 
-/// Queries one value, of any type, as `::text` would write it: booleans are `true` and `false`. Without a row, or with NULL
-/// in it, the answer is `NULL`.
+/// Queries one value of any type, as `::text` writes it: booleans are `true` and `false`. Returns `NULL` if there is
+/// no row or its value is NULL.
 pub async fn text(on: impl PgExecutor<'_>, sql: impl Into<String>) -> String {
     let sql = sql.into();
     let mut all = texts(on, sql.clone()).await;
@@ -87,7 +87,7 @@ pub async fn pool(url: &str, connections: u32) -> PgPool {
     opened.await.unwrap_or_else(|error| panic!("{error}: {url}"))
 }
 
-/// The first value of a row that was sent as text.
+/// Returns the first value of a row sent as text.
 fn first(row: &PgRow) -> String {
     let value = row.try_get_raw(0).unwrap_or_else(|error| panic!("{error}"));
     if value.is_null() {

@@ -11,14 +11,14 @@ use crate::guarded::Guarded;
 use crate::user::Medium;
 use crate::{Cluster, Outcome, admin, or_panic, tree};
 
-/// How long the standby may need to see something.
+/// Time limit for the standby to reach a state.
 const LIMIT: Duration = Duration::from_secs(60);
 
 const PAUSE: Duration = Duration::from_millis(20);
 
 const STREAMS: &str = "SELECT EXISTS (SELECT FROM pg_stat_wal_receiver WHERE status = 'streaming')";
 
-/// A hot standby of a cluster: it follows, answers reads, and can be promoted.
+/// A hot standby of a cluster. It follows, serves reads, and can be promoted.
 #[derive(Debug)]
 pub struct Standby {
     cluster: Cluster,
@@ -29,11 +29,11 @@ impl Standby {
     ///
     /// # Panics
     ///
-    /// When the copy cannot be made or started.
+    /// If the copy cannot be made or started.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it leaves the servers as they are at that moment; they end with their values.
+    /// If dropped, the servers stay in their current state until their values are dropped.
     pub async fn of(primary: &Cluster) -> Self {
         let (url, password) = (primary.admin_url(), primary.password().map(str::to_owned));
         let (data, environment) = (primary.socket_directory().join("data"), primary.environment());
@@ -43,47 +43,47 @@ impl Standby {
         standby
     }
 
-    /// The server itself.
+    /// Returns the standby's server.
     #[must_use]
     pub fn cluster(&self) -> &Cluster {
         &self.cluster
     }
 
-    /// The server alone, such as after its promotion.
+    /// Returns the server alone, for example after its promotion.
     #[must_use]
     pub fn into_cluster(self) -> Cluster {
         self.cluster
     }
 
-    /// The URL of a database on the standby.
+    /// Returns the URL of a database on the standby.
     #[must_use]
     pub fn url(&self, database: &str) -> String {
         self.cluster.url(database)
     }
 
-    /// Makes it a primary, with what it has replayed, and waits until it takes writes.
+    /// Promotes it to a primary with the replayed data, and waits until it accepts writes.
     ///
     /// # Panics
     ///
-    /// When that takes more than 60 seconds.
+    /// If it takes more than 60 seconds.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it leaves the servers as they are at that moment; they end with their values.
+    /// If dropped, the servers stay in their current state until their values are dropped.
     pub async fn promote(&self) {
         self.cluster.run_sql("postgres", "SELECT pg_promote(true, 60)").await;
         self.wait_until("SELECT NOT pg_is_in_recovery()").await;
     }
 
-    /// Stops receiving: what the primary does from now on is not seen here. Waits until it is so.
+    /// Stops receiving, so later changes of the primary do not arrive. Waits until that is in effect.
     ///
     /// # Panics
     ///
-    /// When that takes more than 60 seconds.
+    /// If it takes more than 60 seconds.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it leaves the servers as they are at that moment; they end with their values.
+    /// If dropped, the servers stay in their current state until their values are dropped.
     pub async fn cut(&self) {
         let sql = "ALTER SYSTEM SET primary_conninfo = ''";
         self.cluster.run_sql("postgres", sql).await;
@@ -91,15 +91,15 @@ impl Standby {
         self.wait_until("SELECT NOT EXISTS (SELECT FROM pg_stat_wal_receiver)").await;
     }
 
-    /// Waits until the standby has replayed what the primary has written until now.
+    /// Waits until the standby has replayed everything that the primary had written at the call.
     ///
     /// # Panics
     ///
-    /// When that takes more than 60 seconds.
+    /// If it takes more than 60 seconds.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it leaves the servers as they are at that moment; they end with their values.
+    /// If dropped, the servers stay in their current state until their values are dropped.
     pub async fn wait_for_replay(&self, primary: &Cluster) {
         let rows =
             admin::rows(primary.admin_url(), "SELECT pg_current_wal_lsn()::text".to_owned(), Vec::new());
@@ -107,7 +107,7 @@ impl Standby {
         self.wait_until(&format!("SELECT pg_last_wal_replay_lsn() >= '{position}'::pg_lsn")).await;
     }
 
-    /// Asks again and again, because the server has no way to tell.
+    /// Polls, because the server sends no notification.
     async fn wait_until(&self, sql: &str) {
         let start = Instant::now();
         loop {
@@ -121,7 +121,7 @@ impl Standby {
     }
 }
 
-/// A copy by the server's own interface for backups, since `pg_basebackup` is not part of every package and refuses
+/// Copies through the server's interface for backups, because `pg_basebackup` is missing in some packages and refuses
 /// servers newer than itself.
 fn start(
     url: &str,
@@ -136,7 +136,7 @@ fn start(
         let to = process.directory().join("data").join(from);
         tree::copy(&primary.join(from), &to, |path| process.give(path), is_wanted)
     };
-    // What is written meanwhile is in the log, which is therefore copied last.
+    // Copies the WAL last, because it contains the writes made during the copy.
     let label = admin::during_backup(url, || copy("", belongs_to_a_copy))?;
     copy("pg_wal", |_, _| true)?;
     let data = process.directory().join("data");
@@ -152,7 +152,8 @@ fn start(
     Cluster::launch(process, &binaries, password)
 }
 
-/// Whether a file in a folder of the data directory (empty: the directory itself) is one that a copy needs.
+/// Returns whether a copy needs this file. `folder` is a folder of the data directory, or empty for the directory
+/// itself.
 fn belongs_to_a_copy(folder: &str, name: &str) -> bool {
     const OF_THE_PROCESS: [&str; 2] = ["postmaster.pid", "postmaster.opts"];
     const EMPTIED: [&str; 7] =

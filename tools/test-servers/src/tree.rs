@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use crate::Outcome;
 
-/// Copies what is wanted of `from`; `give` is told of all that was made. `is_wanted` is asked with the name of the topmost
-/// folder and of the file. What a server removes meanwhile is left out.
+/// Copies the wanted files of `from` and passes each created path to `give`. `is_wanted` gets the names of the
+/// topmost folder and of the file. Skips files that a server removes during the copy.
 pub(crate) fn copy(
     from: &Path,
     to: &Path,
@@ -46,7 +46,7 @@ pub(crate) fn copy(
     Ok(())
 }
 
-/// Lets nobody but the owner into a data directory, as the server asks for.
+/// Restricts a data directory to its owner, as the server requires.
 pub(crate) fn close(directory: &Path) -> Outcome {
     fs::set_permissions(directory, fs::Permissions::from_mode(0o700))
         .map_err(|error| format!("cannot change the mode of {}: {error}", directory.display()))

@@ -1,4 +1,4 @@
-//! As whom servers run.
+//! The user that runs the servers.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
@@ -8,23 +8,23 @@ use std::{env, fs};
 
 use crate::Outcome;
 
-/// A file system in memory, where there is one. A new database is some three hundred files: on a disk the kernel takes four
-/// times as long to make them, and so does every test with one.
+/// A file system in memory, if it exists. A new database has some three hundred files, and on a disk the kernel takes
+/// four times as long to create them.
 const MEMORY: &str = "/dev/shm";
 
-/// What has to be free of it, and as much again of the memory, so that no run of the tests fills either.
+/// Minimum free space of it, and of the memory on top, because no test run must fill either.
 const ROOM: u64 = 6 << 30;
 
-/// What a server's data is on.
+/// The medium of a server's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Medium {
     /// A disk.
     Disk,
-    /// Memory where there is enough, otherwise a disk.
+    /// Memory if enough is free, otherwise a disk.
     Memory,
 }
 
-/// As whom servers run: `None` is as ourselves. They refuse root.
+/// The user that runs the servers, or `None` for the current one. Servers refuse root.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct User(Option<(u32, u32)>);
 
@@ -45,9 +45,9 @@ impl User {
         Self(Some(find("postgres").or_else(|| find("nobody")).unwrap_or((65_534, 65_534))))
     }
 
-    /// A command that runs as this user, in its own process group: Ctrl-C at the terminal ends the tests,
-    /// and what cleans up after them must outlive that. Its streams lead nowhere, or whoever reads the
-    /// tests' output would wait for it.
+    /// Builds a command that runs as this user in its own process group, because Ctrl-C ends the tests but must not
+    /// end the cleanup. Its streams are null, because a reader of the tests' output would otherwise wait for the
+    /// command.
     pub(crate) fn command(self, program: impl AsRef<std::ffi::OsStr>, directory: &Path) -> Command {
         let mut command = Command::new(program);
         command.current_dir(directory).process_group(0);
@@ -59,14 +59,14 @@ impl User {
         command
     }
 
-    /// An empty directory that this user owns.
+    /// Creates an empty directory owned by this user.
     pub(crate) fn directory(self, prefix: &str, medium: Medium) -> Outcome<PathBuf> {
         let bases = [env::temp_dir(), "/tmp".into(), "/var/tmp".into()];
         let bases = match medium {
             Medium::Memory if has_room(MEMORY.as_ref()) => [&[MEMORY.into()][..], &bases].concat(),
             Medium::Memory | Medium::Disk => bases.to_vec(),
         };
-        // The other user must be able to get there.
+        // The other user must be able to enter the directory.
         let is_open = |base: &&PathBuf| {
             self.0.is_none()
                 || fs::metadata(base).is_ok_and(|data| data.permissions().mode() & 0o003 == 0o003)
