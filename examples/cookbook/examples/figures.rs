@@ -1,6 +1,6 @@
-//! Measures what the pages of the cookbook cite: a constraint against a lock, and three locks of a ledger. Prints
-//! transactions per second: the best and the median of several rounds, in which all take turns, so that
-//! whatever else the machine does falls on all of them.
+//! Measures the figures cited on the cookbook's pages: a constraint against a lock, and three locks of a ledger.
+//! Prints the best and the median transactions per second of several rounds. All contenders take turns in a round,
+//! because other load of the machine must affect all of them.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +21,7 @@ const ROUNDS: usize = 9;
 const TIME: Duration = Duration::from_secs(1);
 const WAIT: Duration = Duration::from_secs(30);
 
-/// What is measured: with what, and for how many owners or holders.
+/// A contender and its number of owners or holders.
 #[derive(Clone, Debug)]
 enum Case {
     Constraint(u64),
@@ -47,7 +47,7 @@ async fn main() {
     let mut rates = vec![Vec::new(); cases.len()];
     for _ in 0..ROUNDS {
         for (case, rates) in cases.iter().zip(&mut rates) {
-            // A balance is a sum: without this, later rounds would have longer ones.
+            // Resets the entries, because a balance is a sum and later rounds would sum over more entries.
             let refill =
                 "TRUNCATE entry; INSERT INTO entry (holder_id, amount) SELECT id, 1000000000 FROM holder";
             sqlx::raw_sql(refill).execute(&ledger).await.unwrap();
@@ -78,7 +78,7 @@ async fn database(schema: &'static str) -> (Database, PgPool) {
     (database, pool)
 }
 
-/// How often `work` is done in a second by as many tasks as there are connections.
+/// Returns how often `work` runs per second, with one task per connection.
 async fn rate(numbers: &AtomicU64, work: impl AsyncFn(u64)) -> u64 {
     let (count, begun) = (AtomicU64::new(0), Instant::now());
     let worker = async || {
@@ -92,7 +92,7 @@ async fn rate(numbers: &AtomicU64, work: impl AsyncFn(u64)) -> u64 {
 }
 
 async fn once(case: &Case, names: &PgPool, ledger: &PgPool, number: u64) {
-    // Neighbouring numbers are far apart, so that tasks meet as if their owners were drawn at random.
+    // Scatters neighbouring numbers, so tasks meet as if their owners were random.
     let one_of = |count: u64| {
         let mixed = number.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(32);
         i64::try_from(mixed % count).unwrap()

@@ -1,6 +1,6 @@
-//! The service of `docs/cookbook/stack.md`, on loopback:
-//! `DATABASE_URL=postgres://user@localhost/db cargo run -p cookbook --example stack`, then
-//! `curl -i -X POST localhost:3000/ledger/42/spend -H 'x-user: ann' -H 'idempotency-key: 1'`, twice.
+//! The service of `docs/cookbook/stack.md`, on loopback. Start it with `DATABASE_URL=postgres://user@localhost/db
+//! cargo run -p cookbook --example stack`, then run twice: `curl -i -X POST localhost:3000/ledger/42/spend -H
+//! 'x-user: ann' -H 'idempotency-key: 1'`
 #![allow(clippy::print_stdout)]
 
 use std::sync::Arc;
@@ -26,7 +26,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         sqlx::raw_sql(cookbook::sql(PAGE, "schema")).execute(&pool).await?;
         sqlx::query("INSERT INTO entry VALUES (42, 100)").execute(&pool).await?;
     }
-    // Two connections beside those of the pool.
+    // Two connections beside the pool.
     let config = PgConfig::from_url(&url)?.install_schema(true);
     let lock: Arc<dyn Lock> = Arc::new(TtlConfig::new(config).connect().await?);
     let locks = XactLocks::new(Identifier::new(DEFAULT_SCHEMA)?);
@@ -39,7 +39,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let stopped = async { drop(tokio::signal::ctrl_c().await) };
     axum::serve(listener, stack.router).with_graceful_shutdown(stopped).await?;
 
-    // Handlers whose clients have gone, then the lock, then the connections.
+    // First the handlers whose clients have left, then the lock, then the connections.
     stack.lock.idle().await;
     stack.keys.idle().await;
     purge.abort();

@@ -1,34 +1,34 @@
-//! Write first, check after, apologise: `docs/cookbook/apology.md`.
+//! Write first, check afterwards, apologise: `docs/cookbook/apology.md`.
 
 use sqlx::PgPool;
 
 use crate::sql;
 
-/// The page.
+/// The page with this recipe and its SQL.
 pub const PAGE: &str = include_str!("../../../docs/cookbook/apology.md");
 
 const BOOK: &str = sql(PAGE, "book");
 const APOLOGISE: &str = sql(PAGE, "apologise");
 
-/// A booking, and what was taken back because of it.
+/// A booking, and the bookings revoked after it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Booked {
     /// The new booking.
     pub booking: i64,
-    /// The bookings that this check has taken back: perhaps this one, perhaps others.
+    /// The bookings revoked by this check, which might include the new one.
     pub apologies: Vec<i64>,
 }
 
-/// Books, and takes back what is over.
+/// Books, and revokes the bookings above the limit.
 ///
 /// # Errors
 ///
-/// What the server answers. The booking may have been accepted without a check; the next one makes up for it.
+/// The server's error. The booking might have been accepted without a check. The next booking checks again.
 ///
 /// # Cancel safety
 ///
-/// As after an error.
+/// If dropped, the outcome is as after an error.
 pub async fn book(pool: &PgPool, event: i64) -> sqlx::Result<Booked> {
     let booking: i64 = sqlx::query_scalar(BOOK).bind(event).fetch_one(pool).await?;
     let apologies: Vec<i64> = sqlx::query_scalar(APOLOGISE).bind(event).fetch_all(pool).await?;

@@ -1,43 +1,43 @@
-//! A name that is taken becomes `X (Copy 1)`: `docs/cookbook/copy-names.md`.
+//! A taken name becomes `X (Copy 1)`: `docs/cookbook/copy-names.md`.
 
 use sqlx::PgConnection;
 
 use crate::sql;
 
-/// The page.
+/// The page with this recipe and its SQL.
 pub const PAGE: &str = include_str!("../../../docs/cookbook/copy-names.md");
 
-/// How many copies of one name there may be.
+/// Maximum number of copies of one name.
 pub const MAX_COPIES: i32 = 50;
 
 const INSERT: &str = sql(PAGE, "insert");
 const LOCK_OWNER: &str = sql(PAGE, "lock owner");
 const ACTIVATE: &str = sql(PAGE, "activate");
 
-/// Why there is no name. The transaction is usable except after [`Database`](Self::Database).
+/// The reason why no name was assigned. The transaction stays usable except after [`Database`](Self::Database).
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CopyError {
-    /// All names up to the last copy are taken.
+    /// The name and all its copies are taken.
     #[error("the name and its {MAX_COPIES} copies are taken; choose another name")]
     TooManyCopies,
     /// The project is not in the archive.
     #[error("the project is not archived, so there is nothing to activate")]
     NotArchived,
-    /// Anything else.
+    /// Another error of the server.
     #[error("no name was given out")]
     Database(#[from] sqlx::Error),
 }
 
-/// Inserts a project under the first free name, and returns that.
+/// Inserts a project under the first free name and returns that name.
 ///
 /// # Errors
 ///
-/// [`CopyError::TooManyCopies`]; else what the server answers.
+/// [`CopyError::TooManyCopies`], or an error of the server.
 ///
 /// # Cancel safety
 ///
-/// In a transaction of the caller's, which decides.
+/// If dropped, the caller's transaction decides.
 pub async fn insert(connection: &mut PgConnection, owner: i64, name: &str) -> Result<String, CopyError> {
     for copy in 0..=MAX_COPIES {
         let suffix = if copy == 0 { String::new() } else { format!(" (Copy {copy})") };
@@ -49,8 +49,8 @@ pub async fn insert(connection: &mut PgConnection, owner: i64, name: &str) -> Re
     Err(CopyError::TooManyCopies)
 }
 
-/// Activates an archived project under the first free name, and returns that. In a transaction of the caller's at READ
-/// COMMITTED, whose end frees the owner.
+/// Activates an archived project under the first free name and returns that name. Runs in the caller's transaction at
+/// READ COMMITTED, whose end unlocks the owner.
 ///
 /// # Errors
 ///
@@ -58,7 +58,7 @@ pub async fn insert(connection: &mut PgConnection, owner: i64, name: &str) -> Re
 ///
 /// # Cancel safety
 ///
-/// In a transaction of the caller's, which decides.
+/// If dropped, the caller's transaction decides.
 pub async fn activate(connection: &mut PgConnection, owner: i64, project: i64) -> Result<String, CopyError> {
     const IS_ARCHIVED: &str =
         "SELECT EXISTS (SELECT FROM project WHERE id = $1 AND owner_id = $2 AND archived_at IS NOT NULL)";

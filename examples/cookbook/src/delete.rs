@@ -1,4 +1,4 @@
-//! Deleting something large: `docs/cookbook/delete.md`.
+//! Deleting a large object: `docs/cookbook/delete.md`.
 
 use sqlx::error::DatabaseError;
 use sqlx::{PgConnection, PgPool};
@@ -6,7 +6,7 @@ use sqlx::{PgConnection, PgPool};
 use crate::sql;
 use crate::transaction::begin;
 
-/// The page.
+/// The page with this recipe and its SQL.
 pub const PAGE: &str = include_str!("../../../docs/cookbook/delete.md");
 
 const VALIDATE: &str = sql(PAGE, "validate");
@@ -18,25 +18,25 @@ const DELETE_ITEMS: &str = sql(PAGE, "delete items");
 const DELETE_FOLDERS: &str = sql(PAGE, "delete folders");
 const DELETE_ROOT: &str = sql(PAGE, "delete root");
 
-/// Why nothing is deleted. Whatever it is, nothing was changed.
+/// The reason why the deletion was not requested. Nothing was changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeleteError {
-    /// There is no such project, or it is gone by now.
+    /// The project does not exist, or no longer exists.
     #[error("there is no such project")]
     NotFound,
-    /// Somebody else's.
+    /// The project belongs to another user.
     #[error("only its owner deletes a project")]
     NotTheOwner,
-    /// It has to be kept for now.
+    /// The project must be kept for now.
     #[error("the project is on hold; lift the hold first")]
     OnHold,
-    /// Anything else.
+    /// Another error of the server.
     #[error("the request was not recorded")]
     Database(#[from] sqlx::Error),
 }
 
-/// Records that `by` wants the project deleted, and hides it. The rest is the worker's.
+/// Records that `by` requests the deletion, and hides the project. A worker deletes it.
 ///
 /// # Errors
 ///
@@ -44,7 +44,7 @@ pub enum DeleteError {
 ///
 /// # Cancel safety
 ///
-/// A dropped call rolls back, unless it was about to commit: then it may have committed. It may be repeated.
+/// If dropped, it rolls back, or has committed if the commit had begun. It can be repeated.
 pub async fn request(pool: &PgPool, project: i64, by: i64) -> Result<(), DeleteError> {
     let mut tx = begin(pool).await?;
     let found: Option<(i64, bool)> = sqlx::query_as(VALIDATE).bind(project).fetch_optional(&mut *tx).await?;
@@ -61,35 +61,35 @@ pub async fn request(pool: &PgPool, project: i64, by: i64) -> Result<(), DeleteE
     Ok(())
 }
 
-/// What a worker's step did.
+/// The result of a worker's step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Step {
-    /// There was no job that nobody else is at.
+    /// No job is free. Other workers might have claimed some.
     Idle,
-    /// So many rows are gone; there is more.
+    /// This many rows were deleted, and more remain.
     Deleted(u64),
-    /// The project is gone, and its job.
+    /// The project and its job were deleted.
     Finished(i64),
-    /// A child has slipped in; the next step takes it.
+    /// A child was inserted during the step. The next step deletes it.
     Again,
 }
 
-/// One step of the first job, in a transaction of the caller's.
+/// Runs one step of the first free job, in the caller's transaction.
 ///
 /// # Errors
 ///
-/// What the server answers: 23503 when a child has slipped in.
+/// The server's error, 23503 if a child was inserted during the step.
 ///
 /// # Cancel safety
 ///
-/// In a transaction of the caller's, which decides.
+/// If dropped, the caller's transaction decides.
 pub async fn step(connection: &mut PgConnection, batch: i64) -> sqlx::Result<Step> {
     let Some(project): Option<i64> = sqlx::query_scalar(NEXT_JOB).fetch_optional(&mut *connection).await?
     else {
         return Ok(Step::Idle);
     };
-    // A job is enough: the request may have been cut short by whoever enqueued it by hand.
+    // Sets the tombstone too, because a job inserted by hand has none.
     sqlx::query(TOMBSTONE).bind(project).execute(&mut *connection).await?;
     for statement in [DELETE_ITEMS, DELETE_FOLDERS] {
         let done = sqlx::query(statement).bind(project).bind(batch).execute(&mut *connection).await?;
@@ -101,15 +101,15 @@ pub async fn step(connection: &mut PgConnection, batch: i64) -> sqlx::Result<Ste
     Ok(Step::Finished(project))
 }
 
-/// One step in a transaction of its own; a child that has slipped in is [`Step::Again`].
+/// Runs one step in a separate transaction. Returns [`Step::Again`] if a child was inserted during it.
 ///
 /// # Errors
 ///
-/// What the server answers.
+/// The server's error.
 ///
 /// # Cancel safety
 ///
-/// A dropped call rolls back, unless it was about to commit: then it may have committed. It may be repeated.
+/// If dropped, it rolls back, or has committed if the commit had begun. It can be repeated.
 pub async fn work_once(pool: &PgPool, batch: i64) -> sqlx::Result<Step> {
     let mut tx = begin(pool).await?;
     match step(&mut tx, batch).await {

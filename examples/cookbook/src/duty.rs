@@ -1,30 +1,30 @@
-//! What a lock is there for, and what follows when it is not to be had: `docs/cookbook/README.md`.
+//! The purpose of a lock, and the behaviour without it: `docs/cookbook/README.md`.
 
 use std::time::Duration;
 
 use leasehold_api::{ErrorKind, FencingToken, Lock, LockExt as _, LockKey, RunError};
 
-/// What a lock is there for.
+/// The purpose of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // It enforces a constraint or it does not.
+#[allow(clippy::exhaustive_enums)] // These two cases are complete.
 pub enum Duty {
-    /// Two runs at once break something. Without the lock nothing is done, and the work gets a fencing token, which
-    /// whatever it writes to must compare.
+    /// Two concurrent runs would break a constraint. Without the lock nothing runs. The work gets a fencing token
+    /// that every resource it writes to must check.
     EnforceConstraint,
-    /// Two runs at once cost something. If the store cannot be reached, the work is done all the same.
+    /// Two concurrent runs would only cost resources. If the store cannot be reached, the work runs anyway.
     SaveWork,
 }
 
-/// Runs `work` under `key` unless somebody else has it. `None`: somebody else is at it.
+/// Runs `work` under `key`. Returns `None` if another client holds the lock.
 ///
 /// # Errors
 ///
-/// [`RunError`]. With [`Duty::EnforceConstraint`] also [`Unsupported`](ErrorKind::Unsupported) on a store whose fencing tokens
-/// do not survive its restart.
+/// [`RunError`]. With [`Duty::EnforceConstraint`] also [`Unsupported`](ErrorKind::Unsupported) on a store whose
+/// fencing tokens do not survive its restart.
 ///
 /// # Cancel safety
 ///
-/// Dropping the future drops `work` where it is and releases in the background.
+/// If dropped, `work` is dropped too, and the lock is released in the background.
 pub async fn run_for<T>(
     duty: Duty,
     lock: &dyn Lock,
@@ -44,7 +44,7 @@ pub async fn run_for<T>(
     }
 }
 
-/// Whether the store could not be asked, as opposed to having said no.
+/// Returns whether the store could not be reached, as opposed to a refusal.
 fn is_out(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::Unavailable | ErrorKind::OutcomeUnknown)
 }

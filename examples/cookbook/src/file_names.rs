@@ -4,19 +4,20 @@ use sqlx::PgConnection;
 
 use crate::sql;
 
-/// The page.
+/// The page with this recipe and its SQL.
 pub const PAGE: &str = include_str!("../../../docs/cookbook/file-names.md");
 
 const FIND: &str = sql(PAGE, "find");
 
-/// What is unique of a file's name: without extension and density, in lower case. The same as `base_name` in the database.
+/// Returns the unique part of a file's name: without extension and density, in lower case. Equals `base_name` in the
+/// database.
 #[must_use]
 pub fn base_name(file: &str) -> String {
     let name = without_extension(file).unwrap_or(file);
     without_density(name).unwrap_or(name).to_ascii_lowercase()
 }
 
-/// Without a last dot and what follows it, if that is one to eight letters and digits and something comes before.
+/// Removes the last dot and the text after it, if that is one to eight letters and digits after a non-empty name.
 fn without_extension(file: &str) -> Option<&str> {
     let (stem, extension) = file.rsplit_once('.')?;
     let is_extension =
@@ -24,7 +25,7 @@ fn without_extension(file: &str) -> Option<&str> {
     (is_extension && !stem.is_empty()).then_some(stem)
 }
 
-/// Without `@2x`, `@1.5x` and the like, if something comes before.
+/// Removes `@2x`, `@1.5x` and similar suffixes after a non-empty name.
 fn without_density(name: &str) -> Option<&str> {
     let (stem, density) = name.rsplit_once('@')?;
     let number = density.strip_suffix(['x', 'X'])?;
@@ -33,15 +34,15 @@ fn without_density(name: &str) -> Option<&str> {
     (is_number(whole) && is_number(fraction) && !stem.is_empty()).then_some(stem)
 }
 
-/// The picture that has this file's base name.
+/// Returns the picture with this file's base name.
 ///
 /// # Errors
 ///
-/// What the server answers.
+/// The server's error.
 ///
 /// # Cancel safety
 ///
-/// Safe: it only reads.
+/// Safe, because it only reads.
 pub async fn find(connection: &mut PgConnection, project: i64, file: &str) -> sqlx::Result<Option<i64>> {
     sqlx::query_scalar(FIND).bind(project).bind(file).fetch_optional(connection).await
 }

@@ -9,7 +9,7 @@ use sqlx::PgPool;
 use crate::sql;
 use crate::transaction::begin;
 
-/// The page.
+/// The page with this recipe and its SQL.
 pub const PAGE: &str = include_str!("../../../docs/cookbook/ledger.md");
 
 const BALANCE: &str = sql(PAGE, "balance");
@@ -17,10 +17,10 @@ const SPEND: &str = sql(PAGE, "spend");
 const LOCK_TABLE: &str = sql(PAGE, "lock table");
 const LOCK_HOLDER: &str = sql(PAGE, "lock holder");
 
-/// How long a spend waits for others of the same holder.
+/// Maximum wait of a spend for other spends of the same holder.
 const WAIT: Duration = Duration::from_secs(30);
 
-/// What makes spends wait for each other.
+/// The lock that orders spends.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Locking {
@@ -32,19 +32,19 @@ pub enum Locking {
     Key(XactLocks),
 }
 
-/// Why it is not known whether there is enough. Nothing was spent, unless the commit was not answered.
+/// The reason why the spend failed. Nothing was spent, unless the commit was not confirmed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SpendError {
     /// The lock was not granted.
     #[error("the holder is busy")]
     Lock(#[from] leasehold_api::Error),
-    /// What the server answered.
+    /// The server's error.
     #[error("the spend was not recorded")]
     Database(#[from] sqlx::Error),
 }
 
-/// Spends if there is enough; whether there was.
+/// Spends if the balance suffices. Returns whether it did.
 ///
 /// # Errors
 ///
@@ -52,7 +52,7 @@ pub enum SpendError {
 ///
 /// # Cancel safety
 ///
-/// A dropped call rolls back, unless it was about to commit: then it may have committed.
+/// If dropped, it rolls back, or has committed if the commit had begun.
 pub async fn spend(pool: &PgPool, lock: &Locking, holder: i64, amount: i64) -> Result<bool, SpendError> {
     let mut tx = begin(pool).await?;
     match lock {
@@ -68,7 +68,7 @@ pub async fn spend(pool: &PgPool, lock: &Locking, holder: i64, amount: i64) -> R
     }
     let balance: i64 = sqlx::query_scalar(BALANCE).bind(holder).fetch_one(&mut *tx).await?;
     if balance < amount {
-        // Dropping the transaction rolls it back, and the lock goes with it on every way out.
+        // Dropping the transaction rolls back and releases the lock.
         return Ok(false);
     }
     sqlx::query(SPEND).bind(holder).bind(amount).execute(&mut *tx).await?;

@@ -1,7 +1,7 @@
 //! The recipes of `docs/cookbook`, as code that the tests race on Postgres.
 //!
-//! A statement is written down once, on its page; [`sql`] reads it from there when this is compiled. A test
-//! checks that the Rust of the pages is the code of these modules.
+//! A statement is written only on its page, and [`sql`] reads it from there at compile time. A test checks that the
+//! Rust code on the pages is the code of these modules.
 
 mod page;
 

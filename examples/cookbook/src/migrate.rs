@@ -1,4 +1,4 @@
-//! Beside other locks, during a migration: the pages `docs/cookbook/migrate-from-*.md`.
+//! Locks that exclude another library's locks during a migration: the pages `docs/cookbook/migrate-from-*.md`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,17 +11,17 @@ use sqlx::PgPool;
 
 use crate::sql;
 
-/// From sqlx's `PgAdvisoryLock`.
+/// The page for sqlx's `PgAdvisoryLock`.
 pub const SQLX_PAGE: &str = include_str!("../../../docs/cookbook/migrate-from-sqlx.md");
-/// From `pg_advisory_lock` by hand.
+/// The page for `pg_advisory_lock` by hand.
 pub const NUMBERS_PAGE: &str = include_str!("../../../docs/cookbook/migrate-from-pg-advisory-lock.md");
-/// From `ShedLock`.
+/// The page for `ShedLock`.
 pub const SHEDLOCK_PAGE: &str = include_str!("../../../docs/cookbook/migrate-from-shedlock.md");
 
 const TAKE: &str = sql(SHEDLOCK_PAGE, "take");
 const GIVE_BACK: &str = sql(SHEDLOCK_PAGE, "give back");
 
-/// Locks that exclude those of sqlx's `PgAdvisoryLock::new` with the same text.
+/// Connects locks that exclude sqlx's `PgAdvisoryLock::new` with the same text.
 ///
 /// # Errors
 ///
@@ -29,12 +29,12 @@ const GIVE_BACK: &str = sql(SHEDLOCK_PAGE, "give back");
 ///
 /// # Cancel safety
 ///
-/// A dropped call closes what it has opened.
+/// If dropped, its connections are closed.
 pub async fn beside_sqlx(server: PgConfig) -> Result<Engine, Error> {
     AdvisoryConfig::new(server).hasher(Arc::new(SqlxNames)).connect().await
 }
 
-/// Locks that exclude `pg_advisory_lock` with the key's number.
+/// Connects locks that exclude `pg_advisory_lock` with the key's number.
 ///
 /// # Errors
 ///
@@ -42,34 +42,35 @@ pub async fn beside_sqlx(server: PgConfig) -> Result<Engine, Error> {
 ///
 /// # Cancel safety
 ///
-/// A dropped call closes what it has opened.
+/// If dropped, its connections are closed.
 pub async fn beside_numbers(server: PgConfig) -> Result<Engine, Error> {
     AdvisoryConfig::new(server).hasher(Arc::new(RawBigint)).connect().await
 }
 
 /// A job that programs with `ShedLock` run too.
 #[derive(Clone, Copy, Debug)]
-#[allow(clippy::exhaustive_structs)] // What both need to know.
+#[allow(clippy::exhaustive_structs)] // Exactly the settings that both need.
 pub struct ShedLockJob<'a> {
-    /// The name of its lock there, and the key here.
+    /// The lock's name in `ShedLock`, and the key here.
     pub name: &'a str,
-    /// `lockAtMostFor` there, the maximum hold here.
+    /// `lockAtMostFor` in `ShedLock`, and the maximum hold here.
     pub at_most: Duration,
 }
 
-/// Why it is not known that the job was run under both locks.
+/// The reason why the job might not have run under both locks.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShedLockError {
-    /// Our lock: the job has not begun, was stopped, or was done without a confirmed release.
+    /// Our lock failed. The job did not start, was stopped, or ran without a confirmed release.
     #[error("the lock of the job failed")]
     Lock(#[source] RunError<()>),
-    /// Theirs: the row was not taken and the job has not begun, or was not given back and stays until its time.
+    /// The row of `ShedLock` failed. Either the row was not acquired and the job did not start, or the row was not
+    /// released and stays until its time.
     #[error("the row of ShedLock was not changed")]
     Row(#[from] sqlx::Error),
 }
 
-/// Runs `work` under both locks; `None` when either is held.
+/// Runs `work` under both locks. Returns `None` if either is held.
 ///
 /// # Errors
 ///
@@ -77,8 +78,7 @@ pub enum ShedLockError {
 ///
 /// # Cancel safety
 ///
-/// Dropping the future drops `work` where it is, releases our lock in the background, and leaves the row until its
-/// time.
+/// If dropped, `work` is dropped too and our lock is released in the background. The row stays until its time.
 pub async fn run_beside_shedlock<T>(
     lock: &dyn Lock,
     pool: &PgPool,
@@ -87,7 +87,7 @@ pub async fn run_beside_shedlock<T>(
 ) -> Result<Option<T>, ShedLockError> {
     let request = lock.key(job.name).wait(Duration::ZERO).max_hold(job.at_most);
     let both = request.try_run(async |guard| -> sqlx::Result<Option<T>> {
-        // Of this run alone, so that nobody gives back what a later run has.
+        // Unique per run, because a run must not release the row of a later run.
         let run = guard.holder().to_string();
         let take = sqlx::query(TAKE).bind(job.name).bind(job.at_most.as_secs_f64()).bind(&run);
         if take.execute(pool).await?.rows_affected() == 0 {

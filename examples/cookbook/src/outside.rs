@@ -1,50 +1,50 @@
-//! Guarding what is not in Postgres: `docs/cookbook/outside-postgres.md`.
+//! Guarding objects outside Postgres: `docs/cookbook/outside-postgres.md`.
 
 use leasehold_api::{FencingToken, Lock, LockExt as _, LockKey, RunError};
 
-/// How often a conditional write is tried.
+/// Maximum number of tries of a conditional write.
 const TRIES: usize = 10;
 
-/// What was read.
+/// An object as it was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Object {
-    /// Which version it is.
+    /// Its version.
     pub etag: String,
-    /// The token of whoever wrote it, from its metadata.
+    /// The fencing token of its last writer, from its metadata.
     pub token: Option<FencingToken>,
     /// The content.
     pub body: Vec<u8>,
 }
 
 impl Object {
-    /// As it was read.
+    /// Creates an object.
     #[must_use]
     pub fn new(etag: impl Into<String>, token: Option<FencingToken>, body: Vec<u8>) -> Self {
         Self { etag: etag.into(), token, body }
     }
 }
 
-/// What came of a conditional write.
+/// The outcome of a conditional write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // The condition held or it did not.
+#[allow(clippy::exhaustive_enums)] // These two cases are complete.
 pub enum PutOutcome {
-    /// It is written.
+    /// The object was written.
     Written,
-    /// 412: the object is not the one that was read.
+    /// Status 412, because the object has changed since the read.
     Changed,
 }
 
 /// An object store with conditional writes.
 pub trait ObjectStore: Sync {
-    /// What the store answers when it does not work.
+    /// The store's error.
     type Error: std::error::Error;
 
-    /// The object, its `ETag` and its token, read together.
+    /// Returns the object, its `ETag` and its token, read together.
     fn get(&self, name: &str) -> impl Future<Output = Result<Option<Object>, Self::Error>> + Send;
 
-    /// Writes body and token if the object's `ETag` is `expected` (`If-Match`), or, with `None`, if there is no object
-    /// (`If-None-Match: *`).
+    /// Writes body and token if the object's `ETag` is `expected` (`If-Match`). With `None`, writes if no object
+    /// exists (`If-None-Match: *`).
     fn put_if(
         &self,
         name: &str,
@@ -54,22 +54,22 @@ pub trait ObjectStore: Sync {
     ) -> impl Future<Output = Result<PutOutcome, Self::Error>> + Send;
 }
 
-/// Why an object was not changed.
+/// The reason why an object was not changed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum FencedError<E: std::error::Error> {
-    /// A later holder of the lock has written. Whoever gets this has lost the lock.
+    /// A later holder of the lock has written, so the caller has lost the lock.
     #[error("a later holder of the lock has written; drop what was done")]
     Superseded,
-    /// Others of the same token, or older ones, write all the time.
+    /// Writers with the same or an older token changed the object at every try.
     #[error("the object changed at each of {TRIES} tries; is there a writer without the lock?")]
     Busy,
-    /// The store does not work.
+    /// The store failed.
     #[error("the object store failed")]
     Store(#[source] E),
 }
 
-/// Changes an object unless a later holder has. `change` may be called several times.
+/// Changes an object unless a later holder of the lock has written. `change` might be called several times.
 ///
 /// # Errors
 ///
@@ -77,7 +77,7 @@ pub enum FencedError<E: std::error::Error> {
 ///
 /// # Cancel safety
 ///
-/// A dropped call may or may not have written.
+/// If dropped, the object might have been written.
 pub async fn update_fenced<S: ObjectStore>(
     store: &S,
     name: &str,
@@ -94,22 +94,22 @@ pub async fn update_fenced<S: ObjectStore>(
         let expected = current.map(|object| object.etag);
         match store.put_if(name, expected, token, body).await.map_err(FencedError::Store)? {
             PutOutcome::Written => return Ok(()),
-            // Somebody wrote since: look who it was.
+            // Another client has written since the read, so read again.
             PutOutcome::Changed => {}
         }
     }
     Err(FencedError::Busy)
 }
 
-/// Carries out steps outside of the database, one after the other, as long as the lock is held.
+/// Runs steps outside the database one after the other, while the lock is held.
 ///
 /// # Errors
 ///
-/// [`RunError`]; after `Stopped` some steps may have been done.
+/// [`RunError`]. After `Stopped` some steps might have been done.
 ///
 /// # Cancel safety
 ///
-/// Dropping the future drops the step under way.
+/// If dropped, the running step is dropped.
 pub async fn each_while_held<T>(
     lock: &dyn Lock,
     key: &LockKey,
@@ -120,9 +120,9 @@ pub async fn each_while_held<T>(
     request
         .run(async |guard| {
             for step in steps {
-                // `run` looks before each poll; this looks again where the step itself took long.
+                // Checks again, because `run` checks only before each poll and a step might take long.
                 if !guard.validity().is_held() {
-                    // Lost: `run` ends this body at the next await.
+                    // The lock is lost. `run` ends this body at the next await.
                     std::future::pending::<()>().await;
                 }
                 effect(step, guard.token()).await;

@@ -1,10 +1,10 @@
 //! Statements, read from the pages.
 
-/// The block of SQL that `page` has under `-- name`, without that line.
+/// Returns the SQL block that `page` has under `-- name`, without that line.
 ///
 /// # Panics
 ///
-/// When there is no such block: while compiling, where it is a constant.
+/// If the block does not exist. A constant fails at compile time.
 #[must_use]
 pub const fn sql(page: &'static str, name: &str) -> &'static str {
     let mut at = 0;
@@ -26,7 +26,7 @@ pub const fn sql(page: &'static str, name: &str) -> &'static str {
     panic!("the page has no statement of this name")
 }
 
-/// Where `page` goes on if it has `text` at `at`.
+/// Returns the position after `text`, if `page` contains `text` at `at`.
 const fn after(page: &str, at: usize, text: &str) -> Option<usize> {
     let (page, text) = (page.as_bytes(), text.as_bytes());
     let mut i = 0;

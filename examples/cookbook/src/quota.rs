@@ -1,11 +1,11 @@
-//! A quota flag that is right in the end: `docs/cookbook/quota.md`.
+//! A quota flag that is eventually correct: `docs/cookbook/quota.md`.
 
 use sqlx::{PgConnection, PgPool};
 
 use crate::sql;
 use crate::transaction::begin;
 
-/// The page.
+/// The page with this recipe and its SQL.
 pub const PAGE: &str = include_str!("../../../docs/cookbook/quota.md");
 
 const LOCK_OWNER: &str = sql(PAGE, "lock owner");
@@ -14,15 +14,15 @@ const PICK: &str = sql(PAGE, "pick");
 const RECOMPUTE: &str = sql(PAGE, "recompute");
 const TAKE_MARKS: &str = sql(PAGE, "take marks");
 
-/// Runs `change` on the owner's projects, alone, and mends the flags; all of it or nothing.
+/// Runs `change` on the owner's projects under the owner's lock and corrects the flags, in one transaction.
 ///
 /// # Errors
 ///
-/// What `change` or the server answers; then nothing was changed.
+/// The error of `change` or of the server. Nothing was changed then.
 ///
 /// # Cancel safety
 ///
-/// A dropped call rolls back, unless it was about to commit: then it may have committed.
+/// If dropped, it rolls back, or has committed if the commit had begun.
 pub async fn change<T>(
     pool: &PgPool,
     owner: i64,
@@ -36,15 +36,15 @@ pub async fn change<T>(
     Ok(value)
 }
 
-/// Mends the flags of an owner that this transaction has locked, and returns how many were wrong.
+/// Corrects the flags of an owner locked by this transaction. Returns the number of wrong flags.
 ///
 /// # Errors
 ///
-/// What the server answers.
+/// The server's error.
 ///
 /// # Cancel safety
 ///
-/// It is part of the caller's transaction.
+/// If dropped, the caller's transaction decides.
 pub async fn recompute(connection: &mut PgConnection, owner: i64) -> sqlx::Result<u64> {
     Ok(sqlx::query(RECOMPUTE).bind(owner).execute(connection).await?.rows_affected())
 }
@@ -53,32 +53,32 @@ pub async fn recompute(connection: &mut PgConnection, owner: i64) -> sqlx::Resul
 ///
 /// # Errors
 ///
-/// What the server answers.
+/// The server's error.
 ///
 /// # Cancel safety
 ///
-/// It is part of the caller's transaction.
+/// If dropped, the caller's transaction decides.
 pub async fn mark(connection: &mut PgConnection, owner: i64) -> sqlx::Result<()> {
     sqlx::query(MARK).bind(owner).execute(connection).await.map(|_| ())
 }
 
-/// What was reconciled.
+/// The result of a reconciliation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Reconciled {
-    /// Whose projects.
+    /// The owner of the projects.
     pub owner: i64,
-    /// How many marks it had; none if another reconciler was faster.
+    /// Number of marks, or 0 if another reconciler was faster.
     pub marks: u64,
-    /// How many flags were wrong.
+    /// Number of wrong flags.
     pub corrected: u64,
 }
 
-/// Reconciles one of the owners that are marked and not being changed; `None` when there is none.
+/// Reconciles one marked owner that no other transaction has locked. Returns `None` if none exists.
 ///
 /// # Errors
 ///
-/// What the server answers; the marks stay then.
+/// The server's error. The marks stay then.
 ///
 /// # Cancel safety
 ///
@@ -89,7 +89,7 @@ pub async fn reconcile_one(pool: &PgPool) -> sqlx::Result<Option<Reconciled>> {
         return Ok(None);
     };
     let marks = sqlx::query(TAKE_MARKS).bind(owner).execute(&mut *tx).await?.rows_affected();
-    // Without marks, another reconciler was here since this one looked.
+    // Without marks, another reconciler was faster.
     let corrected = if marks > 0 { recompute(&mut tx, owner).await? } else { 0 };
     tx.commit().await?;
     Ok(Some(Reconciled { owner, marks, corrected }))

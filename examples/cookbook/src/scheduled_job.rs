@@ -12,10 +12,10 @@ use croner::parser::{CronParser, Seconds};
 use leasehold_api::{BoxFuture, Lock, LockExt as _, LockGuard, RunError, WindowOutcome, key};
 use tokio_cron_scheduler::{Job, JobSchedulerError};
 
-/// Longer than replicas are late and their clocks differ.
+/// Longer than the delays of replicas and the differences of their clocks.
 const WINDOW: Duration = Duration::from_secs(3600);
 
-/// Runs `work` if nobody else has begun this fire time, in seconds since 1970. `None`: somebody has.
+/// Runs `work` once per fire time, in seconds since 1970. Returns `None` if another replica has started it.
 ///
 /// # Errors
 ///
@@ -23,7 +23,7 @@ const WINDOW: Duration = Duration::from_secs(3600);
 ///
 /// # Cancel safety
 ///
-/// Dropping the future drops `work` where it is; the fire time is not run again.
+/// If dropped, `work` is dropped too, and no replica runs the fire time again.
 pub async fn once_per_fire_time<T>(
     lock: &dyn Lock,
     job: &str,
@@ -37,11 +37,11 @@ pub async fn once_per_fire_time<T>(
     }
 }
 
-/// A job for `tokio-cron-scheduler`: `work` is told the fire time.
+/// Makes a job for `tokio-cron-scheduler`. `work` gets the fire time.
 ///
 /// # Errors
 ///
-/// When the schedule does not parse.
+/// If the schedule does not parse.
 pub fn cron_job<W>(
     lock: Arc<dyn Lock>,
     name: &'static str,
@@ -51,7 +51,7 @@ pub fn cron_job<W>(
 where
     W: Fn(u64) -> BoxFuture<'static, ()> + Clone + Send + Sync + 'static,
 {
-    // As the scheduler reads it.
+    // Parses with the scheduler's rules.
     let parser = CronParser::builder().seconds(Seconds::Required).dom_and_dow(true).build();
     let cron = parser.parse(schedule);
     let cron = cron.map_err(|_| JobSchedulerError::ParseSchedule)?;
@@ -70,7 +70,7 @@ where
     })
 }
 
-/// A job for `apalis`: its name, its lock and what it does at a fire time.
+/// A job for `apalis`: its name, its lock and its work at a fire time.
 #[derive(Clone)]
 pub struct FiredJob {
     name: &'static str,
@@ -79,7 +79,7 @@ pub struct FiredJob {
 }
 
 impl FiredJob {
-    /// Of this name, which all replicas share.
+    /// Creates a job with this name, which all replicas share.
     pub fn new<W>(name: &'static str, lock: Arc<dyn Lock>, work: W) -> Self
     where
         W: Fn(u64) -> BoxFuture<'static, ()> + Send + Sync + 'static,
@@ -94,12 +94,12 @@ impl fmt::Debug for FiredJob {
     }
 }
 
-/// Fires whenever the time since 1970 is a multiple of so many seconds.
+/// Fires whenever the time since 1970 is a multiple of this many seconds.
 #[derive(Clone, Copy, Debug)]
 pub struct Every(u64);
 
 impl Every {
-    /// So many seconds, at least one.
+    /// Creates a schedule of this many seconds, at least one.
     #[must_use]
     pub const fn seconds(seconds: u64) -> Self {
         Self(if seconds == 0 { 1 } else { seconds })
@@ -113,15 +113,15 @@ impl Schedule<TickUtc> for Every {
     }
 }
 
-/// What an `apalis` worker does at a tick.
+/// Handles a tick of an `apalis` worker.
 ///
 /// # Errors
 ///
-/// [`RunError`], boxed as `apalis` wants it.
+/// [`RunError`], boxed for `apalis`.
 ///
 /// # Cancel safety
 ///
-/// Dropped, it drops the work at its next await and releases in the background.
+/// If dropped, the work is dropped at its next await, and the lock is released in the background.
 pub async fn on_tick(tick: Tick, job: Data<FiredJob>) -> Result<(), BoxDynError> {
     let fire_time = tick.get_timestamp();
     let run = once_per_fire_time(&*job.lock, job.name, fire_time, async |_| (job.work)(fire_time).await);
@@ -129,15 +129,15 @@ pub async fn on_tick(tick: Tick, job: Data<FiredJob>) -> Result<(), BoxDynError>
     Ok(())
 }
 
-/// An `apalis` worker, until it fails.
+/// Runs an `apalis` worker until it fails.
 ///
 /// # Errors
 ///
-/// When a tick passed while the worker did not run; start it again.
+/// If a tick passed while the worker did not run. Start it again.
 ///
 /// # Cancel safety
 ///
-/// Dropping the future drops a run where it is; its fire time is not run again.
+/// If dropped, the current run is dropped, and no replica runs its fire time again.
 pub async fn work_off(job: FiredJob, every: Every) -> Result<(), WorkerError> {
     let worker = WorkerBuilder::new(job.name).backend(CronScheduler::new(every)).data(job).build(on_tick);
     worker.run().await

@@ -21,39 +21,39 @@ use tower::timeout::TimeoutLayer;
 
 use crate::sql;
 
-/// The page.
+/// The page with this recipe and its SQL.
 pub const PAGE: &str = include_str!("../../../docs/cookbook/stack.md");
 
 const SPEND: &str = sql(PAGE, "spend");
 
-/// How long a client waits for an answer.
+/// Time that a client waits for a response.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a request waits for its lock, less than the client does.
+/// Maximum wait of a request for its lock, shorter than the client's patience.
 const WAIT: Duration = Duration::from_secs(5);
-/// Keys that one run of the purge removes.
+/// Number of keys removed by one run of the purge.
 const PURGED: u64 = 10_000;
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Why the service does not start.
+/// The reason why the service does not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StackError {
     /// The tables of the keys cannot be installed.
     #[error("the tables of idempotency keys cannot be used")]
     Keys(#[from] IdempotencyError),
-    /// The settings of the lock layer.
+    /// The settings of the lock layer are invalid.
     #[error("the lock layer cannot be used")]
     Lock(#[from] leasehold_api::Error),
-    /// The key's template is wrong.
+    /// The key's template is invalid.
     #[error("the template of the key is wrong")]
     Template(#[from] TemplateError),
 }
 
-/// The routes, and the layers to wait for when the service stops.
+/// The routes, and the layers to await when the service stops.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Stack {
-    /// Two ways to spend.
+    /// Routes for two ways to spend.
     pub router: Router,
     /// The lock around a request.
     pub lock: LockLayer<Template>,
@@ -61,12 +61,12 @@ pub struct Stack {
     pub keys: IdempotencyLayer<PgIdempotency>,
 }
 
-/// Who sends the request.
+/// The sender of the request.
 #[derive(Clone, Debug)]
 struct User(String);
 
-/// The service: its database, its lock, and how many requests may be in their transactions at once, which have to be fewer
-/// than the connections of the pool.
+/// Creates the service from its database and its lock. `at_once` is the number of requests that can be in their
+/// transactions at once. It must be smaller than the number of connections in the pool.
 ///
 /// # Errors
 ///
@@ -74,7 +74,7 @@ struct User(String);
 ///
 /// # Cancel safety
 ///
-/// Safe: what was installed stays.
+/// If dropped, installed tables stay.
 pub async fn stack(
     pool: PgPool,
     lock: Arc<dyn Lock>,
@@ -115,7 +115,7 @@ async fn spend_in_tx(
 
 async fn take_ten(tx: &mut PgConnection, holder: i64) -> Result<StatusCode, StatusCode> {
     let spent = sqlx::query(SPEND).bind(holder).execute(tx).await.map_err(failed)?;
-    // A refusal is stored as well: a repetition is refused the same way.
+    // Returned as a response because refusals are stored too. A repetition gets the same refusal.
     Ok(if spent.rows_affected() == 1 { StatusCode::OK } else { StatusCode::PAYMENT_REQUIRED })
 }
 
@@ -124,7 +124,7 @@ fn failed(error: impl std::error::Error) -> StatusCode {
     StatusCode::INTERNAL_SERVER_ERROR
 }
 
-/// Stands for the authentication of a service: it believes the header.
+/// Replaces the authentication of a real service. It trusts the header.
 async fn authenticate(mut request: Request, next: Next) -> Result<Response, StatusCode> {
     let user = request.headers().get("x-user").and_then(|user| user.to_str().ok());
     let user = User(user.ok_or(StatusCode::UNAUTHORIZED)?.to_owned());
@@ -132,11 +132,11 @@ async fn authenticate(mut request: Request, next: Next) -> Result<Response, Stat
     Ok(next.run(request).await)
 }
 
-/// Removes expired keys, which nobody else does.
+/// Removes expired keys, because the store does not remove them on its own.
 ///
 /// # Cancel safety
 ///
-/// Safe: it is meant to be aborted.
+/// Safe, because it is meant to be aborted.
 pub async fn purge_each_hour(store: PgIdempotency) {
     loop {
         if let Err(error) = store.purge(PURGED).await {

@@ -1,4 +1,4 @@
-//! A transaction whose beginning may be dropped: `docs/cookbook/README.md`.
+//! A transaction whose begin can be dropped safely: `docs/cookbook/README.md`.
 
 use sqlx::{PgPool, Postgres, SqlStr, Transaction};
 
@@ -8,18 +8,18 @@ const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 ///
 /// # Errors
 ///
-/// When there is no connection, or what the server answers.
+/// If no connection is available, or an error of the server.
 ///
 /// # Cancel safety
 ///
-/// Safe: a transaction that nobody waits for any more is rolled back.
+/// If dropped, the transaction is rolled back.
 ///
 /// # Panics
 ///
-/// Outside of a Tokio runtime.
+/// Outside a Tokio runtime.
 pub async fn begin(pool: &PgPool) -> sqlx::Result<Transaction<'static, Postgres>> {
     let connection = pool.acquire().await?;
-    // In a task, because between the statement and the driver's note of it nobody would roll back.
+    // In a task, because a dropped `BEGIN` would leave a transaction open that the driver does not know.
     let begun = tokio::spawn(Transaction::begin(connection, Some(SqlStr::from_static(BEGIN))));
     begun.await.unwrap_or(Err(sqlx::Error::WorkerCrashed))
 }

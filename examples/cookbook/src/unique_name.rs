@@ -1,26 +1,26 @@
-//! A name once per owner, whatever the case: `docs/cookbook/unique-name.md`.
+//! A name once per owner, in any case: `docs/cookbook/unique-name.md`.
 
 use sqlx::PgConnection;
 
 use crate::sql;
 
-/// The page.
+/// The page with this recipe and its SQL.
 pub const PAGE: &str = include_str!("../../../docs/cookbook/unique-name.md");
 
 const CREATE: &str = sql(PAGE, "create");
 const NAME_INDEX: &str = "project_owner_name_key";
 
-/// Why there is no new project.
+/// The reason why no project was created.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CreateError {
-    /// The owner has a project of this name, perhaps in other case.
+    /// The owner has a project of this name, perhaps in another case.
     #[error("there is a project named {name:?} already; choose another name")]
     NameTaken {
-        /// The name that was asked for.
+        /// The requested name.
         name: String,
     },
-    /// Anything else.
+    /// Another error of the server.
     #[error("the project was not created")]
     Database(#[source] sqlx::Error),
 }
@@ -29,11 +29,11 @@ pub enum CreateError {
 ///
 /// # Errors
 ///
-/// [`CreateError::NameTaken`]; else what the server answers.
+/// [`CreateError::NameTaken`], or an error of the server.
 ///
 /// # Cancel safety
 ///
-/// A dropped call may or may not have inserted.
+/// If dropped, the project might have been created.
 pub async fn create(connection: &mut PgConnection, owner: i64, name: &str) -> Result<i64, CreateError> {
     sqlx::query_scalar(CREATE).bind(owner).bind(name).fetch_one(connection).await.map_err(|error| match error
         .as_database_error()

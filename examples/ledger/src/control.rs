@@ -1,4 +1,4 @@
-//! What is there for watching only: the page, its figures, the switch, and the load.
+//! The routes for observation: the page, its figures, the switch, and the load.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::store::Account;
 use crate::tally::Tallied;
 
 const PAGE: &str = include_str!("page.html");
-/// The page is all in one file, and asks only this service.
+/// The page is a single file and requests only this service.
 const POLICY: &str =
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'";
 
@@ -31,7 +31,7 @@ pub(crate) fn routes(service: Arc<Service>) -> Router {
         .with_state(service)
 }
 
-/// Everything else goes to the routes of the accounts, as they are guarded now.
+/// Forwards all other requests to the account routes of the current guard.
 async fn accounts(State(service): State<Arc<Service>>, request: Request) -> Response {
     let current = service.current.read().await;
     let is_spend = request.method() == Method::POST && request.uri().path().ends_with("/spend");
@@ -46,10 +46,10 @@ async fn accounts(State(service): State<Arc<Service>>, request: Request) -> Resp
 struct Figures {
     store: &'static str,
     lock: Mode,
-    /// The values that `POST /lock` takes.
+    /// The values accepted by `POST /lock`.
     locks: Vec<Mode>,
     load: bool,
-    /// Requests that wait for the lock of their account now.
+    /// Number of requests that wait for the lock of their account.
     waiting: usize,
     #[serde(flatten)]
     tallied: Tallied,
@@ -85,14 +85,14 @@ async fn switch(
     State(service): State<Arc<Service>>,
     Json(Switch { lock }): Json<Switch>,
 ) -> Result<StatusCode, Refusal> {
-    // In a task: it is done as a whole, also when the client leaves.
+    // Runs in a task, because the switch must complete even if the client leaves.
     let switched = tokio::spawn(async move { service.switch(lock).await }).await;
     switched.unwrap_or(Err(Refusal::Panicked)).map(|()| StatusCode::NO_CONTENT)
 }
 
 impl Service {
-    /// Guards spending by `mode` and starts over, once no request runs: those of before and after it would be under
-    /// different locks.
+    /// Guards spending by `mode` and resets the accounts. Waits until no request runs, because requests before and
+    /// after the switch use different locks.
     async fn switch(&self, mode: Mode) -> Result<(), Refusal> {
         let next = self.guards.iter().find(|guarded| guarded.mode == mode).ok_or(Refusal::NotThere(mode))?;
         let alone = async {

@@ -1,17 +1,17 @@
-//! The rule of the ledger. It knows nothing of locks, of HTTP or of where entries are kept.
+//! The rule of the ledger, independent of locks, HTTP and storage.
 
 use std::num::NonZeroU32;
 
-/// Entries of accounts: what somebody has is the sum of them.
+/// Entries of accounts. A balance is the sum of an account's entries.
 pub(crate) trait Entries {
-    /// The sum of the holder's entries; zero without any.
+    /// Returns the sum of the holder's entries, or zero without any.
     fn balance(&mut self, holder: i64) -> impl Future<Output = Result<i64, sqlx::Error>> + Send;
 
     /// Adds an entry. Entries are never changed.
     fn append(&mut self, holder: i64, amount: i64) -> impl Future<Output = Result<(), sqlx::Error>> + Send;
 }
 
-/// Why nothing was spent.
+/// The reason why nothing was spent.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SpendError {
     #[error("the balance of {balance} is not enough")]
@@ -20,10 +20,10 @@ pub(crate) enum SpendError {
     Store(#[from] sqlx::Error),
 }
 
-/// Spends `amount` if there is as much, and returns what is left.
+/// Spends `amount` if the balance suffices, and returns the new balance.
 ///
-/// It reads, decides and writes. When two run at once for one holder, both may read before either writes, and
-/// spend the same credit: that no two do is what the lock is for.
+/// It reads, decides and writes. Without a lock, two runs for one holder might both read before either writes, and
+/// spend the same credit twice.
 pub(crate) async fn spend(
     entries: &mut impl Entries,
     holder: i64,

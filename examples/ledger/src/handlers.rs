@@ -1,4 +1,4 @@
-//! The requests. `spend` is the same with a lock around it and without.
+//! The request handlers. `spend` is the same with and without a lock around it.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -38,7 +38,7 @@ pub(crate) async fn spend(
     Ok(Json(Balance { holder, balance }))
 }
 
-/// What [`spend_in_own_tx`] needs: the lock is taken in a transaction of its own.
+/// State of [`spend_in_own_tx`], which acquires the lock in a separate transaction.
 #[derive(Clone, Debug)]
 pub(crate) struct Transactions {
     pub(crate) locks: XactLocks,
@@ -54,13 +54,13 @@ pub(crate) async fn spend_in_own_tx(
 ) -> Result<Json<Balance>, Refusal> {
     let Transactions { locks, pool, wait } = transactions;
     let mut tx = locks.begin(&pool, &key!["ledger", holder]?, wait).await?;
-    // An early return drops the transaction, which rolls back and frees the lock.
+    // An early return drops the transaction, which rolls back and releases the lock.
     let balance = domain::spend(&mut *tx, holder, amount).await?;
     tx.commit().await?;
     Ok(Json(Balance { holder, balance }))
 }
 
-/// `POST /accounts/{holder}/spend`, in the transaction of a `TxLayer`, which commits where this returns `Ok`.
+/// `POST /accounts/{holder}/spend`, in the transaction of a `TxLayer`, which commits if this returns `Ok`.
 pub(crate) async fn spend_in_shared_tx(
     mut tx: SharedTx,
     Path(holder): Path<i64>,
@@ -70,7 +70,7 @@ pub(crate) async fn spend_in_shared_tx(
     Ok(Json(Balance { holder, balance }))
 }
 
-/// `POST /accounts/{holder}/top-up`. It decides nothing on what it has read, so it needs no lock.
+/// `POST /accounts/{holder}/top-up`. Needs no lock, because it does not depend on the balance.
 pub(crate) async fn top_up(
     State(store): State<Store>,
     Path(holder): Path<i64>,
@@ -89,7 +89,7 @@ pub(crate) async fn balance(
     Ok(Json(Balance { holder, balance }))
 }
 
-/// Why a request was not served.
+/// The reason why a request was not served.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error(transparent)]

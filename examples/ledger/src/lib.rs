@@ -1,7 +1,7 @@
 //! A credit ledger over HTTP, with and without a lock: the example service.
 //!
-//! `domain` has the rule, `handlers` the requests, `routes` where the lock goes. The rest is what a demonstration
-//! needs: two stores, a switch between the ways to lock, a load, and a page that shows what comes of it.
+//! `domain` has the rule, `handlers` the requests, `routes` the place of the lock. The rest serves the demonstration:
+//! two stores, a switch between the guards, a load, and a page that shows the results.
 
 mod control;
 mod domain;

@@ -1,4 +1,4 @@
-//! Clients that spend and top up, over HTTP as anybody would.
+//! Clients that spend and top up over HTTP.
 
 use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -16,14 +16,14 @@ use tokio_util::task::TaskTracker;
 use crate::store::HOLDERS;
 
 const CLIENTS: usize = 12;
-/// No request takes so long, unless the service is out of order.
+/// Time limit of a request, which only a broken service exceeds.
 const ANSWER: Duration = Duration::from_secs(10);
 
 /// The built-in load on one address.
 #[derive(Debug)]
 pub(crate) struct Load {
     address: SocketAddr,
-    /// Stops by itself: a page that somebody has forgotten does not fill a database.
+    /// Maximum duration, because the load of a forgotten page must not fill the database.
     limit: Duration,
     running: Mutex<Option<Clients>>,
 }
@@ -43,7 +43,7 @@ impl Load {
         self.state().as_ref().is_some_and(|clients| !clients.tasks.is_empty())
     }
 
-    /// Starts the clients, unless they are at it.
+    /// Starts the clients, unless they already run.
     pub(crate) fn start(&self) {
         let mut running = self.state();
         if running.as_ref().is_some_and(|clients| !clients.tasks.is_empty()) {
@@ -60,7 +60,7 @@ impl Load {
         *running = Some(Clients { stop, tasks });
     }
 
-    /// Resolves when each client has its last answer.
+    /// Stops the clients and waits for their last responses.
     pub(crate) async fn stop(&self) {
         let Some(clients) = self.state().take() else { return };
         clients.stop.cancel();
@@ -81,7 +81,7 @@ impl OneClient {
     async fn run(&self, stop: &CancellationToken) {
         while !stop.is_cancelled() {
             let holder = fastrand::i64(1..=HOLDERS);
-            // Always twice, as by a double click.
+            // Sends every spend twice, like a double click.
             let (a, b) = tokio::join!(self.post(holder, "spend", 10), self.post(holder, "spend", 10));
             let is_short = [a, b].contains(&Some(StatusCode::PAYMENT_REQUIRED));
             if is_short && fastrand::u8(..4) == 0 {
@@ -92,7 +92,7 @@ impl OneClient {
         }
     }
 
-    /// `None` without an answer.
+    /// Sends a request and returns its status, or `None` without a response.
     async fn post(&self, holder: i64, action: &str, amount: u32) -> Option<StatusCode> {
         let request = Request::post(format!("http://{}/accounts/{holder}/{action}", self.address))
             .header(header::CONTENT_TYPE, "application/x-www-form-urlencoded")
@@ -101,7 +101,7 @@ impl OneClient {
         let answer = async {
             let response = self.http.request(request).await.ok()?;
             let status = response.status();
-            // To its end, or the connection could not be used again.
+            // Reads to the end, because the connection cannot be reused otherwise.
             http_body_util::BodyExt::collect(response.into_body()).await.ok()?;
             Some(status)
         };

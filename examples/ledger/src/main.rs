@@ -1,4 +1,4 @@
-//! Runs the ledger until it is told to stop.
+//! Runs the ledger until a signal stops it.
 
 use std::process::ExitCode;
 
@@ -9,13 +9,13 @@ use ledger::{Mode, Options};
 #[derive(Parser)]
 #[command(name = "ledger", version)]
 struct Arguments {
-    /// The database that has the ledger, as `postgres://user@host/database`; without one it is in this process.
+    /// The ledger's database, as `postgres://user@host/database`. Without it, the ledger is in this process.
     #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_name = "URL")]
     database_url: Option<String>,
-    /// What guards spending.
+    /// The guard of spending.
     #[arg(long, value_enum)]
     lock: Option<Mode>,
-    /// The port on loopback; 0 is any that is free.
+    /// The port on loopback, or 0 for any free port.
     #[arg(long, default_value_t = 3000)]
     port: u16,
     /// Starts the load at once: clients that spend and top up for a minute.
@@ -43,7 +43,7 @@ async fn main() -> ExitCode {
 
 async fn run(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
     let mut options = Options::default();
-    // Set and empty is how some tools unset a variable.
+    // Ignores an empty value, because some tools unset a variable this way.
     options.database_url = arguments.database_url.filter(|url| !url.is_empty());
     options.mode = arguments.lock;
     options.port = arguments.port;
@@ -56,7 +56,7 @@ async fn run(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Ctrl-C, or what `kill` sends.
+/// Resolves on Ctrl-C or on the default signal of `kill`.
 #[cfg(unix)]
 async fn told_to_stop() -> std::io::Result<()> {
     use tokio::signal::unix::{SignalKind, signal};

@@ -7,10 +7,11 @@ use std::time::Duration;
 use crate::domain::Entries;
 use crate::store::{Account, HOLDERS, OPENING};
 
-/// Stands for the way to a database and back. Without it, no two requests would meet.
+/// Simulates the round trip to a database. Without it, no two requests would overlap.
 const ROUND_TRIP: Duration = Duration::from_millis(1);
 
-/// Sums and counts instead of entries: nobody asks for those, and the process has to run for long.
+/// Stores sums and counts instead of entries, because nothing reads the entries and their number would grow without
+/// limit.
 #[derive(Clone, Debug)]
 pub(crate) struct Memory(Arc<Mutex<BTreeMap<i64, Account>>>);
 

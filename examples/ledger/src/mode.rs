@@ -1,13 +1,13 @@
-//! How spending may be guarded.
+//! The guards of spending.
 
 use serde::{Deserialize, Serialize};
 
-/// What guards `POST /accounts/{holder}/spend`.
+/// The guard of `POST /accounts/{holder}/spend`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Mode {
-    /// Nothing: shows what goes wrong.
+    /// No guard, which shows the race.
     None,
     /// The layer, with locks in this process (the default without a database).
     Memory,
@@ -17,12 +17,12 @@ pub enum Mode {
     Lease,
     /// The handler's own transaction, which begins with the lock.
     Tx,
-    /// The layer that has the handler work in its transaction.
+    /// The layer that runs the handler in its transaction.
     LayerTx,
 }
 
 impl std::fmt::Display for Mode {
-    /// As it is written after `--lock`.
+    /// Writes the value of `--lock`.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self {
             Self::None => "none",

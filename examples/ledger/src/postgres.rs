@@ -8,7 +8,7 @@ use sqlx::{Connection as _, Executor as _, FromRow as _, PgConnection, PgPool, R
 use crate::domain::Entries;
 use crate::store::{Account, HOLDERS, OPENING};
 
-/// What its sessions are called at the server.
+/// The sessions' application name at the server.
 const APPLICATION: &str = "ledger-example";
 
 const INSTALL: &str = "
@@ -43,19 +43,20 @@ const WAITING: &str = "
 
 #[derive(Clone, Debug)]
 pub(crate) struct Database {
-    /// For requests.
+    /// Connections for requests.
     pub(crate) pool: PgPool,
-    /// For the page, which is not to wait behind them.
+    /// Connections for the page, which must not wait behind the requests.
     observer: PgPool,
 }
 
 impl Database {
-    /// Connects; `wait` is how long a request waits for a connection.
+    /// Connects. A request waits at most `wait` for a connection.
     pub(crate) async fn connect(url: &str, wait: Duration) -> Result<Self, sqlx::Error> {
         Ok(Self { pool: pool(url, 16, wait).await?, observer: pool(url, 2, wait).await? })
     }
 
-    /// Creates what is not there. Two at once might both create it, and one would fail.
+    /// Creates the missing tables. Call it under a lock, because two concurrent calls might both create a table and
+    /// one would fail.
     pub(crate) async fn install(&self) -> Result<(), sqlx::Error> {
         let mut connection = self.pool.acquire().await?;
         connection.execute(INSTALL).await?;
@@ -75,7 +76,7 @@ impl Database {
 
     pub(crate) async fn start_over(&self) -> Result<(), sqlx::Error> {
         let mut connection = self.observer.acquire().await?;
-        // Waits for all who are writing, also those whose client has gone.
+        // Waits for all writers, including requests whose clients have left.
         let mut tx = connection.begin().await?;
         tx.execute("TRUNCATE ledger_example.entry").await?;
         sqlx::query(OPEN_ACCOUNTS).bind(HOLDERS).bind(OPENING).execute(&mut *tx).await?;

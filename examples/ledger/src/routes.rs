@@ -1,4 +1,4 @@
-//! Where the lock goes: around the one route that reads, decides and writes.
+//! The place of the lock: around the one route that reads, decides and writes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,22 +13,22 @@ use crate::mode::Mode;
 use crate::service::Error;
 use crate::store::Store;
 
-/// The routes of the accounts, with one of the ways to guard them.
+/// The routes of the accounts with one of the guards.
 pub(crate) struct Guarded {
     pub(crate) mode: Mode,
     pub(crate) routes: Router,
     layer: Layer,
 }
 
-/// What knows which requests wait, and which still hold a lock.
+/// The layer, which counts the requests that wait or hold a lock.
 enum Layer {
     None,
     Lock(LockLayer<BodyTemplate>),
     Tx(TxLayer<BodyTemplate>),
 }
 
-/// `|int`, because the handler reads a number: `42` and `042` are one account, so they have to be one key. The form
-/// is read before the lock is taken: who sends it slowly makes nobody wait.
+/// Returns the key of a request. `|int` maps `42` and `042` to one key, because the handler reads them as one
+/// account. The form is read before the lock is acquired, because a slow sender must not block other requests.
 fn key() -> Result<BodyTemplate, TemplateError> {
     Ok(Template::parse("ledger:{path.holder|int}")?.buffer_body(1024))
 }
@@ -70,7 +70,7 @@ impl Guarded {
         Self { mode, routes, layer }
     }
 
-    /// How many requests wait for the lock, where a layer knows.
+    /// Returns the number of requests that wait for the lock, if a layer counts them.
     pub(crate) fn waiting(&self) -> Option<usize> {
         match &self.layer {
             Layer::None => None,
@@ -79,7 +79,7 @@ impl Guarded {
         }
     }
 
-    /// Resolves when none of its requests holds a lock, also none whose client has gone.
+    /// Resolves when none of its requests holds a lock, including requests whose clients have left.
     pub(crate) async fn idle(&self) {
         match &self.layer {
             Layer::None => {}

@@ -1,4 +1,4 @@
-//! The service: what it is made of, how it starts, and how it stops.
+//! The service: its parts, its start and its stop.
 
 use std::fmt;
 use std::io;
@@ -28,23 +28,23 @@ use crate::routes::Guarded;
 use crate::store::Store;
 use crate::tally::Tally;
 
-/// How long requests have to come to an end, where all others wait for that.
+/// Maximum time for running requests to end, because new ones wait for them.
 pub(crate) const GRACE: Duration = Duration::from_secs(10);
 const LOAD: Duration = Duration::from_secs(60);
 
-/// How to start.
+/// Options of the start.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct Options {
-    /// The database, as the driver's URL. Without one, the ledger is in this process.
+    /// The database, as the driver's URL. Without it, the ledger is in this process.
     pub database_url: Option<String>,
-    /// What guards spending at first; by default the layer, with whatever the store has.
+    /// The initial guard of spending. By default the layer with the locks of the store.
     pub mode: Option<Mode>,
-    /// The port on loopback; 0 is any that is free.
+    /// The port on loopback, or 0 for any free port.
     pub port: u16,
-    /// Whether the load runs from the beginning.
+    /// Whether the load runs from the start.
     pub load: bool,
-    /// How long a request waits for its lock.
+    /// Maximum wait of a request for its lock.
     pub wait: Duration,
 }
 
@@ -56,30 +56,30 @@ impl Default for Options {
 
 impl fmt::Debug for Options {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Without the URL, which may hold a password.
+        // Omits the URL, because it might contain a password.
         f.debug_struct("Options").field("mode", &self.mode).field("port", &self.port).finish_non_exhaustive()
     }
 }
 
-/// Why the service does not start, or has not stopped in order.
+/// The reason why the service did not start, or did not stop properly.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The mode is one of Postgres.
+    /// The mode needs Postgres.
     #[error("--lock {0} needs Postgres: set DATABASE_URL, such as postgres://user@localhost/ledger")]
     NeedsDatabase(Mode),
-    /// The mode is one of the ledger in the process.
+    /// The mode needs the ledger in the process.
     #[error("--lock {0} excludes the requests of one process only: with DATABASE_URL use session or lease")]
     NeedsNoDatabase(Mode),
-    /// The port cannot be had.
+    /// The port cannot be opened.
     #[error("cannot listen on port {port}; choose another one with --port")]
     Listen {
-        /// The port that was asked for.
+        /// The requested port.
         port: u16,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
-    /// The server has failed.
+    /// The server failed.
     #[error("the server has failed")]
     Serve(#[from] io::Error),
     /// The lock's store cannot be used.
@@ -88,20 +88,20 @@ pub enum Error {
     /// The database cannot be used.
     #[error("the ledger's tables cannot be used")]
     Database(#[from] sqlx::Error),
-    /// The key's template is wrong.
+    /// The key's template is invalid.
     #[error("the template of the key is wrong")]
     Template(#[from] TemplateError),
-    /// Something that was to end by a signal did not.
+    /// A part of the service did not end in time after its signal.
     #[error("{0} did not end within {GRACE:?}")]
     Slow(&'static str),
 }
 
-/// What all requests share.
+/// The state shared by all requests.
 pub(crate) struct Service {
     pub(crate) store: Store,
-    /// The ways to guard that are there.
+    /// The available guards.
     pub(crate) guards: Vec<Arc<Guarded>>,
-    /// The one that is used. Requests hold it for reading until they are answered, so that a switch waits for them.
+    /// The current guard. Requests hold it for reading until their response, because a switch must wait for them.
     pub(crate) current: RwLock<Arc<Guarded>>,
     pub(crate) tally: Tally,
     pub(crate) load: Load,
@@ -121,17 +121,17 @@ pub struct Running {
 ///
 /// # Errors
 ///
-/// [`Error`], which says what to change.
+/// [`Error`] with advice.
 ///
 /// # Cancel safety
 ///
-/// Safe: connections are closed. What was created in the database stays.
+/// If dropped, connections are closed. Created tables stay.
 pub async fn start(options: Options) -> Result<Running, Error> {
     let Parts { store, locks, guards } = match &options.database_url {
         None => in_process(&options).await?,
         Some(url) => in_database(url, &options).await?,
     };
-    // The first one with a lock, which is what a service would use.
+    // Defaults to the first guard with a lock, the choice of a real service.
     let mode = options.mode.or(guards.get(1).map(|guarded| guarded.mode)).unwrap_or(Mode::None);
     let Some(current) = guards.iter().find(|guarded| guarded.mode == mode).cloned() else {
         return Err(match options.database_url {
@@ -175,12 +175,12 @@ async fn in_process(options: &Options) -> Result<Parts, Error> {
 }
 
 async fn in_database(url: &str, options: &Options) -> Result<Parts, Error> {
-    // A real service has one kind of lock. All of them are there for the switch on the page.
+    // A real service has one kind of lock. The page's switch needs all of them.
     let server = PgConfig::from_url(url)?.install_schema(true);
     let session: Arc<dyn Lock> = Arc::new(AdvisoryConfig::new(server.clone()).connect().await?);
     let lease: Arc<dyn Lock> = Arc::new(TtlConfig::new(server).connect().await?);
     let database = Database::connect(url, options.wait).await?;
-    // Another instance may be starting too.
+    // Under a lock, because another instance might be starting too.
     let install =
         session.key(key!["ledger-example", "install"]?).run(async |_| database.install().await).await;
     install.map_err(leasehold::Error::from)??;
@@ -199,21 +199,21 @@ async fn in_database(url: &str, options: &Options) -> Result<Parts, Error> {
 }
 
 impl Running {
-    /// Where it listens.
+    /// Returns its address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Stops: no new requests; those that run come to their end, then the locks are closed.
+    /// Stops the service. It refuses new requests, completes running ones, and then closes the locks.
     ///
     /// # Errors
     ///
-    /// What did not end in time, or in order. The rest is stopped all the same.
+    /// The first part that did not end in time or failed. The other parts are stopped anyway.
     ///
     /// # Cancel safety
     ///
-    /// What was not stopped yet goes on until the runtime ends.
+    /// If dropped, the remaining parts run until the runtime ends.
     pub async fn stop(self) -> Result<(), Error> {
         let Self { service, stop, mut server, .. } = self;
         service.load.stop().await;
@@ -225,7 +225,8 @@ impl Running {
                 Err(Error::Slow("requests"))
             }
         };
-        // The server knows nothing of handlers whose client has gone; they still hold locks.
+        // Waits for them separately, because the server does not count handlers whose clients have left. They still
+        // hold locks.
         for guarded in &service.guards {
             let idle = timeout(GRACE, guarded.idle()).await;
             outcome = outcome.and(idle.map_err(|_| Error::Slow("requests whose clients have gone")));

@@ -1,4 +1,4 @@
-//! Where entries are kept: in this process, or in Postgres.
+//! The storage of entries: this process, or Postgres.
 
 use serde::Serialize;
 use sqlx::pool::PoolConnection;
@@ -7,9 +7,9 @@ use crate::domain::Entries;
 use crate::memory::Memory;
 use crate::postgres::Database;
 
-/// The accounts that are there from the beginning: 1 to this number.
+/// The number of initial accounts, numbered from 1.
 pub(crate) const HOLDERS: i64 = 6;
-/// What each of them begins with.
+/// The initial balance of each account.
 pub(crate) const OPENING: i64 = 100;
 
 #[derive(Clone, Debug)]
@@ -23,11 +23,11 @@ pub(crate) enum Store {
 pub(crate) struct Account {
     pub(crate) holder: i64,
     pub(crate) balance: i64,
-    /// How many spends have left it below zero: each of them has spent what another one had spent already.
+    /// The number of spends that left a negative balance. Each has spent credit that another one had already spent.
     pub(crate) double_spends: i64,
 }
 
-/// What one request reads and writes.
+/// The connection of one request to the entries.
 pub(crate) enum Connection {
     Memory(Memory),
     Postgres(PoolConnection<sqlx::Postgres>),
@@ -55,7 +55,7 @@ impl Store {
         }
     }
 
-    /// How many transactions wait for a lock at the server.
+    /// Returns the number of transactions that wait for a lock at the server.
     pub(crate) async fn waiting(&self) -> Result<usize, sqlx::Error> {
         match self {
             Self::Memory(_) => Ok(0),
@@ -63,7 +63,7 @@ impl Store {
         }
     }
 
-    /// All entries go, and the accounts begin again.
+    /// Deletes all entries and resets the accounts.
     pub(crate) async fn start_over(&self) -> Result<(), sqlx::Error> {
         match self {
             Self::Memory(memory) => memory.start_over(),

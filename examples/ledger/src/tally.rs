@@ -1,4 +1,4 @@
-//! What requests to spend were answered with.
+//! Counts the responses to spend requests.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,11 +14,11 @@ pub(crate) struct Tally {
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Tallied {
-    /// Answered with 200.
+    /// Responses with 200.
     spent: u64,
-    /// Answered with 402: the balance is not enough.
+    /// Responses with 402, because the balance is not enough.
     refused: u64,
-    /// Answered with something else: mostly 503, the lock was not free in time.
+    /// Other responses, mostly 503 because the lock was not free in time.
     unserved: u64,
 }
 
