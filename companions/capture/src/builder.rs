@@ -201,7 +201,7 @@ impl CaptureBuilder {
                 );
             }
             if capture.sources[..at].iter().any(|other| other.table == *table) {
-                return wrong(format!("the source {table} is there twice; copy its columns in one"));
+                return wrong(format!("the source {table} occurs twice; copy its columns in one"));
             }
             let targets = source.targets();
             if targets.is_empty() {

@@ -70,7 +70,9 @@ pub enum IdempotencyError {
 
     /// The row, or the value of a phase, is not in the format of this version. Another version or a manual statement
     /// wrote it. Nothing was done.
-    #[error("what is recorded for this key cannot be read: {0}; see who else writes there, or purge it")]
+    #[error(
+        "the record of this key cannot be read: {0}; check which other program writes to the table, or purge the record"
+    )]
     Unreadable(String),
 
     /// The store failed. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown) means that the commit was not confirmed. Begin
@@ -90,7 +92,7 @@ impl IdempotencyError {
             // Replaces the server's advice, because the command that it names does not install these tables.
             Some("42P01" | "3F000" | "42703") => Error::new(
                 ErrorKind::SchemaMissing,
-                format!("could not {doing}: the tables of idempotency keys are not there, or of another version; run PgIdempotency::migrate, or what PgIdempotency::schema_sql prints"),
+                format!("could not {doing}: the tables of idempotency keys are missing or of another version; run PgIdempotency::migrate, or the SQL of PgIdempotency::schema_sql"),
             )
             .with_source(leasehold_postgres::DriverError::new(error))
             .into(),

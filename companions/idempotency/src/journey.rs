@@ -226,8 +226,7 @@ impl Journeys {
         let done = answer(query.execute(&mut *transaction), DOING).await?.rows_affected();
         if changes.is_some_and(|changes| changes != done) {
             let _ = answer(transaction.rollback(), "roll back").await;
-            let message =
-                "the journey is not there any more, or somebody else has finished it; start it again";
+            let message = "the journey no longer exists, or another process has finished it; start it again";
             return Err(Error::new(ErrorKind::Lost, message).into());
         }
         match timeout(ANSWER, guard.commit(transaction)).await {
@@ -252,7 +251,7 @@ impl FoundJourney {
 }
 
 /// A journey under its lease. If dropped, it can be resumed at once.
-#[must_use = "dropped, it is given up until somebody resumes it"]
+#[must_use = "if dropped, the journey stops until a process resumes it"]
 pub struct Journey {
     journeys: Journeys,
     ident: Ident,

@@ -13,7 +13,7 @@ use crate::open_key::OpenKey;
 use crate::stored::Stored;
 use crate::transaction::{answer, commit};
 
-const ENDED: &str = "the driver has ended the transaction, because a nested one could not be begun or its begin was dropped; what was executed afterwards is committed without the key: look for it before the request is repeated";
+const ENDED: &str = "the driver has ended the transaction, because a nested one could not be begun or its begin was dropped; statements executed afterwards are committed without the key: check for them before the request is repeated";
 
 /// A new key and the transaction that records it. Use it as the connection for the effects. End it with
 /// [`finish`](Self::finish) or [`rollback`](Self::rollback).

@@ -216,7 +216,7 @@ impl TextRow {
 
 fn late(doing: &str) -> TableError {
     let message = format!(
-        "could not {doing} in time: the server is busy, or somebody keeps the table locked; try again"
+        "could not {doing} in time: the server is busy, or another session keeps the table locked; try again"
     );
     TableError::Store(Error::new(ErrorKind::Timeout, message))
 }

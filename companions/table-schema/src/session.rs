@@ -128,7 +128,7 @@ impl SchemaSession {
                 return Err(self.explain(error));
             }
             refusals += 1;
-            tracing::debug!(refusals, what = step.what, "somebody is at the table; will try again");
+            tracing::debug!(refusals, what = step.what, "another session holds the table; will try again");
             self.pause(refusals).await?;
         }
     }

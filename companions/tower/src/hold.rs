@@ -139,7 +139,7 @@ impl GrantedLock {
 
     fn count_lost(&self, reason: LossReason) -> LossReason {
         self.in_flight.stats().count_lost();
-        warn!(key = %self.guard.key(), %reason, "the lock was lost, and what ran under it is stopped");
+        warn!(key = %self.guard.key(), %reason, "the lock was lost, and the work under it is stopped");
         reason
     }
 }

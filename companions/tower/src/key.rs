@@ -118,7 +118,7 @@ impl KeyError {
 
     /// Returns the text for the client.
     fn shown(&self) -> &str {
-        if self.is_client_fault() { &self.detail } else { "the service cannot tell what to lock" }
+        if self.is_client_fault() { &self.detail } else { "the service cannot determine the key of the lock" }
     }
 
     /// Logs the reason without values sent by the client.

@@ -163,7 +163,8 @@ impl<K, T> LockLayer<K, T> {
     /// - [`Unsupported`](ErrorKind::Unsupported) for a TTL on a store without leases.
     pub fn check(self) -> Result<Self, Error> {
         if self.settings.max_waiters == 0 {
-            let message = "without waiters no request is served; fail_fast is what makes none of them wait";
+            let message =
+                "without waiters no request is served; use fail_fast to refuse requests instead of waiting";
             return Err(Error::new(ErrorKind::InvalidOption, message));
         }
         self.settings.options.check()?;

@@ -187,7 +187,7 @@ impl<K, T> LayerSettings<K, T> {
             return Err(Refused::NoKey(error));
         }
         waiting.refused(AdmissionOutcome::Unavailable);
-        error!(%error, "the lock cannot be had");
+        error!(%error, "the lock is not available");
         Err(Refused::Store(error))
     }
 }

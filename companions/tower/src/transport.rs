@@ -68,10 +68,10 @@ pub enum Refused {
         retry_after: Duration,
     },
     /// The store failed. The handler was not called.
-    #[error("the lock cannot be had now")]
+    #[error("the lock is not available now")]
     Store(#[source] Error),
     /// The lock was lost and the handler dropped at an await. Part of its work might be done.
-    #[error("the lock was lost while the request ran; look what was done before trying again")]
+    #[error("the lock was lost while the request ran; check the outcome before trying again")]
     Lost(LossReason),
     /// An outer layer holds the same key. The handler was not called.
     #[error("the service asks for a lock that this request holds")]

@@ -156,7 +156,7 @@ impl KeyRefusal {
             Self::Failed => (
                 StatusCode::INTERNAL_SERVER_ERROR,
                 "key-failed",
-                "what is recorded for this key cannot be used; tell the server's operators",
+                "the record of this key cannot be used; notify the server's operators",
             ),
         }
     }

@@ -211,7 +211,7 @@ impl<S: IdempotencyStore> IdempotencySettings<S> {
         match Limited::new(body, self.store.max_body()).collect().await {
             Ok(body) => HandlerResponse::Final(parts, body.to_bytes()),
             Err(error) => {
-                tracing::error!(%error, "a response under an idempotency key is not to be stored; it is rolled back");
+                tracing::error!(%error, "a response under an idempotency key cannot be stored; its request is rolled back");
                 HandlerResponse::NotStorable
             }
         }
@@ -302,7 +302,7 @@ impl<S: IdempotencyStore> IdempotencySettings<S> {
             }
         };
         if let Some(reason) = open.lost() {
-            tracing::warn!(%reason, "a lock was lost before what was done under it was committed; it is rolled back");
+            tracing::warn!(%reason, "a lock was lost before the work under it was committed; the work is rolled back");
             roll_back::<S>(fresh).await;
             return KeyRefusal::LockLost.into();
         }

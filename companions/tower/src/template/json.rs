@@ -19,7 +19,7 @@ impl FieldError {
         match self {
             Self::NotJson => "the body is not JSON".to_owned(),
             Self::Missing => format!("`{name}` is missing"),
-            Self::Twice => format!("`{name}`: a name is there more than once"),
+            Self::Twice => format!("`{name}`: a name occurs more than once"),
             Self::NotPlain => format!("`{name}` is neither text nor an integer"),
         }
     }

@@ -71,7 +71,7 @@ impl Value {
     fn only<T>(&self, first: Option<T>, has_second: bool) -> Result<T, KeyError> {
         match first {
             Some(_) if has_second => {
-                Err(KeyError::bad_request(format!("`{}` is there more than once", self.name)))
+                Err(KeyError::bad_request(format!("`{}` occurs more than once", self.name)))
             }
             Some(value) => Ok(value),
             None => Err(KeyError::bad_request(format!("`{}` is missing", self.name))),
