@@ -126,7 +126,7 @@ impl<N: Naming> TimeoutTable<N> {
             .map_err(|error| ClaimError::of(error, "check a table of locks"))?;
         if ahead > 0 {
             findings.push(Finding::Warning(format!(
-                "{ahead} locks have a grant time in the future in column {}, and are not granted before it; set it to now",
+                "{ahead} locks were granted in the future, by column {}, and no client gets them before that time; set it to now",
                 self.since
             )));
         }
