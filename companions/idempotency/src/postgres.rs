@@ -220,6 +220,20 @@ impl PgIdempotency {
     /// The transaction holds an advisory lock and a savepoint until it ends. The server refuses the commit (23514)
     /// until the key is finished.
     ///
+    /// ```no_run
+    /// # use leasehold_idempotency::{Begin, Fingerprint, Ident, IdempotencyError, PgIdempotency, Stored};
+    /// # async fn pay(
+    /// #     keys: &PgIdempotency, tx: &mut sqlx::PgConnection, ident: &Ident, request: &Fingerprint,
+    /// # ) -> Result<(), IdempotencyError> {
+    /// // `tx` is your transaction, which you commit afterwards.
+    /// if let Begin::Fresh(key) = keys.begin_in(tx, ident, request).await? {
+    ///     // Write the effects through `tx`.
+    ///     key.finish(tx, &Stored::done(200, "paid")).await?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     ///
     /// - [`Unfinished`](IdempotencyError::Unfinished) if this transaction has begun the key before.

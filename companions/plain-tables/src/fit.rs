@@ -135,6 +135,17 @@ async fn look(
 ///
 /// A table that gets queues has its locks in the queue `default`. The unique constraint on the id is replaced by one
 /// on queue and id. In a table that gets time and seconds, a lock is granted only after its seconds are set.
+///
+/// ```
+/// use leasehold_plain_tables::{Column, IdType, MutexTable, Table};
+///
+/// let (id, flag, left) = (Column::new("id")?, Column::new("is_imported")?, Column::new("attempts_left")?);
+/// let files = MutexTable::new(Table::new("file")?, id, IdType::Int, flag).attempts(left);
+/// for statement in files.migration().attempts(3).attempts_of_present(1).statements()? {
+///     println!("{statement};"); // or `apply(&pool)`
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct PlainMigration {
     rows: LockRows,

@@ -23,6 +23,20 @@ struct MemoryLockRow {
 type MemoryLockRows = Mutex<BTreeMap<RowKey, MemoryLockRow>>;
 
 /// Latches of this process, with owners and epochs. Clones share them.
+///
+/// ```
+/// use leasehold_plain_tables::{ClaimError, MemoryMutexes, Mutexes, RowKey};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), ClaimError> {
+/// let (locks, key) = (MemoryMutexes::new(), RowKey::new(7));
+/// locks.create(&key).await?;
+/// let grant = locks.grant(&key).await?.expect("the lock is free");
+/// assert_eq!(locks.grant(&key).await?, None);
+/// assert!(locks.give_back(&grant).await?);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct MemoryMutexes(Arc<MemoryLockRows>);
 

@@ -21,6 +21,20 @@ SET LOCAL lock_timeout = '1s';
 const RETRIES: u32 = 3;
 
 /// Objects that a library creates in a schema. In its SQL, `{schema}` stands for the schema's name.
+///
+/// ```
+/// use leasehold_table_schema::Installation;
+///
+/// const TABLES: Installation = Installation::new(
+///     "Tables of the billing library.",
+///     "CREATE TABLE IF NOT EXISTS {schema}.invoice (id bigint PRIMARY KEY);",
+///     "to_regclass(E'{schema}.invoice') IS NOT NULL",
+/// );
+/// # let schema = "billing".parse()?;
+/// println!("{}", TABLES.script(&schema));
+/// # assert!(TABLES.script(&schema).contains("billing"));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Installation {
     title: &'static str,
