@@ -29,7 +29,7 @@ pub(super) const TABLE: &[Setting] = &[
     row("password", "PGPASSWORD", Done, ""),
     row("passfile", "", Refused, "name the file by PGPASSFILE"),
     row("", "PGPASSFILE", Done, "else `~/.pgpass`"),
-    row("require_auth", "PGREQUIREAUTH", Refused, "the driver answers whatever way the server asks for"),
+    row("require_auth", "PGREQUIREAUTH", Refused, "the driver uses the method that the server chooses"),
     row(
         "channel_binding",
         "PGCHANNELBINDING",
@@ -38,7 +38,7 @@ pub(super) const TABLE: &[Setting] = &[
     ),
     row("connect_timeout", "PGCONNECT_TIMEOUT", Done, "for all hosts and addresses together"),
     row("client_encoding", "PGCLIENTENCODING", NoEffect, "always UTF-8"),
-    row("options", "PGOPTIONS", Done, "those of the URL come behind those of the variable"),
+    row("options", "PGOPTIONS", Done, "the URL's options follow the variable's"),
     row("application_name", "PGAPPNAME", Done, ""),
     row("fallback_application_name", "", Done, "without an `application_name`"),
     row("keepalives", "", NoEffect, PROBES),
