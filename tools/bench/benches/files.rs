@@ -1,5 +1,5 @@
-//! `cargo xtask bench files`: many processes at one lock, by the command `leasehold` on files and by flock(1) of
-//! util-linux, in turns and in the same run. Linux only: the waiters' time on a processor is read from `/proc`.
+//! Measures many processes at one lock, by the command `leasehold` on files and by flock(1) of util-linux, in turns
+//! and in the same run. Linux only, because the waiters' CPU time is read from `/proc`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -9,15 +9,15 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// How often each crowd is measured; the median counts.
+/// Number of measurements per crowd. The median counts.
 const ROUNDS: usize = 5;
 const IDLE_WAITERS: usize = 50;
 const IDLE_FOR: Duration = Duration::from_secs(20);
-/// What waiters need to get to where they wait, also on a busy machine.
+/// Time for the waiters to start waiting, even on a busy machine.
 const SETTLE: Duration = Duration::from_secs(10);
 
 fn main() {
-    // Cargo's own arguments, such as `--bench`, mean nothing here.
+    // Ignores cargo's arguments, such as `--bench`.
     let leasehold = build();
     let dir = tempfile::tempdir().unwrap();
     let tools = [
@@ -63,7 +63,8 @@ impl Tool {
     }
 }
 
-/// `count` processes at once, each of which takes the lock for `true`: how long until the last one has ended.
+/// Starts `count` processes at once, each of which runs `true` under the lock. Measures the time until the last one
+/// ends.
 fn crowd(tools: &[Tool; 2], count: usize) {
     let mut times = [Vec::new(), Vec::new()];
     let mut failed = [0; 2];
@@ -89,7 +90,7 @@ fn crowd(tools: &[Tool; 2], count: usize) {
     }
 }
 
-/// What processes cost that wait for a lock which is held all the time.
+/// Measures the CPU use of processes that wait for a permanently held lock.
 fn idle(tools: &[Tool; 2]) {
     let shares = tools.each_ref().map(|tool| {
         let holder = tool.start(&["sleep", "45"]);
@@ -100,11 +101,11 @@ fn idle(tools: &[Tool; 2]) {
         sleep(IDLE_FOR);
         let after: u64 = waiters.iter().map(ticks).sum();
         for mut child in waiters.into_iter().chain([holder]) {
-            // It may be a shell's child no longer: what matters is that it is gone.
+            // Ignores errors, because the child might have ended already.
             let _ = child.kill();
             let _ = child.wait();
         }
-        // A hundred ticks a second, as `/proc` counts them on every Linux.
+        // Linux counts a hundred ticks per second in `/proc`.
         (after - before) as f64 / IDLE_FOR.as_secs_f64()
     });
     let what = format!("{IDLE_WAITERS} idle waiters, % of one core");
@@ -112,15 +113,15 @@ fn idle(tools: &[Tool; 2]) {
     goal(&format!("{IDLE_WAITERS} idle waiters below 2 % of one core: {:.2}", shares[1]), shares[1] < 2.0);
 }
 
-/// The time that a process has spent on processors, with all its threads: fields 14 and 15 of its `stat`.
+/// Returns the CPU time of a process with all its threads: fields 14 and 15 of its `stat`.
 fn ticks(child: &Child) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
-    // The name in parentheses may have spaces.
+    // Splits at the parenthesis, because the name might contain spaces.
     let fields: Vec<_> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
     fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }
 
-/// The command, built for release.
+/// Builds the command for release and returns its path.
 fn build() -> PathBuf {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let arguments =

@@ -1,5 +1,5 @@
-//! Single calls on large tables, by the pages that the server touches and the time that they take: what a group, rows for
-//! later, live leases and a history cost those who do not want them.
+//! Measures single calls on large tables by touched pages and time. Shows the cost of groups, delayed rows, live
+//! leases and history for calls that do not use them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,10 +15,10 @@ use test_servers::{Cluster, ClusterOptions};
 const ROUNDS: usize = 5;
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// How long idle processes are counted: several of their polls, and of their looks at leases.
+/// Duration of the count for idle processes: several of their polls and lease checks.
 const IDLE: Duration = Duration::from_secs(90);
 
-/// A server that counts what each statement touches.
+/// A server that counts the pages touched by each statement.
 pub(crate) struct AtSize {
     pool: PgPool,
     _cluster: Cluster,
@@ -28,7 +28,7 @@ impl AtSize {
     pub(crate) async fn start(options: ClusterOptions) -> Self {
         let cluster = Cluster::start(options.setting("shared_preload_libraries", "pg_stat_statements"));
         let database = cluster.fresh_database().await;
-        // One connection, so that what it has counted by itself can be read.
+        // One connection, because its own counters are read.
         let pool = PgPoolOptions::new().max_connections(1).connect(database.url()).await.unwrap();
         let this = Self { pool, _cluster: cluster };
         this.run("CREATE EXTENSION pg_stat_statements").await;
@@ -43,7 +43,7 @@ impl AtSize {
         self.idle(rows).await;
     }
 
-    /// A group of 8,000 rows, and one of 100,000 that somebody is at, in front of everybody else.
+    /// A group of 8,000 rows, and a claimed group of 100,000 rows in front of all others.
     async fn groups(&self, rows: &mut Vec<Row>) {
         println!("groups: 8,000 rows of one, 100,000 of another, 50,000 of others");
         let build = |table: Table| spec(table).group("entity").grouped().build().unwrap();
@@ -60,7 +60,7 @@ impl AtSize {
             let taken = claims.take(&Take::up_to(1)).await.unwrap();
             ours.push(begun.elapsed());
             assert_eq!(taken.claims[0].rows.len(), 8_000);
-            // From the other end, so that both find groups which nobody is at.
+            // Starts from the other end, because both must find unclaimed groups.
             let entity = format!("large-{}", 2 * ROUNDS - round);
             let text = format!(
                 "UPDATE grouped t SET state = 'running', owner = gen_random_uuid(), epoch = epoch + 1,
@@ -144,12 +144,12 @@ impl AtSize {
             assert_eq!(claims.purge(500).await.unwrap(), 0);
             purges.push(self.pages("kept").await);
         }
-        // It reads the rows that are taken, so that renewals change no index (docs/decisions/claims-real-size.md).
+        // Reads the claimed rows, because renewals must change no index (docs/decisions/claims-real-size.md).
         rows.push(count("a sweep, 20,000 live leases", quantile(&sweeps, 0.5), "pages", 400.0));
         rows.push(count("a purge, a million young rows", quantile(&purges, 0.5), "pages", 10.0));
     }
 
-    /// Renewals on a table with four indexes of its own.
+    /// Renewals on a table with four further indexes.
     async fn renewals(&self, rows: &mut Vec<Row>) {
         println!("renewals: 2,000 rows, 35 times, four other indexes");
         let build = |table: Table| spec(table).build().unwrap();
@@ -162,8 +162,8 @@ impl AtSize {
         self.run("VACUUM ANALYZE renewed").await;
         let taken = claims.take(&Take::up_to(2_000)).await.unwrap();
         let held: Vec<ClaimRef> = taken.claims.into_iter().map(|taken| taken.claim).collect();
-        // All rows of a page at once need as much room in it as they have: the first renewals move some elsewhere, until
-        // each page has that room.
+        // The first renewals move some rows elsewhere, because updating all rows of a page at once needs free space
+        // of the same size in that page.
         let first = self.in_place(&claims, &held, 15).await;
         rows.push(share("the first 15 renewals of 2,000 rows that change no index (HOT)", first, None));
         let later = self.in_place(&claims, &held, 20).await;
@@ -172,7 +172,7 @@ impl AtSize {
         claims.settle(&done).await.unwrap();
     }
 
-    /// Renews them so many times: the updates of rows, and those among them that changed no index.
+    /// Renews the rows this many times. Returns the number of row updates, and of updates that changed no index.
     async fn in_place(&self, claims: &PgClaims, held: &[ClaimRef], rounds: usize) -> (i64, i64) {
         let before = self.updates("renewed").await;
         for _ in 0..rounds {
@@ -182,7 +182,7 @@ impl AtSize {
         (after.0 - before.0, after.1 - before.1)
     }
 
-    /// Claimers that have nothing to do, with settings by default.
+    /// Idle claimers with default settings.
     async fn idle(&self, rows: &mut Vec<Row>) {
         const PROCESSES: u32 = 4;
         println!("idle: {PROCESSES} processes with three tables each, for {IDLE:?}");
@@ -205,7 +205,7 @@ impl AtSize {
                 claimers.push(claimer);
             }
         }
-        // They begin with a look, and see whether notifications come.
+        // Waits for the initial check and the test of notifications.
         tokio::time::sleep(Duration::from_secs(10)).await;
         self.run("SELECT pg_stat_statements_reset()").await;
         tokio::time::sleep(IDLE).await;
@@ -219,7 +219,7 @@ impl AtSize {
         }
     }
 
-    /// A table of one's own, as the migration makes it.
+    /// Creates a separate table with the migration.
     async fn table(&self, name: &str, spec: impl FnOnce(Table) -> ClaimSpec, columns: &str) -> PgClaims {
         let columns = if columns.is_empty() { String::new() } else { format!(", {columns}") };
         self.run(format!(
@@ -236,7 +236,7 @@ impl AtSize {
         raw_sql(AssertSqlSafe(sql.into())).execute(&self.pool).await.unwrap();
     }
 
-    /// The pages that statements about `table` have touched since the last reset.
+    /// Returns the pages touched by statements about `table` since the last reset.
     async fn pages(&self, table: &str) -> f64 {
         let text = format!(
             "SELECT sum(shared_blks_hit + shared_blks_read)::float8 FROM pg_stat_statements WHERE query LIKE '%{table}%'"
@@ -244,9 +244,9 @@ impl AtSize {
         raw_sql(AssertSqlSafe(text)).fetch_one(&self.pool).await.unwrap().get(0)
     }
 
-    /// The updates of rows of `table`, and those among them that changed no index.
+    /// Returns the row updates of `table`, and those that changed no index.
     async fn updates(&self, table: &str) -> (i64, i64) {
-        // What this session has counted is told at once only if it is asked to.
+        // Flushes the counters, because the session would report them later.
         self.run("SELECT pg_stat_force_next_flush()").await;
         let text =
             format!("SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = '{table}'");
@@ -267,7 +267,7 @@ fn spec(table: Table) -> leasehold_claim::ClaimSpecBuilder {
 
 enum Goal {
     Within(Duration),
-    /// At most so many times what it is compared with.
+    /// Maximum ratio to the compared figure.
     Ratio(f64),
 }
 
@@ -291,7 +291,7 @@ fn times(work: &str, ours: &[Duration], floor: Option<&[Duration]>, goal: Goal) 
     }
 }
 
-/// How many of all did, with the share that is to be reached.
+/// Returns a row with the share of `such` in `all`, and the required minimum.
 fn share(work: &str, (all, such): (i64, i64), least: Option<f64>) -> Row {
     let share = 100.0 * such as f64 / all as f64;
     Row {

@@ -1,4 +1,4 @@
-//! Who claims and settles rows: the library, and what people write by hand.
+//! Contenders that claim and settle rows: the library, and statements written by hand.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use crate::table::Table;
 
-/// How often each contender is measured, in turn with the others, and for how long.
+/// Number and length of the rounds. Contenders take turns.
 const ROUNDS: usize = 5;
 const ROUND: Duration = Duration::from_millis(1500);
 
@@ -26,7 +26,7 @@ pub(crate) enum Work {
 }
 
 impl Work {
-    /// Workers that claim and settle for themselves, through a pool with a connection for each.
+    /// Workers that claim and settle separately, through a pool with one connection each.
     pub(crate) async fn ours(url: &str, table: &Table, workers: u32, batch: u32) -> Vec<Self> {
         let claims = PgClaims::new(pool(url, workers).await, table.spec());
         (0..workers).map(|_| Self::Ours { claims: claims.clone(), take: Take::up_to(batch) }).collect()
@@ -40,13 +40,13 @@ impl Work {
         (0..workers).map(|_| Self::Local { claimer: claimer.clone(), batch: batch as usize }).collect()
     }
 
-    /// Workers that hold their row in a transaction while they work.
+    /// Workers that hold their row in a transaction during the work.
     pub(crate) async fn held(url: &str, table: &Table, workers: u32) -> Vec<Self> {
         let held = PgHeld::new(pool(url, workers).await, table.spec());
         (0..workers).map(|_| Self::Held { held: held.clone() }).collect()
     }
 
-    /// The statements that people write, prepared, on a connection for each.
+    /// Prepared statements written by hand, on one connection each.
     pub(crate) async fn by_hand(url: &str, table: &Table, workers: u32, batch: u32) -> Vec<Self> {
         let name = table.name;
         let claim: Arc<str> = format!(
@@ -71,7 +71,7 @@ impl Work {
         all
     }
 
-    /// Claims and settles; answers how many rows.
+    /// Claims and settles. Returns the number of rows.
     async fn cycle(&mut self) -> u64 {
         match self {
             Self::Ours { claims, take } => {
@@ -81,7 +81,7 @@ impl Work {
                 settle(claims, done).await
             }
             Self::Local { claimer, batch } => {
-                // What lies ready, up to a batch, as one worker of a batch would have it.
+                // Takes up to a batch of prefetched claims, as a worker with batches does.
                 let mut claims = vec![claimer.next().await.unwrap()];
                 while claims.len() < *batch {
                     let Some(claim) = claimer.next().now_or_never() else { break };
@@ -116,7 +116,7 @@ impl Work {
     }
 }
 
-/// Again for what somebody else was looking at in that moment, as a claimer does; how many.
+/// Settles, and retries rows that another session was checking, as a claimer does. Returns the number of rows.
 async fn settle(claims: &PgClaims, mut settlements: Vec<(ClaimRef, Outcome)>) -> u64 {
     let all = settlements.len() as u64;
     while !settlements.is_empty() {
@@ -133,13 +133,13 @@ async fn settle(claims: &PgClaims, mut settlements: Vec<(ClaimRef, Outcome)>) ->
     all
 }
 
-/// Without the ping that the driver's pool sends before it lends a connection: nothing by hand does so.
+/// Opens a pool without the ping before each use, because statements by hand send none.
 async fn pool(url: &str, connections: u32) -> PgPool {
     let options = PgPoolOptions::new().max_connections(connections).min_connections(connections);
     options.test_before_acquire(false).connect(url).await.unwrap()
 }
 
-/// A contender: as many tasks as it has workers.
+/// A contender with one task per worker.
 pub(crate) struct Contender {
     name: String,
     table: Table,
@@ -151,7 +151,7 @@ impl Contender {
         Self { name: name.to_owned(), table: table.clone(), workers }
     }
 
-    /// Rows per second.
+    /// Returns rows per second.
     async fn round(&mut self, length: Duration) -> f64 {
         let begun = Instant::now();
         let deadline = begun + length;
@@ -174,7 +174,7 @@ impl Contender {
     }
 }
 
-/// All contenders in turn, round after round.
+/// Runs all contenders in turn, round after round.
 pub(crate) async fn compete(mut contenders: Vec<Contender>, url: &str) -> Vec<Series> {
     for contender in &mut contenders {
         contender.round(Duration::from_millis(200)).await;
@@ -187,7 +187,7 @@ pub(crate) async fn compete(mut contenders: Vec<Contender>, url: &str) -> Vec<Se
     for _ in 0..ROUNDS {
         for (contender, series) in contenders.iter_mut().zip(&mut series) {
             series.rounds.push(contender.round(ROUND).await);
-            // What one leaves behind is not the next one's burden.
+            // Restores the table, because one contender's changes must not burden the next.
             contender.table.restore(url).await;
         }
     }

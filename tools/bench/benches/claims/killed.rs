@@ -1,4 +1,4 @@
-//! From the death of a worker to its row being taken again.
+//! Measures the time from the death of a worker until its row is claimed again.
 
 use std::process::Stdio;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tokio::io::{AsyncBufReadExt as _, BufReader};
 use tokio::process::{Child, Command};
 
 const LEASE: Duration = Duration::from_secs(30);
-/// As many rows as workers die.
+/// Number of rows and of killed workers.
 const WORKERS: i64 = 20;
 
 pub(crate) async fn measure(url: &str, rows: &mut Vec<Row>) {
@@ -27,7 +27,7 @@ pub(crate) async fn measure(url: &str, rows: &mut Vec<Row>) {
     leased(url, &mut connection, rows).await;
 }
 
-/// One after the other: the row of each is waited for by a worker that tries again and again.
+/// Kills one worker after the other. For each row, another worker retries until it gets the row.
 async fn held(url: &str, connection: &mut PgConnection, rows: &mut Vec<Row>) {
     let pool = PgPool::connect(url).await.unwrap();
     let held = PgHeld::new(pool, spec());
@@ -51,7 +51,7 @@ async fn held(url: &str, connection: &mut PgConnection, rows: &mut Vec<Row>) {
     rows.push(row("killed worker's row taken again, held", &took, Duration::from_secs(1)));
 }
 
-/// All at once, as each takes as long as the lease.
+/// Kills all workers at once, because each takeover takes a full lease.
 async fn leased(url: &str, connection: &mut PgConnection, rows: &mut Vec<Row>) {
     let mut children = Vec::new();
     for id in 0..WORKERS {
@@ -99,7 +99,7 @@ fn spec() -> ClaimSpec {
         .unwrap()
 }
 
-/// A worker in a process of its own, that has the row.
+/// Starts a worker process that holds the row.
 async fn child_that_holds(url: &str, mode: &str, id: i64) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["child", url, mode, &id.to_string()])
@@ -112,7 +112,7 @@ async fn child_that_holds(url: &str, mode: &str, id: i64) -> Child {
     child
 }
 
-/// What the worker does: takes its row, says so, and waits to be killed.
+/// Runs the worker: claims its row, reports it, and waits to be killed.
 pub(crate) async fn child(url: &str, mode: &str, id: i64) {
     let pool = PgPool::connect(url).await.unwrap();
     let take = Take::up_to(1).lease(LEASE);

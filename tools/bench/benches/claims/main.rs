@@ -1,6 +1,5 @@
-//! What claims on rows cost, beside the floor: the statements that people write by hand, on the same durable
-//! server, on a table of the same size, in the same rounds. Absolute figures belong to the machine and to what
-//! else it does; the ratios do not.
+//! Measures claims on rows against the floor: statements written by hand, on the same durable server, on a table of
+//! the same size, in the same rounds. Absolute figures depend on the machine and its load, ratios do not.
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
@@ -18,7 +17,7 @@ use crate::table::Table;
 
 #[tokio::main]
 async fn main() {
-    // What is awaited here itself runs beside the runtime's threads, which costs a switch per answer.
+    // Spawned, because the main task runs beside the runtime's threads, which costs a context switch per reply.
     tokio::spawn(async {
         let arguments = bench::arguments();
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -70,7 +69,7 @@ async fn all(chosen: &str) {
     bench::report::print(&rows);
 }
 
-/// A claim and its settlement, one row at a time.
+/// Claims and settles one row at a time.
 async fn single(url: &str, fresh: &Table, rows: &mut Vec<Row>) {
     println!("one row at a time, 8 workers: claims and settlements");
     let series = contender::compete(
@@ -118,7 +117,7 @@ async fn local(url: &str, fresh: &Table, rows: &mut Vec<Row>) {
     rows.push(row("32 local workers, batches of 100", &series[0], &series[2], None));
 }
 
-/// Rows that are shared, where a lock for all of them would let one work and the others wait.
+/// Shares rows between workers, where one lock for all rows would let only one work.
 async fn share(url: &str, fresh: &Table, rows: &mut Vec<Row>) {
     println!("held claims with 10 ms of work each");
     let series = contender::compete(

@@ -3,18 +3,18 @@
 use leasehold_claim::{ClaimSpec, IdType, OrderType, States, Table as Name};
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection};
 
-/// How many rows there are to take.
+/// Number of claimable rows.
 pub(crate) const ROWS: u64 = 1_000_000;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Table {
     pub(crate) name: &'static str,
-    /// How many of its first rows stay settled.
+    /// Number of its first rows that stay settled.
     settled: u64,
 }
 
 impl Table {
-    /// A table with rows to take, and some that were settled by claims.
+    /// Creates a table with claimable rows, and some that claims have settled.
     pub(crate) async fn create(url: &str, name: &'static str, settled: u64) -> Self {
         let mut connection = PgConnection::connect(url).await.unwrap();
         let sql = format!(
@@ -46,7 +46,7 @@ impl Table {
             .unwrap()
     }
 
-    /// Puts back what a contender has settled, so that each begins with the same rows and none waits for more.
+    /// Restores the settled rows, because each contender must begin with the same rows.
     pub(crate) async fn restore(&self, url: &str) {
         let mut connection = PgConnection::connect(url).await.unwrap();
         let back = format!(

@@ -1,4 +1,4 @@
-//! Many callers of one key, few connections: how long it takes until those are answered who come too late.
+//! Measures many callers of one key on few connections: the time until the late callers get their response.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,11 +20,11 @@ struct Round {
     ident: Ident,
     fingerprint: Fingerprint,
     start: Barrier,
-    /// How many were told that it is in flight.
+    /// One permit per caller that got `InFlight`.
     told: Semaphore,
 }
 
-/// How long one caller waited for its answer.
+/// Time until one caller's response.
 enum Answered {
     First(Duration),
     TooLate(Duration),
@@ -47,7 +47,7 @@ pub(crate) async fn measure(url: &str, rows: &mut Vec<Row>) {
         let callers: Vec<_> = (0..CALLERS).map(|_| tokio::spawn(Arc::clone(&round_of_all).call())).collect();
         for caller in callers {
             match caller.await.unwrap() {
-                // The statements are not prepared yet.
+                // Skips the first round, because the statements are not prepared yet.
                 _ if round == 0 => {}
                 Answered::First(took) => first.push(micros(took)),
                 Answered::TooLate(took) => too_late.push(micros(took)),
@@ -76,7 +76,7 @@ impl Round {
         let took = begun.elapsed();
         match answer {
             Begin::Fresh(transaction) => {
-                // It works until all others were answered: nobody's answer waits for it.
+                // Works until all other callers have their response, because none of them must wait for the work.
                 self.told.acquire_many(CALLERS - 1).await.unwrap().forget();
                 transaction.finish(Stored::done(200, "spent")).await.unwrap();
                 Answered::First(took)

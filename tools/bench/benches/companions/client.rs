@@ -1,5 +1,5 @@
-//! One connection that is kept alive, and no more of HTTP than that needs: the client shares the processors with what
-//! is measured.
+//! An HTTP client with one keep-alive connection and the minimum of HTTP, because it shares the processors with the
+//! measured service.
 
 use std::net::SocketAddr;
 
@@ -11,13 +11,13 @@ use crate::rounds::Worker;
 pub(crate) struct Client {
     stream: TcpStream,
     answer: Vec<u8>,
-    /// In turn.
+    /// The requests, sent in turn.
     requests: Vec<String>,
     next: usize,
 }
 
 impl Client {
-    /// Sends to `route` the holders that are given, in turn.
+    /// Sends requests for the given holders to `route`, in turn.
     pub(crate) async fn connect(
         address: SocketAddr,
         route: &str,
@@ -45,7 +45,7 @@ impl Worker for Client {
     }
 }
 
-/// Whether the head is there, and as much behind it as it announces.
+/// Returns whether the answer contains the head and the whole announced body.
 fn is_whole(answer: &[u8]) -> bool {
     const LENGTH: &[u8] = b"\r\ncontent-length: ";
     let Some(head) = find(answer, b"\r\n\r\n") else { return false };

@@ -1,4 +1,4 @@
-//! A request of a cold key, while a thousand wait in the layer for a hot one.
+//! Measures a request of a cold key while a thousand requests wait in the layer for a hot key.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -53,7 +53,7 @@ pub(crate) async fn measure(store: &str, lock: &Arc<dyn Lock>, rows: &mut Vec<Ro
     server.stop().await;
 }
 
-/// Of the requests of one round, one after the other.
+/// Returns the median time of one round's requests, sent one after the other.
 async fn median(client: &mut Client) -> f64 {
     let deadline = Instant::now() + ROUND;
     let mut took = Vec::new();
@@ -65,7 +65,7 @@ async fn median(client: &mut Client) -> f64 {
     quantile(&took, 0.5)
 }
 
-/// A thousand clients of the hot key, each of which asks again once it was served; returns when that many wait.
+/// Starts a thousand clients of the hot key, each of which repeats its request. Returns once that many wait.
 async fn wait_for_hot(server: &Server, route: &str, waiting: usize) -> JoinSet<()> {
     let mut waiters = JoinSet::new();
     for _ in 0..WAITERS {

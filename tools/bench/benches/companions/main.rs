@@ -1,6 +1,5 @@
-//! What the middleware and idempotency keys cost, beside the floor: the same by hand, in the handler and in SQL, on
-//! the same servers, in the same rounds. Absolute figures belong to the machine and to what else it does; the ratios
-//! do not.
+//! Measures the middleware and idempotency keys against the floor: the same work by hand, in the handler and in SQL,
+//! on the same servers, in the same rounds. Absolute figures depend on the machine and its load, ratios do not.
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
@@ -22,7 +21,7 @@ use test_servers::Cluster;
 
 #[tokio::main]
 async fn main() {
-    // What is awaited here itself runs beside the runtime's threads, which costs a switch per answer.
+    // Spawned, because the main task runs beside the runtime's threads, which costs a context switch per reply.
     tokio::spawn(async {
         all(bench::arguments().first().map(String::as_str)).await;
     })
@@ -68,7 +67,7 @@ async fn all(chosen: Option<&str>) {
     bench::report::print(&rows);
 }
 
-/// What else the machine does: of the last minute, this benchmark included.
+/// Returns the machine's load average of the last minute, including this benchmark.
 fn load_average() -> String {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     text.split(' ').next().filter(|load| !load.is_empty()).unwrap_or("unknown").to_owned()

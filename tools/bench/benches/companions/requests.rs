@@ -1,4 +1,4 @@
-//! Requests a second through the layer, against the lock taken and released in the handler.
+//! Measures requests per second through the layer, against a lock acquired and released in the handler.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub(crate) async fn measure(store: &str, lock: &Arc<dyn Lock>, rows: &mut Vec<Ro
     server.stop().await;
 }
 
-/// No two of them use the same key at once.
+/// Returns clients that never use the same key at once.
 async fn clients(server: &Server, route: &str) -> Vec<Client> {
     let mut clients = Vec::new();
     for client in 0..CONNECTIONS {

@@ -4,8 +4,7 @@ use std::time::{Duration, Instant};
 
 use bench::report::{Series, thousands};
 
-/// How often each contender is measured, and for how long. Many short rounds: what else the machine does meets both
-/// of a pair.
+/// Number and length of the rounds. Many short rounds, because other load of the machine must affect both contenders.
 const ROUNDS: usize = 30;
 const ROUND: Duration = Duration::from_millis(200);
 
@@ -15,7 +14,7 @@ pub(crate) trait Worker: Send + 'static {
     fn cycle(&mut self) -> impl Future<Output = ()> + Send;
 }
 
-/// A contender: as many tasks as it has clients.
+/// A contender with one task per client.
 pub(crate) struct Contender<W> {
     name: String,
     workers: Vec<W>,
@@ -26,7 +25,7 @@ impl<W: Worker> Contender<W> {
         Self { name: name.to_owned(), workers }
     }
 
-    /// Cycles per second.
+    /// Returns cycles per second.
     async fn round(&mut self, length: Duration) -> f64 {
         let begun = Instant::now();
         let deadline = begun + length;
@@ -49,7 +48,8 @@ impl<W: Worker> Contender<W> {
     }
 }
 
-/// All contenders in turn, round after round, every other round backwards: who comes second has warmer caches.
+/// Runs all contenders in turn, round after round. Every other round runs backwards, because the later contender has
+/// warmer caches.
 pub(crate) async fn compete<W: Worker>(mut contenders: Vec<Contender<W>>) -> Vec<Series> {
     for contender in &mut contenders {
         contender.round(ROUND).await;

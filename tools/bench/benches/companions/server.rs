@@ -1,4 +1,4 @@
-//! The service that is measured: one handler, with the layer around it and with the lock taken in it.
+//! The measured service: one handler, with the layer around it and with the lock acquired in it.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -14,14 +14,14 @@ use leasehold_tower::{LockLayer, Template};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 
-/// Longer than any request of a benchmark waits.
+/// Maximum wait, longer than any request of a benchmark waits.
 const WAIT: Duration = Duration::from_secs(60);
-/// How long the busy handler works.
+/// Duration of the busy handler's work.
 const WORK: Duration = Duration::from_millis(5);
 
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
-    /// For requests that need no connection.
+    /// Routes for requests that need no connection.
     pub(crate) router: Router,
     pub(crate) layer: LockLayer<Template>,
     task: JoinHandle<()>,
@@ -49,7 +49,7 @@ impl Server {
     }
 }
 
-/// Does nothing: all that a request costs is HTTP and the lock.
+/// Does nothing, so a request costs only HTTP and the lock.
 async fn spend(Path(holder): Path<i64>) -> String {
     holder.to_string()
 }
@@ -59,7 +59,7 @@ async fn busy(path: Path<i64>) -> String {
     spend(path).await
 }
 
-/// What people write without the layer.
+/// Acquires the lock in the handler, without the layer.
 async fn by_hand(State(lock): State<Arc<dyn Lock>>, Path(holder): Path<i64>) -> Result<String, StatusCode> {
     let key = key!["ledger", holder].map_err(|_| StatusCode::BAD_REQUEST)?;
     let guard = lock.key(key).wait(WAIT).acquire().await.map_err(|_| StatusCode::SERVICE_UNAVAILABLE)?;

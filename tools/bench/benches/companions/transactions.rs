@@ -1,4 +1,5 @@
-//! Idempotent transactions and their replays, against the transaction with the same effect and without a key.
+//! Measures idempotent transactions and their replays, against the transaction with the same effect and without a
+//! key.
 
 use bench::report::{Row, row};
 use leasehold_idempotency::{Begin, Ident, PgIdempotency, Stored, fingerprint};
@@ -8,9 +9,9 @@ use sqlx::{Executor as _, PgConnection, PgPool};
 use crate::rounds::{Contender, Worker, compete};
 
 const CLIENTS: u32 = 8;
-/// How many keys a client that replays has used before.
+/// Number of keys that a replaying client has used before.
 const REPLAYED: usize = 100;
-/// As an HTTP server hashes it.
+/// The request, hashed like in an HTTP server.
 const REQUEST: [&[u8]; 2] = [b"POST /spend", b"{\"amount\":1}"];
 
 pub(crate) const TABLES: &str = "
@@ -22,7 +23,7 @@ pub(crate) const TABLES: &str = "
     CREATE INDEX ON used (expires_at);
     INSERT INTO account SELECT n, 1000000000 FROM generate_series(0, 99) n";
 
-/// One client, with an account of its own.
+/// One client with a separate account.
 enum Client {
     Fresh {
         idem: PgIdempotency,
@@ -38,7 +39,7 @@ enum Client {
         pool: PgPool,
         account: i64,
     },
-    /// With the least that a key costs: its row, which waits for whoever else has it, and what was answered.
+    /// With the minimum of a key: its row, which waits for a concurrent request, and the response.
     ByHandWithKey {
         pool: PgPool,
         account: i64,
@@ -136,7 +137,7 @@ fn key_of(number: u64) -> String {
     format!("8f14e45f-ea6f-4e3b-{number:016x}")
 }
 
-/// The effect: two statements, which is why it has a transaction.
+/// The effect. It needs a transaction because it has two statements.
 pub(crate) async fn spend(connection: &mut PgConnection, account: i64) {
     let taken = sqlx::query("UPDATE account SET balance = balance - 1 WHERE id = $1 AND balance >= 1");
     assert_eq!(taken.bind(account).execute(&mut *connection).await.unwrap().rows_affected(), 1);
@@ -144,8 +145,8 @@ pub(crate) async fn spend(connection: &mut PgConnection, account: i64) {
     entered.execute(connection).await.unwrap();
 }
 
-/// Without the ping that the driver's pool sends before it lends a connection, which would flatter the keys: both
-/// sides would have one more round trip.
+/// Opens a pool without the driver's ping before each use. The ping would flatter the keys, because both sides would
+/// have one more round trip.
 pub(crate) async fn pool(url: &str, connections: u32) -> PgPool {
     let options = PgPoolOptions::new().max_connections(connections).min_connections(connections);
     options.test_before_acquire(false).connect(url).await.unwrap()

@@ -1,4 +1,4 @@
-//! Who takes and frees locks: the library, and what people write by hand.
+//! Contenders that acquire and release locks: the library, and statements written by hand.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,57 +8,57 @@ use leasehold_api::{AcquireOptions, Lock, LockKey};
 use sqlx::postgres::{PgAdvisoryLock, PgAdvisoryLockKey, PgPoolOptions};
 use sqlx::{Connection as _, PgConnection, PgPool, Row as _};
 
-/// How many keys are used in turn, by all tasks together.
+/// Number of keys used in turn, by all tasks together.
 pub(crate) const KEYS: usize = 4096;
 
-/// How often each contender is measured, in turn with the others, and for how long.
+/// Number and length of the rounds. Contenders take turns.
 #[derive(Clone, Copy)]
 pub(crate) struct Rounds {
     count: usize,
     length: Duration,
 }
 
-/// For what does not wait for a disk. Much shorter rounds find a virtual machine's processors awake, which halves a
-/// round trip and is not how an idle server answers.
+/// For work that does not wait for a disk. Much shorter rounds find a virtual machine's processors awake. That halves
+/// a round trip, unlike on an idle server.
 pub(crate) const LONG: Rounds = Rounds { count: 9, length: Duration::from_millis(800) };
 
-/// For a single task, which the scheduler's choices concern more.
+/// For a single task, which the scheduler's choices affect more.
 pub(crate) const MANY_LONG: Rounds = Rounds { count: 27, ..LONG };
 
-/// For a single task that waits for a disk. A scheduler keeps it and its server on one processor, or on two that wake
-/// each other up, for a second or so, and the second takes twice as long: so few long rounds would tell which of the
-/// contenders was in luck, many short ones share it.
+/// For a single task that waits for a disk. A scheduler keeps the task and its server on one processor, or on two
+/// that wake each other up, for about a second, and the latter takes twice as long. Few long rounds would favour one
+/// contender by luck, many short ones share it.
 pub(crate) const SHORT: Rounds = Rounds { count: 45, length: Duration::from_millis(160) };
 
-/// One task's way to take and free a lock.
+/// One task's way to acquire and release a lock.
 pub(crate) enum Worker {
     Library {
         lock: Arc<dyn Lock>,
         options: AcquireOptions,
     },
-    /// Two prepared statements on a connection of its own, by number.
+    /// Two prepared statements on a separate connection, by number.
     Numbers {
         connection: PgConnection,
     },
-    /// sqlx's own lock over a pool that all tasks share.
+    /// sqlx's own lock over a pool shared by all tasks.
     Pool {
         pool: PgPool,
     },
-    /// Two prepared statements on a connection of its own, by text and holder.
+    /// Two prepared statements on a separate connection, by text and holder.
     Rows {
         connection: PgConnection,
         statements: &'static Statements,
     },
 }
 
-/// What a program does without a library.
+/// Statements of a program without a library.
 pub(crate) struct Statements {
     pub(crate) acquire: &'static str,
     pub(crate) release: &'static str,
 }
 
-/// The shortest pair that excludes, and one with the effects of ours: its takeover waits for the fence of the
-/// last holder, the row says who holds it since when, and a release wakes those who have left a mark.
+/// The shortest pair that excludes, and a pair with the effects of ours. In the latter, a takeover waits for the
+/// fence of the last holder, the row records holder and time, and a release notifies waiters that have left a mark.
 pub(crate) struct ByHand {
     pub(crate) shortest: &'static Statements,
     pub(crate) same: &'static Statements,
@@ -140,14 +140,14 @@ impl Worker {
         Self::Rows { connection: PgConnection::connect(url).await.unwrap(), statements }
     }
 
-    /// All on one pool, with its defaults but for its size.
+    /// Workers on one pool with default settings except its size.
     pub(crate) async fn pool(url: &str, tasks: usize) -> Vec<Self> {
         let size = u32::try_from(tasks).unwrap();
         let pool = PgPoolOptions::new().max_connections(size).connect(url).await.unwrap();
         (0..tasks).map(|_| Self::Pool { pool: pool.clone() }).collect()
     }
 
-    /// Takes and frees one lock.
+    /// Acquires and releases one lock.
     async fn cycle(&mut self, key: &Key) {
         match self {
             Self::Library { lock, options } => {
@@ -176,10 +176,10 @@ impl Worker {
     }
 }
 
-/// As long as a holder id of ours.
+/// As long as a holder id of the library.
 const HOLDER: &str = "0123456789abcdef-0123456789abcdef";
 
-/// One key in the words of every contender.
+/// One key in the form of every contender.
 struct Key {
     key: LockKey,
     text: String,
@@ -187,11 +187,11 @@ struct Key {
     lock: PgAdvisoryLock,
 }
 
-/// The keys of one task; no two tasks share one.
+/// Returns the keys of one task. Two tasks share none.
 fn keys(task: usize, tasks: usize) -> Vec<Key> {
     let key = |index: usize| {
         let text = format!("ledger:{index}");
-        // Spread like the hash of a name, so that the server's lock table is used evenly.
+        // Spreads the numbers like hashes, because the server's lock table must be used evenly.
         let number = (index as i64 + 1).wrapping_mul(0x5851_f42d_4c95_7f2d);
         let lock = PgAdvisoryLock::with_key(PgAdvisoryLockKey::BigInt(number));
         Key { key: LockKey::new(&text).unwrap(), text, number, lock }
@@ -199,7 +199,7 @@ fn keys(task: usize, tasks: usize) -> Vec<Key> {
     (task..KEYS).step_by(tasks).map(key).collect()
 }
 
-/// A contender: as many workers as there are tasks.
+/// A contender with one worker per task.
 pub(crate) struct Contender {
     name: String,
     workers: Vec<(Worker, Vec<Key>)>,
@@ -213,7 +213,7 @@ impl Contender {
         Self { name: name.to_owned(), workers: workers.into_iter().enumerate().map(with_keys).collect() }
     }
 
-    /// Every key once: rows are there, statements are prepared.
+    /// Uses every key once, to create rows and prepare statements.
     async fn warm_up(&mut self) {
         self.each(|mut worker, keys| async move {
             for key in &keys {
@@ -224,7 +224,7 @@ impl Contender {
         .await;
     }
 
-    /// Cycles per second.
+    /// Returns cycles per second.
     async fn round(&mut self, length: Duration) -> f64 {
         let begun = Instant::now();
         let deadline = begun + length;
@@ -242,7 +242,7 @@ impl Contender {
         cycles.await as f64 / begun.elapsed().as_secs_f64()
     }
 
-    /// Every worker in a task of its own, on the runtime's threads.
+    /// Runs every worker in a separate task on the runtime's threads.
     async fn each<F>(&mut self, work: impl Fn(Worker, Vec<Key>) -> F) -> u64
     where
         F: Future<Output = (Worker, Vec<Key>, u64)> + Send + 'static,
@@ -259,7 +259,7 @@ impl Contender {
     }
 }
 
-/// All contenders in turn, round after round.
+/// Runs all contenders in turn, round after round.
 pub(crate) async fn compete(rounds: Rounds, mut contenders: Vec<Contender>) -> Vec<Series> {
     for contender in &mut contenders {
         contender.warm_up().await;

@@ -1,4 +1,4 @@
-//! Uncontended acquire and release.
+//! Measures uncontended acquire and release.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::contender::{
 
 pub(crate) async fn advisory(url: &str, rows: &mut Vec<Row>) {
     let lock = engine_of_advisory(url, 1).await;
-    // The goals are for an idle server; what counts while the processors are awake is shown beside them.
+    // The goals are for an idle server. The figures with awake processors are shown for comparison.
     for (work, rounds, has_goal) in [
         ("advisory cycle, 1 task", MANY_LONG, true),
         ("advisory cycle, 1 task, processors awake", SHORT, false),
@@ -47,7 +47,7 @@ pub(crate) async fn advisory(url: &str, rows: &mut Vec<Row>) {
         );
         let series = series.await;
         let work = format!("advisory cycle, {tasks} tasks");
-        // The goals are for two connections; how far one gets is shown beside them.
+        // The goals are for two connections. The figures of one connection are shown for comparison.
         rows.push(row(&work, &series[0], &series[1], None));
         rows.push(row(&work, &series[2], &series[1], Some(goal)));
         two.close().await.unwrap();
@@ -55,7 +55,7 @@ pub(crate) async fn advisory(url: &str, rows: &mut Vec<Row>) {
     lock.close().await.unwrap();
 }
 
-/// The stores that keep a row for each key.
+/// The stores with a row per key.
 #[derive(Clone, Copy)]
 pub(crate) enum Store {
     Lease,
@@ -97,7 +97,7 @@ pub(crate) async fn rows(url: &str, store: Store, rows: &mut Vec<Row>) {
     }
 }
 
-/// Every task with a connection of its own.
+/// Returns a contender whose tasks have one connection each.
 async fn hand(url: &str, name: &str, statements: &'static Statements, tasks: usize) -> Contender {
     let mut workers = Vec::new();
     for _ in 0..tasks {

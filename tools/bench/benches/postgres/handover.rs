@@ -1,4 +1,4 @@
-//! From a release to the waiter in another process holding the lock.
+//! Measures the time from a release until a waiter in another process holds the lock.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -11,9 +11,9 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use crate::side::{Kind, Side};
 
 const HOPS: u32 = 300;
-/// Polling takes a tenth of a second each time, and what it costs is known well before.
+/// Number of hops with polling. Each takes a tenth of a second, and fewer give a stable figure.
 const HOPS_POLLED: u32 = 40;
-/// Until the other side waits.
+/// Time until the other side waits.
 const HOLD: Duration = Duration::from_millis(8);
 
 pub(crate) async fn measure(url: &str, rows: &mut Vec<Row>) {
@@ -29,7 +29,7 @@ pub(crate) async fn measure(url: &str, rows: &mut Vec<Row>) {
                 pair.hop(hop).await;
             }
         }
-        // After the same pause as the others: whoever is woken has slept.
+        // Pauses like the others, because a woken process has slept before.
         tokio::time::sleep(HOLD).await;
         let begun = Instant::now();
         sqlx::query("SELECT 1").execute(&mut connection).await.unwrap();
@@ -69,7 +69,7 @@ pub(crate) async fn measure(url: &str, rows: &mut Vec<Row>) {
     }
 }
 
-/// This process holds, and a child of its own waits.
+/// This process holds the lock, and a child process waits for it.
 struct Pair {
     kind: Kind,
     side: Side,
@@ -88,7 +88,7 @@ impl Pair {
         let answers = BufReader::new(child.stdout.take().unwrap()).lines();
         let side = Side::connect(url, kind).await;
         let mut pair = Self { kind, side, child, orders, answers, took: Vec::new() };
-        // Statements are prepared and sessions are open.
+        // The statements are prepared and the sessions open.
         pair.hop(u32::MAX).await;
         pair.took.clear();
         pair
@@ -98,7 +98,7 @@ impl Pair {
         let key = Key::of(self.kind, hop);
         self.side.acquire(&key).await;
         self.orders.write_all(format!("{hop}\n").as_bytes()).await.unwrap();
-        // A poller is met at any moment of its interval.
+        // Randomises the pause, because a release must meet a poller at any moment of its interval.
         let more = if self.kind == Kind::Polling { fastrand::u64(0..100) } else { fastrand::u64(0..4) };
         tokio::time::sleep(HOLD + Duration::from_millis(more)).await;
         let released = now();
@@ -117,7 +117,7 @@ impl Pair {
     }
 }
 
-/// What is handed over: a new key each time, so that nothing of the last time is in the way.
+/// The key of one hop. Each hop uses a new key, because traces of the last hop must not affect it.
 pub(crate) struct Key {
     pub(crate) text: String,
     pub(crate) number: i64,
@@ -129,7 +129,7 @@ impl Key {
     }
 }
 
-/// The child: waits for what each line of its input names, says when it held it, and frees it.
+/// Runs the child: for each line of its input, waits for that key, reports the time of the grant, and releases.
 pub(crate) async fn child(url: &str, kind: Kind) {
     let mut side = Side::connect(url, kind).await;
     while let Some(hop) = order().await {
@@ -142,13 +142,13 @@ pub(crate) async fn child(url: &str, kind: Kind) {
     side.close().await;
 }
 
-/// The next line of the input, read where it blocks nobody.
+/// Reads the next line of the input on a blocking thread.
 async fn order() -> Option<u32> {
     let line = tokio::task::spawn_blocking(|| std::io::stdin().lines().next());
     Some(line.await.unwrap()?.unwrap().parse().unwrap())
 }
 
-/// Nanoseconds on a clock that all processes of this machine share.
+/// Returns nanoseconds of a clock shared by all processes of this machine.
 fn now() -> i128 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     i128::from(now.tv_sec) * 1_000_000_000 + i128::from(now.tv_nsec)

@@ -1,4 +1,4 @@
-//! A thousand locks held: how many connections, how much memory.
+//! Measures connections and memory of a thousand held locks.
 
 use std::process::Stdio;
 
@@ -11,10 +11,10 @@ use tokio::process::Command;
 
 const NAME: &str = "leasehold bench held";
 const HELD: usize = 1000;
-/// Held on top: memory comes in pages and tables double, so a thousand alone say little.
+/// Further locks held on top, because memory comes in pages and tables double, so a thousand alone show little.
 const MORE: usize = 8000;
 
-/// In a process of its own, whose memory is nothing but these locks'.
+/// Runs in a separate process, whose memory holds only these locks.
 pub(crate) async fn measure(url: &str, rows: &mut Vec<Row>) {
     let mut child = Command::new(std::env::current_exe().unwrap());
     let output = child.args(["held", url]).stderr(Stdio::inherit()).output().await.unwrap();
@@ -31,7 +31,7 @@ pub(crate) async fn measure(url: &str, rows: &mut Vec<Row>) {
     });
 }
 
-/// The child: prints the connections and the bytes.
+/// Runs the child: prints the connections and the bytes.
 pub(crate) async fn child(url: &str) {
     let config = PgConfig::from_url(url).unwrap().application_name(NAME);
     let lock = AdvisoryConfig::new(config).connect().await.unwrap();
@@ -59,7 +59,7 @@ async fn connections(url: &str) -> i64 {
     count
 }
 
-/// The bytes of memory that are this process's own.
+/// Returns the private memory of this process, in bytes.
 fn resident() -> f64 {
     let status =
         std::fs::read_to_string("/proc/self/status").expect("memory is read from /proc, which Linux has");

@@ -1,8 +1,8 @@
-//! What the Postgres stores cost, beside the floor: the same work by hand, on the same durable server, in
-//! the same rounds. Absolute figures belong to the machine and to what else it does, the ratios much less: those of a lone
-//! task do (`docs/decisions/postgres-lone-task.md`).
+//! Measures the Postgres stores against the floor: the same work by hand, on the same durable server, in the same
+//! rounds. Absolute figures depend on the machine and its load, ratios much less, except for a single task
+//! (`docs/decisions/postgres-lone-task.md`).
 //!
-//! Measured tasks run on the runtime's threads, those of the floor as well.
+//! Measured tasks and the floor's tasks run on the runtime's threads.
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
@@ -26,7 +26,7 @@ use crate::side::Kind;
 
 #[tokio::main]
 async fn main() {
-    // What is awaited here itself runs beside the runtime's threads, which costs a switch per answer.
+    // Spawned, because the main task runs beside the runtime's threads, which costs a context switch per reply.
     tokio::spawn(async {
         let arguments = bench::arguments();
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
@@ -42,7 +42,7 @@ async fn main() {
 }
 
 async fn all(chosen: &str) {
-    // The release's text is read from the server.
+    // The text of the release is read from the server.
     let server = bench::server().setting("track_activity_query_size", "16kB");
     let cluster = Cluster::start(server);
     let database = cluster.fresh_database().await;
@@ -83,7 +83,7 @@ async fn all(chosen: &str) {
     bench::report::print(&rows);
 }
 
-/// The median of some hundred, in microseconds: what a figure below is made of.
+/// Returns the median time of 300 runs, in microseconds, the unit of the figures below.
 async fn time(statement: &'static str, connection: &mut PgConnection) -> f64 {
     let mut took = Vec::new();
     for _ in 0..300 {

@@ -1,4 +1,4 @@
-//! What it costs a release that nobody waits for that it could notify somebody.
+//! Measures the cost of the notification clause for a release without waiters.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ pub(crate) async fn measure(url: &str, rows: &mut Vec<Row>) {
     one(url, "mutex row", "mutex", "acquired = true", &text, rows).await;
 }
 
-/// The statement that the store sends, as the server shows it.
+/// Returns the release statement of the store, as the server shows it.
 async fn release_of(lock: &dyn Lock, url: &str) -> String {
     let key = LockKey::new("shown").unwrap();
     lock.acquire(&key, &AcquireOptions::new()).await.unwrap().release().await.unwrap();
@@ -37,7 +37,7 @@ async fn release_of(lock: &dyn Lock, url: &str) -> String {
 }
 
 async fn one(url: &str, what: &str, table: &str, taken: &str, text: &str, rows: &mut Vec<Row>) {
-    // All that serves notifications stands at the end: somebody who waits is left to another statement.
+    // The check for waiters is at the end of the statement, because another statement handles a release with waiters.
     let (plain, rest) = text.split_once("AND l.wake_until").expect("the release looks for waiters");
     assert!(plain.contains("UPDATE") && rest == " IS NULL", "not a release: {text}");
     let take: Arc<str> = format!("UPDATE leasehold.{table} SET {taken} WHERE key = $1").into();
@@ -99,7 +99,7 @@ impl Releaser {
         Self { connection: PgConnection::connect(url).await.unwrap(), take: Arc::clone(take), key }
     }
 
-    /// Both statements in turn; the mean seconds that each took.
+    /// Runs both statements in turn. Returns the mean seconds of each.
     async fn run(mut self, texts: [Arc<str>; 2], deadline: Instant) -> (Self, [f64; 2]) {
         let query = sqlx::query(
             "SELECT holder FROM leasehold.lease WHERE key = $1
@@ -112,7 +112,7 @@ impl Releaser {
             for (index, text) in texts.iter().enumerate() {
                 let take = sqlx::query(AssertSqlSafe(Arc::clone(&self.take)));
                 take.bind(&self.key).execute(&mut self.connection).await.unwrap();
-                // Of a lock that was used, so that its window stays.
+                // Releases a used lock, because its window then stays.
                 let free = sqlx::query(AssertSqlSafe(Arc::clone(text)));
                 let free = free.bind(&self.key).bind(&holder).bind(false);
                 let begun = Instant::now();

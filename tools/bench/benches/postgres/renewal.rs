@@ -1,4 +1,4 @@
-//! A thousand leases in one renewal.
+//! Measures a thousand leases in one renewal.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use crate::contender::LEASES;
 
 const LEASES_HELD: u64 = 1000;
 const ROUNDS: usize = 3;
-/// Renewals per round: they are short.
+/// Renewals per round, because one is short.
 const BEATS: usize = 5;
 const LIMIT_MS: f64 = 5.0;
 
@@ -57,7 +57,7 @@ pub(crate) async fn measure(address: String, url: &str, rows: &mut Vec<Row>) {
 const RENEW_ONE: &str = "UPDATE hand.lease SET expires_at = now() + interval '30 s'
     WHERE key = $1 AND holder = $2 AND expires_at > now()";
 
-/// How many statements one renewal sends, as seen on the wire once they are prepared.
+/// Returns the number of statements per renewal, as seen on the wire once they are prepared.
 async fn count_trips(address: String, url: &str) -> u64 {
     let proxy = Proxy::start(address).await;
     let backend = backend(&proxy.url(url)).await;
@@ -70,7 +70,7 @@ async fn count_trips(address: String, url: &str) -> u64 {
     trips
 }
 
-/// One connection, so that the statements are prepared after the first renewal.
+/// Uses one connection, so the statements are prepared after the first renewal.
 async fn backend(url: &str) -> TtlBackend {
     TtlConfig::new(PgConfig::from_url(url).unwrap()).connections(1).backend().await.unwrap()
 }

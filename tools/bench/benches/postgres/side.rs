@@ -1,4 +1,4 @@
-//! One side of a hand-over: the library, and the usual ways to do without one.
+//! One side of a hand-over: the library, and the usual ways without a library.
 
 use std::time::Duration;
 
