@@ -1,6 +1,6 @@
-//! Changes of other tables become rows to be claimed.
+//! Changes of other tables become claimable rows.
 
-#![allow(clippy::unwrap_used)] // Of tests, which are to fail here.
+#![allow(clippy::unwrap_used)] // A failed `unwrap` fails the test.
 
 use leasehold_capture::{Capture, CaptureBuilder, Source};
 use leasehold_claim::sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
@@ -20,7 +20,7 @@ async fn database() -> (Database, PgPool) {
     (db, pool)
 }
 
-/// Fails unless one of `findings` is of this kind and has all of `words` in it.
+/// Fails unless one of `findings` has this kind and contains all `words`.
 #[track_caller]
 fn assert_finding(findings: &[Finding], kind: fn(String) -> Finding, words: &[&str]) {
     let is = |found: &&Finding| kind(found.message().to_owned()) == **found;
@@ -62,7 +62,7 @@ async fn a_change_by_plain_sql_is_recorded_as_one_row() {
     run(&pool, "DELETE FROM orders WHERE id = 2").await;
     let expected = "order INSERT 1, order INSERT 2, order UPDATE 1, order DELETE 2";
     assert_eq!(text(&pool, EVENTS).await, expected);
-    // A row that moves concerns both.
+    // A moved row is recorded for both groups.
     run(&pool, "UPDATE orders SET id = 3 WHERE id = 1").await;
     assert_eq!(text(&pool, EVENTS).await, format!("{expected}, order UPDATE 3, order UPDATE 1"));
     assert_eq!(text(&pool, "SELECT string_agg(DISTINCT status, '') FROM event").await, "new");
@@ -119,7 +119,7 @@ async fn a_change_and_its_record_are_one_transaction() {
     tx.rollback().await.unwrap();
     assert_eq!(text(&pool, "SELECT count(*)::text FROM event").await, "0", "no phantom");
 
-    // A consumer that fails leaves the events as they were.
+    // A failing consumer leaves the events unchanged.
     run(&pool, "INSERT INTO orders VALUES (1)").await;
     let mut tx = pool.begin().await.unwrap();
     run(&mut *tx, "UPDATE event SET status = 'in-progress'").await;
@@ -127,13 +127,13 @@ async fn a_change_and_its_record_are_one_transaction() {
     tx.rollback().await.unwrap();
     assert_eq!(text(&pool, "SELECT status || count(*) FROM event GROUP BY status").await, "new1");
 
-    // What cannot be recorded does not happen.
+    // A change that cannot be recorded fails.
     run(&pool, "ALTER TABLE event ADD CONSTRAINT small CHECK (order_id < 100)").await;
     assert_eq!(refused(&pool, "INSERT INTO orders VALUES (100)").await, "23514");
     assert_eq!(text(&pool, "SELECT count(*)::text FROM orders").await, "1");
 }
 
-/// TRUNCATE has a trigger of its own, also on partitions.
+/// TRUNCATE has a separate trigger, also on partitions.
 #[tokio::test]
 async fn a_truncate_is_recorded() {
     let (_db, pool, capture) = made(Capture::into(table("event")).source(orders())).await;
@@ -181,7 +181,7 @@ async fn partitions_have_triggers_and_the_check_reports_a_new_one_without() {
     assert_eq!(text(&pool, "SELECT count(*)::text FROM pg_trigger WHERE tgname LIKE '%capture%'").await, "0");
 }
 
-/// What keeps a trigger from firing is found, and an installation mends it.
+/// Every cause that stops a trigger is found, and an installation fixes it.
 #[tokio::test]
 async fn every_lost_or_changed_trigger_is_found_and_repaired() {
     let (_db, pool, capture) = made(Capture::into(table("event")).source(orders())).await;
@@ -219,7 +219,7 @@ async fn every_lost_or_changed_trigger_is_found_and_repaired() {
     assert_finding(&capture.check(&pool).await.unwrap(), Finding::Warning, &["child", "inherits"]);
 }
 
-/// The documented limit, and the way round it.
+/// The documented limit, and its workaround.
 #[tokio::test]
 async fn replica_sessions_record_only_if_configured() {
     let (_db, pool, capture) = made(Capture::into(table("event")).source(orders())).await;
@@ -258,7 +258,7 @@ async fn rows_before_and_after_are_recorded_where_it_is_asked_for() {
     assert!(capture.check(&pool).await.unwrap().is_empty());
 }
 
-/// Off unless it is asked for.
+/// Notifications are off by default.
 #[tokio::test]
 async fn workers_are_woken_only_where_it_is_asked_for() {
     let (db, pool, _) = made(Capture::into(table("event")).source(orders())).await;
@@ -272,7 +272,7 @@ async fn workers_are_woken_only_where_it_is_asked_for() {
     assert_eq!(within(LONG, "not ended", listener.recv()).await.unwrap().payload(), "new in public");
 }
 
-/// The spec of the claimed table has to leave its own trigger out, too.
+/// The spec of the claimed table must omit its own trigger too.
 #[tokio::test]
 async fn a_target_that_wakes_workers_is_warned_of_unless_it_is_asked_for() {
     let (_db, pool, capture) = made(Capture::into(table("event")).source(orders())).await;
@@ -347,7 +347,7 @@ fn a_capture_that_cannot_be_meant_is_refused() {
     assert!(says(into().source(orders()).security_definer()).contains("schema"));
 }
 
-/// Names and constants are taken literally wherever they stand.
+/// Names and constants are taken literally everywhere.
 #[tokio::test]
 async fn no_name_and_no_constant_leaves_its_quotes() {
     let (_db, pool) = database().await;
@@ -383,7 +383,7 @@ async fn no_name_and_no_constant_leaves_its_quotes() {
     assert_eq!(text(&pool, "SELECT count(*)::text FROM victim").await, "0");
 }
 
-/// Whoever changes a row has another search path, and fewer rights.
+/// A writer of a source has another search path, and fewer rights.
 #[tokio::test]
 async fn the_path_and_the_rights_of_the_writer_do_not_matter() {
     let (db, pool) = database().await;
@@ -415,7 +415,7 @@ async fn the_path_and_the_rights_of_the_writer_do_not_matter() {
     run(&pool, &format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;
 }
 
-/// Several may install at once, while rows are written; writers wait behind nobody.
+/// Several processes install at once while rows are written. Writers are not blocked.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn several_install_at_once_in_use_and_the_printed_statements_do_the_same() {
     let (_db, pool, capture) = made(Capture::into(table("event")).source(orders())).await;
@@ -438,7 +438,7 @@ async fn several_install_at_once_in_use_and_the_printed_statements_do_the_same()
     assert!(capture.check(&pool).await.unwrap().is_empty());
 }
 
-/// A schema for each tenant: targets of one name, sources of one name, and a source that both have in common.
+/// One schema per tenant, with equal names of targets and sources, and one common source.
 #[tokio::test]
 async fn two_targets_of_one_name_each_record_the_changes_of_a_common_source() {
     let (db, pool) = database().await;
@@ -446,7 +446,7 @@ async fn two_targets_of_one_name_each_record_the_changes_of_a_common_source() {
     let mut captures = Vec::new();
     for tenant in ["t1", "t2"] {
         let options: PgConnectOptions = db.url().parse().unwrap();
-        // The first schema of the path is the same for both, and the tables are not in it.
+        // The first schema of the path is the same for both, and the tables are in a later one.
         let options = options.options([("search_path", format!("public,{tenant}"))]);
         let own = PgPoolOptions::new().connect_with(options).await.unwrap();
         run(&own, &format!(
@@ -476,7 +476,7 @@ async fn two_targets_of_one_name_each_record_the_changes_of_a_common_source() {
     assert!(captures[0].1.check(&captures[0].0).await.unwrap().is_empty());
 }
 
-/// What a load of data alone does, here by COPY as `pg_restore` does it.
+/// Loads only data by COPY, as `pg_restore` does.
 #[tokio::test]
 async fn a_load_of_data_alone_fires_the_triggers_and_disabling_them_loads_right() {
     let (_db, pool, _) = made(Capture::into(table("event")).source(orders())).await;

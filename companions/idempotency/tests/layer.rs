@@ -1,4 +1,4 @@
-//! The header `Idempotency-Key`, over the twin in memory: every answer of the layer.
+//! The header `Idempotency-Key` over the store in memory: every response of the layer.
 #![cfg(feature = "tower")]
 #![allow(clippy::unwrap_used)]
 
@@ -20,9 +20,9 @@ use tower::ServiceExt as _;
 struct App {
     router: Router,
     layer: MemoryLayer,
-    /// How often a handler was called.
+    /// Number of calls of a handler.
     calls: Arc<AtomicU64>,
-    /// A permit for each handler of `/slow` that may end.
+    /// One permit for each `/slow` handler that can end.
     gate: Arc<Semaphore>,
 }
 
@@ -125,7 +125,7 @@ async fn a_repetition_is_given_the_response_and_nothing_of_the_exchange() {
     let (status, headers, body) = app.send(keyed(), "ten").await;
     assert_eq!((status, body.as_str()), (StatusCode::CREATED, "1: ten"));
     assert!(headers.contains_key("set-cookie") && !headers.contains_key("idempotent-replayed"));
-    // The draft's way to write the same key.
+    // The spelling of the draft is the same key.
     for again in [keyed(), request("/spend").header("idempotency-key", "\"abc\"; v=1")] {
         let (status, headers, body) = app.send(again, "ten").await;
         assert_eq!((status, body.as_str()), (StatusCode::CREATED, "1: ten"));
@@ -173,7 +173,7 @@ async fn another_request_under_the_key_is_unprocessable() {
     ] {
         assert!(is_problem(&app.send(other, body).await, 422, "key-reused"));
     }
-    // Another client's key is another key.
+    // Another client's key is separate.
     let other = Request::post("/spend").header("x-user", "43").header("idempotency-key", "a");
     assert_eq!(app.send(other, "eleven").await.2, "2: eleven");
 }
@@ -212,7 +212,7 @@ async fn a_handler_whose_client_has_gone_ends_in_time() {
     let keyed = || request("/slow").header("idempotency-key", "b");
     let mut gone = Box::pin(app.send(keyed(), ""));
     assert!(futures_util::poll!(&mut gone).is_pending());
-    // One whose client waits is not bounded.
+    // A handler whose client waits has no time limit.
     tokio::time::sleep(Duration::from_secs(3600)).await;
     assert!(futures_util::poll!(&mut gone).is_pending());
     let left = Instant::now();
@@ -290,7 +290,7 @@ async fn a_repetition_can_be_refused() {
     assert!(is_problem(&told, 409, "done-before"), "{told:?}");
     assert!(!told.1.contains_key("retry-after"), "it will not help");
     assert_eq!(app.calls(), 1);
-    // What was refused was not carried out, and nobody is told that it was.
+    // A rejected request was not carried out, and no repetition reports that it was.
     for repeated in [false, true] {
         let keyed = request("/refused").header("idempotency-key", "b");
         let (status, headers, body) = app.send(keyed, "").await;
@@ -314,7 +314,7 @@ async fn a_body_is_replayed_with_what_is_needed_to_read_it() {
 async fn methods_and_keys_that_are_not_asked_for_pass() {
     let app = app(|layer| layer.required(false).methods([Method::PUT]));
     for _ in 0..2 {
-        // No key, and a method that has none.
+        // No key, and a method without keys.
         assert_eq!(app.send(request("/spend").method(Method::PUT), "").await.0, StatusCode::CREATED);
         assert_eq!(
             app.send(request("/spend").header("idempotency-key", "a"), "").await.0,
@@ -325,7 +325,7 @@ async fn methods_and_keys_that_are_not_asked_for_pass() {
     let keyed = || request("/spend").method(Method::PUT).header("idempotency-key", "a");
     assert_eq!(app.send(keyed(), "").await.2, "5: ");
     assert_eq!(app.send(keyed(), "").await.2, "5: ");
-    // There is no transaction without a key, nor in memory.
+    // Without a key there is no transaction, and none in memory.
     assert_eq!(app.send(request("/tx"), "").await.0, StatusCode::INTERNAL_SERVER_ERROR);
     let keyed = request("/tx").method(Method::POST).header("idempotency-key", "b");
     assert_eq!(app.send(keyed, "").await.0, StatusCode::INTERNAL_SERVER_ERROR);

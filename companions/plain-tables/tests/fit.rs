@@ -1,6 +1,6 @@
-//! Whether plain tables fit, and what gives them what they lack.
+//! Checks of plain tables, and migrations that add the missing columns.
 
-#![allow(clippy::unwrap_used)] // Also in what the tests share.
+#![allow(clippy::unwrap_used)] // Applies to the shared test code too.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -42,7 +42,7 @@ fn assert_finding(findings: &[Finding], kind: fn(String) -> Finding, words: &[&s
     assert!(found, "no {:?} in {findings:#?}", kind(words.join(" .. ")));
 }
 
-/// What the table is, as a migration may change it.
+/// Returns a description of the table's columns, constraints and indexes.
 async fn picture(observer: &mut PgConnection, table: &str) -> String {
     let sql = format!(
         "SELECT concat_ws(' ', (SELECT string_agg(attname || ' ' || attnum || attnotnull || coalesce(pg_get_expr(adbin, adrelid), ''), ', ' \
@@ -53,7 +53,7 @@ async fn picture(observer: &mut PgConnection, table: &str) -> String {
     text(observer, &sql).await
 }
 
-/// Who was there before the column and who came after it are told apart, while locks are made all the time.
+/// Distinguishes locks made before the column from later ones, while locks are created continuously.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn existing_locks_get_other_attempts_than_new_ones() {
     let (_db, pool, mut observer) = database(
@@ -106,12 +106,12 @@ async fn existing_locks_get_other_attempts_than_new_ones() {
         text(&mut observer, "SELECT count(*) FROM mutex WHERE writer = 9 AND retries_left = 1").await,
         "5000"
     );
-    // Of each writer the first ones were there, the others are new, and no third kind is in between.
+    // For each writer, the existing locks come first and the new ones follow without a gap.
     let told_apart = "SELECT string_agg(writer::text, ' ' ORDER BY writer) FROM (SELECT writer FROM mutex WHERE writer < 9 \
         GROUP BY writer HAVING max(n) FILTER (WHERE retries_left = 1) + 1 = min(n) FILTER (WHERE retries_left = 3) \
         AND count(*) = count(*) FILTER (WHERE retries_left IN (1, 3))) w";
     assert_eq!(text(&mut observer, told_apart).await, "0 1 2 3");
-    // It is what locks go by.
+    // Grants use that number.
     assert_eq!(locks.grant(&pool, 1).await.unwrap().unwrap().attempts_left, Some(0));
     let newest: i64 = text(&mut observer, "SELECT max(id) FROM mutex").await.parse().unwrap();
     assert_eq!(locks.grant(&pool, newest).await.unwrap().unwrap().attempts_left, Some(2));
@@ -121,7 +121,7 @@ async fn existing_locks_get_other_attempts_than_new_ones() {
     assert_eq!(picture(&mut observer, "mutex").await, before, "there is nothing to do the second time");
 }
 
-/// Any lock gets attempts and queues later; what is printed is what is applied.
+/// Any table can get attempts and queues later. The printed statements equal the applied ones.
 #[tokio::test]
 async fn plain_tables_can_get_attempts_and_queues_later() {
     let (_db, pool, mut observer) = database(
@@ -140,12 +140,13 @@ async fn plain_tables_can_get_attempts_and_queues_later() {
     assert_finding(&found, Finding::Error, &["nothing makes", "\"queue_id\", \"id\"", "unique"]);
     full.migration().attempts(2).apply(&pool).await.unwrap();
     assert!(full.check(&pool).await.unwrap().is_empty());
-    // Without a number for those that are there, they have as many as new ones. The same id in two queues is two locks.
+    // Without a number for existing locks, they have as many attempts as new ones. The same id in two queues is two
+    // locks.
     assert!(full.create(&pool, ("other", 1)).await.unwrap());
     for queue in ["default", "other"] {
         assert_eq!(full.grant(&pool, (queue, 1)).await.unwrap().unwrap().attempts_left, Some(1), "{queue}");
     }
-    // A time and its seconds: nobody is granted a lock that has none yet.
+    // A lock is not granted while it has no seconds.
     let tasks = tasks().attempts(column("left")).queue(column("queue_id"));
     tasks.migration().apply(&pool).await.unwrap();
     assert!(tasks.check(&pool).await.unwrap().is_empty());
@@ -177,7 +178,7 @@ async fn printed(observer: &mut PgConnection, migration: &PlainMigration) {
     }
 }
 
-/// A time of the grant that is yet to come shuts the lock until then.
+/// A grant time in the future blocks the lock until then.
 #[tokio::test]
 async fn times_in_the_future_are_named() {
     for (kind, later) in
@@ -193,7 +194,7 @@ async fn times_in_the_future_are_named() {
     }
 }
 
-/// What does not fit is named, with what to do.
+/// Findings name the defect and the fix.
 #[tokio::test]
 async fn wrong_types_and_defaults_are_reported() {
     let (_db, pool, mut observer) = database(
@@ -233,7 +234,7 @@ async fn wrong_types_and_defaults_are_reported() {
     assert_finding(&found, Finding::Error, &["no table mutex"]);
 }
 
-/// Owners may be kept as text.
+/// The owner can be a text column.
 #[tokio::test]
 async fn an_owner_can_be_text() {
     for kind in ["uuid", "text", "varchar(36)"] {
@@ -254,7 +255,7 @@ async fn an_owner_can_be_text() {
     }
 }
 
-/// A part of a wider key is made unique by nobody: that would refuse rows of the application.
+/// No unique index is created on a part of a wider key, because it would refuse rows of the application.
 #[tokio::test]
 async fn no_unique_index_on_a_part_of_a_wider_key_is_advised_or_made() {
     let (_db, pool, mut observer) = database(

@@ -1,6 +1,6 @@
-//! Plain lock tables, used as they are, and their twins in memory.
+//! Plain lock tables used unchanged, and their twins in memory.
 
-#![allow(clippy::unwrap_used)] // Also in what the tests share.
+#![allow(clippy::unwrap_used)] // Applies to the shared test code too.
 
 use std::sync::Arc;
 
@@ -59,7 +59,7 @@ async fn database(sql: &str) -> (Database, sqlx::PgPool, sqlx::PgConnection) {
     (db, pool, observer)
 }
 
-/// Of many at once exactly one gets it; releasing what is free is `false`.
+/// Exactly one of many concurrent callers gets the lock. Releasing a free lock returns `false`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_boolean_mutex_has_one_holder_and_a_second_release_is_no_error() {
     let (_db, pool, mut observer) = database(MUTEX).await;
@@ -80,7 +80,7 @@ async fn a_boolean_mutex_has_one_holder_and_a_second_release_is_no_error() {
         assert!(!locks.release(&pool, 1).await.unwrap(), "it was free");
     }
     assert!(locks.acquire(&pool, 2).await.unwrap(), "another lock");
-    // A missing row is no lock that is held; NULL is free.
+    // A missing row is an error, and NULL means free.
     for error in [locks.acquire(&pool, 9).await.unwrap_err(), locks.release(&pool, 9).await.unwrap_err()] {
         assert!(matches!(error, ClaimError::NotFound { .. }), "{error}");
     }
@@ -96,7 +96,7 @@ async fn a_boolean_mutex_has_one_holder_and_a_second_release_is_no_error() {
     assert!(locks.acquire(&pool, 9).await.unwrap());
 }
 
-/// In the caller's transaction it comes and goes with that; committed, it outlives its holder.
+/// In the caller's transaction, the lock exists only with the transaction. Committed, it outlives its holder.
 #[tokio::test]
 async fn a_committed_latch_stays_locked_after_its_holder_died() {
     let (db, pool, mut observer) = database(MUTEX).await;
@@ -118,12 +118,12 @@ async fn a_committed_latch_stays_locked_after_its_holder_died() {
 /// Checks owners, epochs, attempts and queues of a mutex, in Postgres and in memory.
 async fn a_mutex(locks: &dyn Mutexes) {
     let (one, other) = (RowKey::queued("q1", 1), RowKey::queued("q2", 1));
-    // The same id in two queues.
+    // The same id in two queues is two locks.
     let grant = locks.grant(&one).await.unwrap().unwrap();
     assert!(locks.grant(&other).await.unwrap().is_some());
     assert_eq!((grant.epoch, grant.attempts_left), (Some(1), Some(2)));
     assert!(locks.grant(&one).await.unwrap().is_none());
-    // Only the owner gives it back, once.
+    // Only the owner releases it, once.
     let mut wrong = grant.clone();
     wrong.owner = Some(Uuid::new_v4());
     match locks.give_back(&wrong).await.unwrap_err() {
@@ -138,7 +138,7 @@ async fn a_mutex(locks: &dyn Mutexes) {
     assert_ne!(second.owner, grant.owner);
     assert!(matches!(locks.give_back(&grant).await.unwrap_err(), ClaimError::Superseded { .. }));
     assert!(locks.give_back(&second).await.unwrap());
-    // With 3, exactly 3.
+    // A lock with 3 attempts has exactly 3.
     let third = locks.grant(&one).await.unwrap().unwrap();
     assert_eq!(third.attempts_left, Some(0));
     assert!(locks.grant(&one).await.unwrap().is_none(), "taken, for now");
@@ -157,7 +157,7 @@ async fn a_mutex(locks: &dyn Mutexes) {
     ] {
         assert!(matches!(error, ClaimError::NotFound { .. }), "{error}");
     }
-    // A batch within a queue, at most as many as asked for, in order, not those that are taken.
+    // A batch stays within its queue and limit, is ordered, and skips taken locks.
     for id in [3, 10, 2] {
         assert!(locks.create(&RowKey::queued("q1", id)).await.unwrap());
     }
@@ -203,11 +203,11 @@ async fn a_timeout(locks: &dyn Timeouts, window: impl AsyncFn(u64), pass: impl A
     locks.extend(&first).await.unwrap();
     locks.settle(&first).await.unwrap();
     pass().await;
-    // Its own window has ended, and nobody else was granted it.
+    // Its window has ended, but no other client was granted the lock.
     locks.settle(&first).await.unwrap();
     let second = locks.grant(&one).await.unwrap().unwrap();
     assert!(second.epoch > first.epoch);
-    // The run that was too slow is told, and moves nothing.
+    // The late run gets an error and changes nothing.
     for error in [locks.extend(&first).await.unwrap_err(), locks.settle(&first).await.unwrap_err()] {
         match error {
             ClaimError::Superseded { current_epoch, .. } => assert_eq!(current_epoch, second.epoch),
@@ -215,7 +215,7 @@ async fn a_timeout(locks: &dyn Timeouts, window: impl AsyncFn(u64), pass: impl A
         }
     }
     locks.extend(&second).await.unwrap();
-    // Another window, without anybody being told.
+    // The window was changed in the table only.
     assert!(locks.grant(&one).await.unwrap().is_none());
     window(0).await;
     assert_eq!(locks.grant(&one).await.unwrap().unwrap().attempts_left, Some(0));
@@ -254,7 +254,7 @@ async fn a_timeout_in_memory_has_windows_attempts_and_queues() {
     locks.set(RowKey::queued("q1", 1), hour, Some(3));
     locks.set(RowKey::queued("q2", 1), hour * 100, None);
     let window = async |seconds| {
-        // As in the table, attempts are not changed by it.
+        // Keeps the attempts, as the table does.
         let left = Timeouts::top_up(&locks, &RowKey::queued("q1", 1), 0).await.unwrap();
         locks.set(RowKey::queued("q1", 1), std::time::Duration::from_secs(seconds), Some(left));
     };
@@ -262,8 +262,8 @@ async fn a_timeout_in_memory_has_windows_attempts_and_queues() {
     a_timeout(&locks, window, pass).await;
 }
 
-/// One run in each window, whoever asks; by the server's clock, free at the end of the window
-/// to the instant.
+/// One run per window for all callers together. By the server's clock, the lock is free from the exact end of the
+/// window.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_timeout_is_granted_once_in_each_window_by_the_servers_clock() {
     let (_db, pool, mut observer) = database(
@@ -292,7 +292,7 @@ async fn a_timeout_is_granted_once_in_each_window_by_the_servers_clock() {
         assert_eq!(granted, 1);
         run(&mut observer, "UPDATE job SET at = at - interval '1 day'").await;
     }
-    // In a transaction whose time stands still the clock goes on, and a moment before the end is before it.
+    // The clock advances inside a transaction, and a moment before the end the lock is still taken.
     run(&mut observer, "UPDATE job SET at = clock_timestamp() - interval '86400 s' + interval '30 s'").await;
     assert!(!jobs.acquire(&pool, "daily").await.unwrap());
     let mut tx = pool.begin().await.unwrap();
@@ -303,7 +303,7 @@ async fn a_timeout_is_granted_once_in_each_window_by_the_servers_clock() {
         .await;
     assert!(jobs.acquire(&mut *tx, "daily").await.unwrap());
     tx.commit().await.unwrap();
-    // What cannot be judged is said, and not taken.
+    // Invalid rows are reported and not granted.
     let error = jobs.acquire(&pool, "none").await.unwrap_err();
     assert!(error.to_string().contains("no seconds"), "{error}");
     run(&mut observer, "ALTER TABLE job ALTER at TYPE timestamp; UPDATE job SET at = NULL").await;
@@ -312,8 +312,8 @@ async fn a_timeout_is_granted_once_in_each_window_by_the_servers_clock() {
     assert!(jobs.capture(&pool, (), 5).await.unwrap().is_empty());
 }
 
-/// A time in whole seconds since 1970, as it is; by the server's clock, free at the end of the window to the
-/// instant and never before; a run that was too slow changes nothing.
+/// Uses a time in whole seconds since 1970 unchanged. By the server's clock, the lock is free from the exact end of
+/// the window. A late run changes nothing.
 #[tokio::test]
 async fn a_time_in_seconds_since_1970_is_used_unchanged() {
     let (_db, pool, mut observer) = database(
@@ -331,19 +331,19 @@ async fn a_time_in_seconds_since_1970_is_used_unchanged() {
     for _ in 0..2 {
         let before = text(&mut observer, &format!("SELECT {NOW}")).await;
         let first = jobs.grant(&pool, "hourly").await.unwrap().unwrap();
-        // It counts from the next whole second: no window is shorter than its seconds.
+        // The window begins at the next whole second, because it must not be shorter than its seconds.
         let counts = format!("SELECT at BETWEEN {before} AND {NOW} + 1 FROM job WHERE id = 'hourly'");
         assert_eq!(text(&mut observer, &counts).await, "true");
         assert!(!jobs.acquire(&pool, "hourly").await.unwrap());
         assert!(jobs.capture(&pool, (), 5).await.unwrap().is_empty());
-        // Ended for an instant: the end of the window itself is free, to whoever names it and to a batch.
+        // At the exact end of the window, single grants and batches succeed.
         let ended = format!("UPDATE job SET at = floor({NOW}) - 3600 WHERE id = 'hourly'");
         run(&mut observer, &ended).await;
         let second = jobs.capture(&pool, (), 5).await.unwrap().remove(0);
         assert!(matches!(jobs.extend(&pool, &first).await.unwrap_err(), ClaimError::Superseded { .. }));
         jobs.extend(&pool, &second).await.unwrap();
         assert!(!jobs.acquire(&pool, "hourly").await.unwrap(), "its window has begun anew");
-        // And before the end it is not, be it for less than a second, until that is here.
+        // Less than a second before the end, they do not succeed.
         run(&mut observer, &format!("UPDATE job SET at = floor({NOW}) - 3599 WHERE id = 'hourly'")).await;
         let was_free = jobs.acquire(&pool, "hourly").await.unwrap();
         let ends = format!("SELECT at + 3600 <= {NOW} FROM job WHERE id = 'hourly'");
@@ -357,14 +357,14 @@ async fn a_time_in_seconds_since_1970_is_used_unchanged() {
     assert!(!jobs.acquire(&pool, "far").await.unwrap(), "no sum is too large");
     let error = jobs.acquire(&pool, "none").await.unwrap_err();
     assert!(error.to_string().contains("no seconds"), "{error}");
-    // A number that ends in 2038 is named where it is used.
+    // A type that ends in 2038 is reported on use.
     run(&mut observer, "DELETE FROM job WHERE id = 'far'; ALTER TABLE job ALTER at TYPE int").await;
     let error = jobs.acquire(&pool, "hourly").await.unwrap_err();
     assert!(error.to_string().contains("no bigint"), "{error}");
     assert!(jobs.capture(&pool, (), 5).await.unwrap().is_empty());
 }
 
-/// Times that never come and seconds that are no time: each row is judged by itself, and none ends the search for others.
+/// Unreachable times and invalid seconds: each row is checked separately, and none fails the search for others.
 #[tokio::test]
 async fn no_value_of_one_row_stops_a_capture_of_the_others() {
     let (_db, pool, mut observer) = database(
@@ -410,7 +410,7 @@ async fn no_value_of_one_row_stops_a_capture_of_the_others() {
     }
 }
 
-/// A schema for each tenant, found by the search path of the connection: one name means many tables.
+/// One table name means one table per tenant, by the connection's search path.
 #[tokio::test]
 async fn tenants_have_locks_of_their_own() {
     let (_db, pool, mut observer) = database("CREATE SCHEMA t1; CREATE SCHEMA t2").await;
@@ -427,7 +427,7 @@ async fn tenants_have_locks_of_their_own() {
     connection.close().await.unwrap();
 }
 
-/// In order, disjoint, never more than the limit under any plan.
+/// Captures are ordered, disjoint and within the limit under every plan.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn captures_are_ordered_disjoint_and_within_the_limit() {
     let (db, pool, mut observer) = database(FULL).await;
@@ -464,7 +464,7 @@ async fn captures_are_ordered_disjoint_and_within_the_limit() {
     for task in tasks {
         all.extend(task.await.unwrap());
     }
-    // A captor may find only rows that others are at; what they leave it takes in the next call.
+    // A capture might find only locked rows. It takes the remaining ones in the next call.
     all.extend(latches().capture(&pool, "q1", 400).await.unwrap().into_iter().map(|grant| grant.key));
     let before = all.len();
     all.sort();
@@ -476,7 +476,7 @@ async fn captures_are_ordered_disjoint_and_within_the_limit() {
     );
 }
 
-/// Behind a pooler in transaction mode: in a transaction.
+/// Works behind a pooler in transaction mode, inside a transaction.
 #[tokio::test]
 async fn in_a_transaction_behind_a_pooler() {
     let (db, _, _) = database(MUTEX).await;

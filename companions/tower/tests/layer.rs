@@ -1,4 +1,4 @@
-//! The layer on the memory store: what it does to a request.
+//! The layer on the memory store: its effect on requests.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -27,7 +27,7 @@ async fn is_free(lock: &Arc<dyn Lock>, name: &str) -> bool {
     lock.key(name).try_acquire().await.unwrap().is_some()
 }
 
-/// Somebody else gets the key, at once or when a release in the background is through.
+/// Waits until another client can acquire the key, at once or after a release in the background.
 async fn becomes_free(lock: &Arc<dyn Lock>, name: &str) {
     lock.key(name).wait(LONG).acquire().await.unwrap().release().await.unwrap();
 }
@@ -95,7 +95,7 @@ async fn the_handler_of_a_client_that_left_finishes_under_the_lock() {
     drop(request);
     assert_eq!((layer.stats().in_flight, gate.ended()), (1, 0));
     assert!(!is_free(&lock, "k").await, "the handler runs on, and has the lock");
-    // A retry waits for it.
+    // A retry waits for the handler.
     let retry = tokio::spawn(service.oneshot(get("/k")));
     until("the retry waits", || layer.stats().waiting == 1).await;
     let mut idle = Box::pin(layer.idle());
@@ -255,7 +255,7 @@ async fn a_refused_request_is_answered_with_a_problem() {
     );
     drop(held);
 
-    // One that waits asks a store that is away again, within its wait.
+    // A waiting request retries an unavailable store within its wait.
     let layer = layer(&lock).fail_fast();
     let service = layer.layer(gate.service());
     client.faults.script(Op::Acquire, Fault::Refuse(ErrorKind::Unavailable));
@@ -319,7 +319,7 @@ async fn a_handler_notified_of_a_loss_goes_on() {
     assert_eq!((layer.stats().lost, layer.stats().in_flight), (1, 0));
 }
 
-/// A connection that is woken by the end of its own request is polled once more for nothing.
+/// A connection woken by the end of its own request would be polled once more in vain.
 #[tokio::test]
 async fn the_watch_for_a_loss_is_not_woken_by_the_release() {
     let (_, lock) = memory();
@@ -367,7 +367,7 @@ async fn a_handler_sees_its_lock_and_afterwards_that_it_has_ended() {
 #[tokio::test]
 async fn the_same_key_in_a_layer_inside_is_refused_at_once() {
     let (_, lock) = memory();
-    // Waiting would take a minute, and the test's own limit.
+    // Waiting would take a minute and exceed the test's limit.
     let (outer, inner) = (layer(&lock), layer(&lock));
     let service = outer.layer(inner.layer(answering(StatusCode::OK)));
     let response = within(LONG / 2, "not ended", send(&service, get("/k"))).await;
@@ -376,7 +376,7 @@ async fn the_same_key_in_a_layer_inside_is_refused_at_once() {
     assert_eq!((inner.stats().nested, inner.stats().granted, outer.stats().granted), (1, 0, 1));
     assert!(is_free(&lock, "k").await);
 
-    // Also with one of another key in between; another key or another lock is fine.
+    // Also with another key in between. Another key or another lock is allowed.
     let other = || LockLayer::new(Arc::clone(&lock), |_: &Request<Body>| leasehold_api::key!["other"]);
     let service = layer(&lock).layer(other().layer(layer(&lock).layer(answering(StatusCode::OK))));
     assert_eq!(send(&service, get("/k")).await.status(), StatusCode::INTERNAL_SERVER_ERROR);
@@ -399,7 +399,7 @@ async fn those_who_wait_for_the_lock_take_no_permit_inside() {
     gate.reached().await;
     until("four waiting", || layer.stats().waiting == 4).await;
     let cold = tokio::spawn(service.oneshot(get("/cold")));
-    // Reached with one permit taken: the four who wait have none.
+    // One permit was taken, so the four waiting requests have none.
     gate.reached().await;
     (0..6).for_each(|_| gate.open());
     assert_eq!(cold.await.unwrap().unwrap().status(), StatusCode::OK);
@@ -473,7 +473,7 @@ async fn settings_that_cannot_be_used_are_told_at_start_up() {
     assert_eq!(error.kind(), ErrorKind::Unsupported);
 }
 
-/// A key may be good as a key and still be none of the store's: too long for its namespace, without a number.
+/// A valid key might be unusable for the store: too long for its namespace, or without a number.
 #[tokio::test]
 async fn a_key_that_the_store_does_not_take_is_the_client_s_fault() {
     let (_, lock) = memory();

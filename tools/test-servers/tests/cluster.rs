@@ -1,4 +1,4 @@
-//! A cluster starts, does what tests ask of it, and leaves nothing behind.
+//! A cluster starts, follows the tests' instructions, and leaves nothing behind.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -14,7 +14,7 @@ use test_servers::sql::{number, refused, text, texts};
 use test_servers::{Cluster, ClusterOptions, Signal, StopMode, fresh_database, prepared_database};
 use tokio::signal::unix::SignalKind;
 
-/// For what happens in other processes, which cannot be awaited.
+/// Polls a state of another process, which cannot be awaited.
 fn wait_until(what: &str, mut is_true: impl FnMut() -> bool) {
     let start = Bound::new(Duration::from_secs(60));
     while !is_true() {
@@ -23,7 +23,7 @@ fn wait_until(what: &str, mut is_true: impl FnMut() -> bool) {
     }
 }
 
-/// Whether the process runs; one that ended and was not yet collected does not.
+/// Returns whether the process runs. A zombie does not count.
 fn runs(pid: u32) -> bool {
     let output = Command::new("ps").args(["-o", "stat=", "-p", &pid.to_string()]).output().unwrap();
     !matches!(String::from_utf8_lossy(&output.stdout).trim().chars().next(), None | Some('Z'))
@@ -112,13 +112,13 @@ async fn a_paused_server_answers_after_it_resumes() {
     let mut connection = PgConnection::connect(&cluster.admin_url()).await.unwrap();
     cluster.pause();
     let asking = tokio::spawn(async move { number(&mut connection, "SELECT 7::bigint").await });
-    // Long enough for any server that is not paused.
+    // Long enough for every server that is not paused.
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert!(!asking.is_finished());
     cluster.resume();
     assert_eq!(asking.await.unwrap(), 7);
     cluster.pause();
-    // Dropped while paused: its end must not wait for anything.
+    // Dropped while paused, because its end must not wait.
 }
 
 #[cfg(target_os = "linux")]
@@ -187,7 +187,7 @@ fn nothing_is_left_of_a_dropped_cluster() {
 
 const CHILD: &str = "TEST_SERVERS_CHILD";
 
-/// Does nothing by itself: the next test runs it as a process that it can kill.
+/// Runs only as a child process of the next test, which kills it.
 #[test]
 fn child_with_a_cluster() {
     if std::env::var_os(CHILD).is_none() {
@@ -199,11 +199,11 @@ fn child_with_a_cluster() {
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
-        // Also where a shell has started us in the background, with the signal ignored.
+        // Handles SIGINT, because a shell that starts a background process ignores it.
         let mut interrupted = tokio::signal::unix::signal(SignalKind::interrupt()).unwrap();
         println!("\ncluster {} {}", cluster.pid().unwrap(), cluster.socket_directory().display());
         let _ = tokio::time::timeout(Duration::from_secs(60), interrupted.recv()).await;
-        // As the signal itself ends a process: nothing is dropped.
+        // Exits without running destructors, as the signal itself does.
         std::process::exit(1);
     });
 }
@@ -222,7 +222,7 @@ fn nothing_is_left_when_the_process_is_killed() {
         let (pid, directory) = lines.into_iter().find_map(|line| cluster_of(&line)).unwrap();
         assert!(runs(pid) && directory.exists());
         if kind == "interrupted" {
-            // As Ctrl-C at the terminal: to the whole group.
+            // Sends SIGINT to the whole group, as Ctrl-C at the terminal does.
             let group = format!("-{}", child.id());
             assert!(Command::new("kill").args(["-INT", "--", &group]).status().unwrap().success());
         } else {

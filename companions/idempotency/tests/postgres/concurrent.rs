@@ -1,4 +1,4 @@
-//! Two sessions that meet at one key, at each isolation level.
+//! Two sessions with the same key, at each isolation level.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,7 +17,7 @@ const LEVELS: [&str; 3] = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"];
 async fn begin(world: &Pg, level: &str) -> PgConnection {
     let mut connection = world.database.connect().await;
     connection.execute(AssertSqlSafe(format!("BEGIN ISOLATION LEVEL {level}"))).await.unwrap();
-    // Takes the snapshot, where there is one for the whole transaction.
+    // Takes the snapshot, if the level has one for the whole transaction.
     connection.execute("SELECT 1").await.unwrap();
     connection
 }
@@ -38,7 +38,7 @@ async fn a_key_begun_elsewhere_is_in_flight_and_nobody_waits_for_it() {
     let world = world(8).await;
     for level in LEVELS {
         let first = fresh(world.store.begin(&ident("a"), &request("x")).await);
-        // Answered while the first is open, so without having waited for it.
+        // The second call returns while the first transaction is open, so it did not wait.
         let mut second = begin(&world, level).await;
         let told = begin_in(&mut second, &world.store).await;
         assert!(matches!(told, Ok(Begin::InFlight { .. })), "{level}: {told:?}");
@@ -68,8 +68,8 @@ async fn what_was_committed_after_the_snapshot_is_a_retry_and_then_a_replay() {
     }
 }
 
-/// The statement that begins a key has its snapshot, finds nothing, and gets the lock because the first has committed
-/// meanwhile: it looks again. A policy on the expired row holds the statement between the two.
+/// The begin statement has its snapshot, finds nothing, and gets the lock because the first transaction has just
+/// committed. It must look up again. A policy on the expired row pauses the statement between snapshot and lock.
 #[tokio::test]
 async fn what_was_committed_between_snapshot_and_lock_is_looked_up_again() {
     let world = private(8).await;
@@ -116,7 +116,7 @@ async fn a_forgotten_finish_cannot_be_committed() {
         let key = fresh(begin_in(&mut open, &world.store).await);
         effect(&mut open).await;
         let refused = open.execute("COMMIT").await.unwrap_err();
-        // The server tells the error before it lets go of the locks.
+        // Waits, because the server reports the error before it releases the locks.
         open.execute("SELECT 1").await.unwrap();
         let refused = refused.as_database_error().unwrap();
         assert_eq!(
@@ -125,7 +125,7 @@ async fn a_forgotten_finish_cannot_be_committed() {
         );
         drop(key);
         assert_eq!(world.effects().await, 0, "{level}");
-        // The same where the transaction is ours, and the handler sends a COMMIT of its own.
+        // The same in an owned transaction whose handler sends a COMMIT.
         let mut own = fresh(world.store.begin(&ident("a"), &request("x")).await);
         effect(&mut own).await;
         assert!(own.execute(raw_sql("COMMIT")).await.is_err());
@@ -175,8 +175,8 @@ async fn a_savepoint_that_is_rolled_back_takes_the_key_along() {
     assert_eq!(replay(world.store.begin(&ident("a"), &request("x")).await).body(), "again");
 }
 
-/// A pool of two, and two hundred callers of one key whose first is at work: the others are answered without a
-/// connection, and somebody else has the second one.
+/// Two hundred callers of one key use a pool of two while the first caller works. The others return without a
+/// connection, and another client has the second one.
 #[tokio::test]
 async fn two_hundred_callers_of_one_key_leave_the_pool_free() {
     let world = world(2).await;
@@ -196,7 +196,7 @@ async fn two_hundred_callers_of_one_key_leave_the_pool_free() {
     assert_eq!(taken.load(Ordering::SeqCst), before, "nobody has asked for a connection");
     let mut other = fresh(store.begin(&ident("b"), &request("x")).await);
     effect(&mut other).await;
-    // Both are taken: the first caller of a third key waits, its second is told at once.
+    // Both connections are taken. The first caller of a third key waits, and its second caller returns at once.
     let third = ident("c");
     let mut waiting = Box::pin(store.begin(&third, &asked));
     assert!(futures_util::poll!(&mut waiting).is_pending());
@@ -231,7 +231,7 @@ async fn a_purge_waits_for_nobody() {
             .unwrap();
     }
     world.run("UPDATE leasehold.idempotency SET expires_at = clock_timestamp()").await;
-    // One is begun anew at this moment, another is locked by hand.
+    // One key is being begun again, another is locked by hand.
     let anew = fresh(world.store.begin(&ident("a"), &request("y")).await);
     let mut by_hand = world.database.connect().await;
     by_hand.execute("BEGIN; SELECT FROM leasehold.idempotency WHERE key = 'b' FOR UPDATE").await.unwrap();
@@ -242,7 +242,7 @@ async fn a_purge_waits_for_nobody() {
     assert_eq!(replay(world.store.begin(&ident("a"), &request("y")).await).body(), "anew");
 }
 
-/// What is deleted stays in the index while a transaction is open that may see it.
+/// Deleted rows stay in the index while an open transaction might see them.
 #[tokio::test]
 async fn a_purge_passes_what_it_has_deleted_once() {
     let world = world(1).await;
@@ -268,7 +268,7 @@ async fn what_took_longer_than_the_retention_is_remembered_when_it_is_done() {
     let world = world(4).await;
     let mut first = fresh(world.store.begin(&ident("a"), &request("x")).await);
     effect(&mut first).await;
-    // As if it had been begun two days ago; a day is the retention.
+    // As if it had been begun two days ago, with a retention of one day.
     let back = "UPDATE leasehold.idempotency SET created_at = created_at - interval '2 days', \
         expires_at = expires_at - interval '2 days'";
     assert_eq!(first.execute(back).await.unwrap().rows_affected(), 1);
@@ -279,7 +279,7 @@ async fn what_took_longer_than_the_retention_is_remembered_when_it_is_done() {
     assert!((80_000..=86_400).contains(&world.number(left).await), "a day from now, not more");
 }
 
-/// A temporary table is found before the schemas of a search path that does not name where those are.
+/// The server searches temporary tables before the search path, unless the path names their schema.
 #[tokio::test]
 async fn a_temporary_table_does_not_hide_a_forgotten_finish() {
     let world = world(4).await;
@@ -290,7 +290,7 @@ async fn a_temporary_table_does_not_hide_a_forgotten_finish() {
     assert_eq!(refused.as_database_error().unwrap().constraint(), Some("idempotency_finished"));
 }
 
-/// Whoever waits for the lock of the key has it as soon as the effects are rolled back.
+/// A waiter for the key's lock gets it as soon as the effects are rolled back.
 #[tokio::test]
 async fn a_rejection_that_another_process_came_before_is_a_retry() {
     let world = private(8).await;
@@ -312,15 +312,15 @@ async fn a_rejection_that_another_process_came_before_is_a_retry() {
         world.until_it_waits(&waiting).await;
         let error = first.finish(Stored::rejected(402, "no")).await.unwrap_err();
         assert!(matches!(error, IdempotencyError::Retry { .. }), "{level:?}: {error}");
-        // Not closed: the server lets go of the key only when it has noticed that.
+        // Commits instead of closing, because the server releases the key only once it notices the close.
         commit(waiting.await.unwrap()).await.unwrap();
         assert_eq!(world.effects().await, 0, "{level:?}");
         assert_eq!(world.number("SELECT count(*) FROM leasehold.idempotency").await, 0, "{level:?}");
     }
 }
 
-/// The driver ends the outer transaction where a nested one cannot be begun, and goes on without any: what follows is
-/// committed without the key, and whoever finishes must be told that, and not that nothing was done.
+/// The driver ends the outer transaction if a nested begin fails, and continues without a transaction. Later
+/// statements are committed without the key. `finish` must report that.
 #[tokio::test]
 async fn a_transaction_that_the_driver_has_ended_is_not_finished_and_the_error_says_so() {
     let world = world(4).await;
@@ -337,7 +337,7 @@ async fn a_transaction_that_the_driver_has_ended_is_not_finished_and_the_error_s
     assert!(!lost.is_retryable());
 }
 
-/// Times that somebody else has written: before PostgreSQL 17 the server refuses to subtract them.
+/// Infinite times from foreign statements. Servers before PostgreSQL 17 refuse to subtract them.
 #[tokio::test]
 async fn infinite_times_are_purged_or_kept_and_stop_nothing() {
     let world = world(4).await;

@@ -20,7 +20,7 @@ struct Charge {
     cents: u64,
 }
 
-/// Somebody else, who carries out what it is asked for.
+/// A provider that carries out the requested effects.
 #[derive(Clone, Default)]
 struct Provider(Arc<Mutex<Vec<PhaseKey>>>);
 
@@ -41,7 +41,7 @@ async fn lock(world: &Pg) -> Arc<dyn Lock> {
     Arc::new(TtlConfig::new(config).ttl(Duration::from_secs(120)).connect().await.unwrap())
 }
 
-/// Two processes.
+/// Returns two processes.
 async fn two(world: &Pg) -> [Journeys; 2] {
     [lock(world).await, lock(world).await].map(|lock| Journeys::new(world.pool.clone(), lock))
 }
@@ -50,7 +50,7 @@ async fn start(journeys: &Journeys) -> Result<Begin<Journey>, IdempotencyError> 
     journeys.start(&ident("a"), &request("x")).await
 }
 
-/// Once whoever has the lease has let go of it.
+/// Starts the journey once the lease is free.
 async fn start_when_free(journeys: &Journeys) -> Journey {
     let deadline = std::time::Instant::now() + PATIENT;
     loop {
@@ -108,7 +108,7 @@ async fn one_that_died_between_effect_and_record_is_resumed_with_the_same_key() 
     let mut journey = fresh(start(&here).await);
     journey.phase("reserved", async |_| Ok::<_, IdempotencyError>(7_u32)).await.unwrap();
     {
-        // The effect takes place, and the process is gone before it is recorded.
+        // The effect takes place, but its process dies before the record.
         let mut charging = Box::pin(journey.phase("charged", async |key| {
             provider.charge(key).await?;
             std::future::pending::<Result<Charge, IdempotencyError>>().await
@@ -136,7 +136,7 @@ async fn who_has_lost_the_lease_records_nothing() {
     let mut late = fresh(here.start(&ident("late"), &request("x")).await);
     let operator = lock(&world).await;
     let admin = operator.admin().unwrap();
-    // The lease is lost while the effect takes place: the client that went in held it.
+    // The lease is lost during the effect, because its client was closed.
     let mut second = None;
     let booked = zombie
         .phase("booked", async |_| {
@@ -160,7 +160,7 @@ async fn who_has_lost_the_lease_records_nothing() {
     second.phase("booked", async |_| Ok::<_, IdempotencyError>(2)).await.unwrap();
     second.finish(Stored::done(200, "second")).await.unwrap();
     assert_eq!(replay(start(&here).await).body(), "second");
-    // Nobody has taken it over; the lease is gone all the same.
+    // No other process has resumed the journey, but the lease is lost.
     let lost = late.phase("charged", async |key| provider.charge(key).await).await;
     assert_eq!(kind(&lost.unwrap_err()), ErrorKind::Lost);
 }
@@ -179,7 +179,7 @@ async fn an_effect_that_fails_records_nothing_and_can_be_tried_again() {
     let charged: Result<u32, IdempotencyError> = journey.phase("charged", async |_| Ok(1)).await;
     assert_eq!(charged.unwrap(), 1);
     drop(journey);
-    // What another version recorded.
+    // A record of another version.
     let mut resumed = start_when_free(&here).await;
     let other: Result<Charge, IdempotencyError> =
         resumed.phase("charged", async |_| panic!("it is recorded")).await;
@@ -231,20 +231,20 @@ async fn a_value_that_cannot_be_read_again_is_not_recorded() {
     assert!(matches!(&rate, Err(IdempotencyError::Unreadable(text)) if text.contains("rate")), "{rate:?}");
     let note: Result<String, IdempotencyError> = journey.phase("note", async |_| Ok("a\0b".to_owned())).await;
     assert!(matches!(&note, Err(IdempotencyError::Unreadable(text)) if text.contains("note")), "{note:?}");
-    // A backslash before what looks like it is none.
+    // An escaped backslash before `u0000` is not a zero character.
     let text: Result<String, IdempotencyError> =
         journey.phase("text", async |_| Ok("\\u0000".to_owned())).await;
     assert_eq!(text.unwrap(), "\\u0000");
     assert_eq!(world.number("SELECT count(*) FROM leasehold.journey WHERE phases ? 'rate'").await, 0);
     drop(journey);
-    // The journey can be gone on with.
+    // The journey can be resumed.
     let mut resumed = start_when_free(&here).await;
     let rate: Result<f64, IdempotencyError> = resumed.phase("rate", async |_| Ok(0.5)).await;
     assert_eq!(rate.unwrap().to_bits(), 0.5_f64.to_bits());
     resumed.finish(Stored::done(200, "")).await.unwrap();
 }
 
-/// Or a purge could take it away under its phase, whose next try would have another key.
+/// Otherwise a purge could remove the journey during a phase, and the next try would have another key.
 #[tokio::test]
 async fn a_journey_that_is_resumed_is_remembered_from_then_on() {
     let world = world(8).await;
@@ -254,7 +254,7 @@ async fn a_journey_that_is_resumed_is_remembered_from_then_on() {
     journey.phase("reserved", async |_| Ok::<_, IdempotencyError>(7_u32)).await.unwrap();
     drop(journey);
     world.run("UPDATE leasehold.journey SET expires_at = clock_timestamp() + interval '1 hour'").await;
-    // Not by whoever asks for something else.
+    // A request with another fingerprint does not renew the retention.
     assert!(matches!(here.start(&ident("a"), &request("y")).await, Ok(Begin::Mismatch)));
     let left = "SELECT extract(epoch FROM expires_at - clock_timestamp())::bigint FROM leasehold.journey";
     assert!(world.number(left).await <= 3600);

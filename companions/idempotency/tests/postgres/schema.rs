@@ -1,4 +1,4 @@
-//! The tables: installed by many, and used by a role with the least privileges.
+//! The tables, installed by many processes and used by a role with minimal privileges.
 
 use crate::common::{effect, on, pool, private, world};
 use crate::suite::{fresh, ident, replay, request};
@@ -29,7 +29,7 @@ async fn it_is_installed_by_many_at_once_under_any_name_and_again() {
     assert_eq!(world.effects().await, 2);
 }
 
-/// Where everything is there, the script waits for nobody who writes, and keeps nobody waiting.
+/// If everything exists, the script neither waits for writers nor blocks them.
 #[tokio::test]
 async fn the_script_can_be_run_again_beside_a_request() {
     let world = world(4).await;
@@ -40,7 +40,7 @@ async fn the_script_can_be_run_again_beside_a_request() {
     slow.finish(Stored::done(200, "slow")).await.unwrap();
 }
 
-/// What differs from key to key in the text of a statement would be an entry of its own in `pg_stat_statements`.
+/// Statement texts must not vary by key, because each text would be a separate entry in `pg_stat_statements`.
 #[tokio::test]
 async fn all_keys_send_the_same_statements() {
     let database = Cluster::start(ClusterOptions::new().setting("log_statement", "all"));
@@ -56,7 +56,7 @@ async fn all_keys_send_the_same_statements() {
             .lines()
             .skip(before)
             .filter_map(|line| line.split_once(" execute ").or(line.split_once("statement: ")));
-        // Behind the name of a prepared one.
+        // Removes the name of the prepared statement.
         let texts =
             statements.map(|(_, text)| text.split_once(": ").map_or(text, |(_, text)| text).to_owned());
         sent.push(texts.collect::<Vec<_>>());

@@ -1,4 +1,4 @@
-//! The layer beside those of locks: whatever their order, a lock lasts until what it protects is committed.
+//! The layer combined with lock layers. In every order, a lock lasts until the protected work is committed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -71,7 +71,7 @@ async fn text(response: Response<Body>) -> String {
     String::from_utf8(to_bytes(response.into_body(), 1 << 20).await.unwrap().to_vec()).unwrap()
 }
 
-/// The status, and whether it is a replay.
+/// Returns the status, and whether the response is a replay.
 fn told_of(response: &Response<Body>) -> (StatusCode, bool) {
     (response.status(), response.headers().contains_key("idempotent-replayed"))
 }
@@ -84,7 +84,7 @@ async fn until(what: &str, mut is_so: impl AsyncFnMut() -> bool) {
     }
 }
 
-/// Commits wait at a gate that is closed until it is opened.
+/// Commits wait at a gate until it opens.
 const GATE: &str = "CREATE FUNCTION gate() RETURNS trigger LANGUAGE plpgsql AS
     $$ BEGIN PERFORM pg_advisory_xact_lock_shared(4711, 1); RETURN NULL; END $$;
     CREATE CONSTRAINT TRIGGER gate AFTER INSERT ON entry DEFERRABLE INITIALLY DEFERRED
@@ -124,7 +124,7 @@ async fn a_lock_on_either_side_of_the_keys_lasts_until_the_commit() {
     }
 }
 
-/// The connection breaks while the commit waits at its gate, so that the layer is not told of its end.
+/// The connection breaks while the commit waits at its gate, so the layer does not learn of its end.
 #[tokio::test]
 async fn a_lock_lasts_until_the_outcome_of_the_commit_is_known() {
     for keys_outside in [true, false] {
@@ -151,13 +151,13 @@ async fn a_lock_lasts_until_the_outcome_of_the_commit_is_known() {
         let second = tokio::spawn(async move {
             loop {
                 let status = send(&app, "second").await.status();
-                // Its connection may be one that was broken.
+                // The pool might return a broken connection.
                 if status != 503 {
                     return status;
                 }
             }
         });
-        // It asks again and again, and the lock stays.
+        // The layer polls the outcome, and the lock stays.
         until("it was asked for the commit", async || proxy.traffic().round_trips > before + 20).await;
         assert_eq!((it.world.number(COMMITTING).await, it.lock.stats().in_flight), (1, 1));
         sqlx::query("SELECT pg_advisory_unlock(4711, 1)").execute(&mut gate).await.unwrap();
@@ -177,7 +177,7 @@ async fn a_lost_answer_to_the_commit_is_resolved_by_the_layer() {
     it.world.run("INSERT INTO entry VALUES (42, 100)").await;
     proxy.drop_next_reply_with("COMMIT");
     assert_eq!(told_of(&send(&app, "a").await), (StatusCode::OK, true));
-    // A session that is ended at its commit has not carried it out, and the client is told to come again.
+    // A session terminated at its commit has not committed, and the client is asked to retry.
     it.world.run(GATE).await;
     let mut gate = it.world.database.connect().await;
     sqlx::query("SELECT pg_advisory_lock(4711, 1)").execute(&mut gate).await.unwrap();
@@ -196,7 +196,7 @@ async fn a_lost_answer_to_the_commit_is_resolved_by_the_layer() {
 #[tokio::test(flavor = "multi_thread")]
 async fn thirty_spends_at_once_never_overdraw_in_any_order_of_the_layers() {
     let it = stack().await;
-    // A commit that takes its time gives the next request the chance to be too early.
+    // A slow commit gives the next request the chance to start too early.
     let slow = "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS
         $$ BEGIN PERFORM pg_sleep(0.01); RETURN NULL; END $$;
         CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON entry DEFERRABLE INITIALLY DEFERRED
@@ -266,12 +266,12 @@ async fn two_layers_that_commit_are_refused_and_so_is_a_lock_inside_of_a_snapsho
         assert!(text(response).await.contains(":open-transaction"), "{what}");
     }
     assert_eq!(calls.load(Ordering::SeqCst), 0);
-    // The lock outside of a snapshot is taken before it.
+    // A lock outside a snapshot is acquired before it.
     let method = handler().route_layer(snapshot(Isolation::Serializable)).route_layer(it.lock.clone());
     assert_eq!(send(&app(method), "k").await.status(), 200);
 }
 
-/// A handler that spends, and waits at a gate before it answers.
+/// A handler that spends, and then waits at a gate before its response.
 fn slow(gate: &Arc<Semaphore>, calls: &Arc<AtomicU64>) -> MethodRouter {
     let (gate, calls) = (Arc::clone(gate), Arc::clone(calls));
     post(async move |mut tx: IdemTx| {
@@ -296,7 +296,7 @@ impl Slow {
         slow(&self.gate, &self.calls)
     }
 
-    /// A client that leaves when its handler has begun.
+    /// Sends a request whose client leaves once the handler runs.
     async fn leaves(&self, app: &Router, key: &str) {
         let before = self.calls.load(Ordering::SeqCst);
         let mut request = Box::pin(send(app, key));
@@ -320,7 +320,7 @@ async fn a_client_less_patient_than_the_handler_gets_its_response() {
         };
         let app = app(method);
         slow.leaves(&app, "k").await;
-        // Repetitions are told that it is in flight, and none of them runs.
+        // Repetitions get *in flight*, and none of them runs.
         let told = send(&app, "k").await.status();
         assert_eq!(told, if with_lock == Some(true) { 503 } else { 409 }, "{with_lock:?}");
         slow.gate.add_permits(1);
@@ -354,7 +354,7 @@ async fn by_choice_a_handler_whose_client_has_gone_is_dropped_and_a_bound_does_t
     }
 }
 
-/// Otherwise it would commit beside the next holder.
+/// Otherwise the handler would commit beside the next holder.
 #[tokio::test]
 async fn a_handler_whose_lock_is_lost_does_not_go_on_in_the_background() {
     for keys_outside in [true, false] {
@@ -420,7 +420,7 @@ async fn a_panic_releases_the_lock_and_rolls_back() {
     }
 }
 
-/// The client leaves at each poll: whatever was done, it was done once, and no lock stays.
+/// The client leaves at each poll. The effect happens at most once, and no lock stays.
 #[tokio::test]
 async fn a_request_that_is_dropped_at_any_poll_has_one_effect_and_leaves_no_lock() {
     for keys_outside in [true, false] {

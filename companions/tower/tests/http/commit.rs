@@ -1,4 +1,4 @@
-//! Transactions that are committed outside of a lock layer: the lock lasts until then.
+//! Transactions committed outside a lock layer. The lock lasts until the commit.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ async fn is_free(lock: &Arc<dyn Lock>, name: &str) -> bool {
     lock.key(key(name)).try_acquire().await.unwrap().is_some()
 }
 
-/// Whether the key is free again once what was dropped has been released.
+/// Waits until the key is free after a release in the background.
 async fn becomes_free(lock: &Arc<dyn Lock>, name: &str) {
     drop(lock.key(key(name)).wait(LONG).acquire().await.unwrap());
 }
@@ -49,7 +49,7 @@ async fn a_lock_inside_of_an_open_transaction_is_released_when_that_has_ended() 
 async fn several_locks_inside_last_until_the_outermost_transaction_has_ended() {
     let (_, lock) = memory();
     let inner = layer(&lock).layer(answering(StatusCode::OK));
-    // A layer of somebody's own, which commits too, with a lock around it.
+    // A custom layer that commits, with a lock around it.
     let committing = service_fn(move |mut request: Request<Body>| {
         let inner = inner.clone();
         async move {
@@ -103,7 +103,7 @@ async fn a_transaction_that_is_dropped_releases_and_copies_of_the_request_keep_n
     assert!(!OpenCommit::is_around(&kept.lock().unwrap()[0]));
 }
 
-/// As a timeout between the two layers does.
+/// A timeout between the two layers does the same.
 #[tokio::test]
 async fn a_handler_that_ends_after_the_transaction_releases_by_itself() {
     let (_, lock) = memory();
@@ -127,14 +127,14 @@ async fn a_handler_that_ends_after_the_transaction_releases_by_itself() {
 async fn a_lock_of_a_body_lasts_for_both_the_body_and_the_transaction() {
     let (_, lock) = memory();
     let service = layer(&lock).until(Until::BodyEnd).layer(answering(StatusCode::OK));
-    // Read before the commit, as a layer does that stores it.
+    // Reads before the commit, as a layer that stores the response does.
     let mut request = get("/a");
     let open = OpenCommit::around(request.extensions_mut(), Reads::Committed);
     send(&service, request).await.into_body().collect().await.unwrap();
     assert!(!is_free(&lock, "a").await, "the commit is to come");
     open.end().await;
     assert!(is_free(&lock, "a").await);
-    // And after it.
+    // Reads after the commit.
     let mut request = get("/a");
     let open = OpenCommit::around(request.extensions_mut(), Reads::Committed);
     let response = send(&service, request).await;
@@ -207,7 +207,7 @@ async fn what_was_done_under_a_lock_that_is_lost_before_the_commit_is_rolled_bac
     let stop = Arc::new(Semaphore::new(0));
     let (stopped, go) = (Arc::clone(&stop), Arc::new(Semaphore::new(0)));
     let going = Arc::clone(&go);
-    // Between the two layers: the handler has answered, and the transaction is open.
+    // Between the two layers: the handler has responded, and the transaction is open.
     let between =
         axum::middleware::from_fn(move |request: axum::extract::Request, next: axum::middleware::Next| {
             let (stopped, going) = (Arc::clone(&stopped), Arc::clone(&going));
@@ -223,7 +223,7 @@ async fn what_was_done_under_a_lock_that_is_lost_before_the_commit_is_rolled_bac
     let answer = tokio::spawn(async move { send(&app, posted()).await });
     within(LONG, "no answer of the handler", stop.acquire()).await.unwrap().forget();
     assert!(store.lose(&key("a"), LossReason::ForcedRelease));
-    // The holder's client has to hear of it.
+    // The holder's client must learn of the loss.
     becomes_free(&lock, "a").await;
     go.add_permits(1);
     let response = answer.await.unwrap();
@@ -247,7 +247,7 @@ async fn a_transaction_layer_inside_of_another_transaction_is_refused() {
     assert_eq!(response.status(), 500);
     assert!(text(response).await.contains("open-transaction"));
     open.end().await;
-    // Two of them, each with a transaction of its own.
+    // Two layers with separate transactions.
     let twice =
         Router::new().route("/", post(work).route_layer(transaction.clone()).route_layer(transaction));
     assert_eq!(send(&twice, posted()).await.status(), 500);
@@ -255,7 +255,7 @@ async fn a_transaction_layer_inside_of_another_transaction_is_refused() {
     assert_eq!(number(&database, "SELECT count(*) FROM work").await, 0);
 }
 
-/// Otherwise it would commit beside the next holder of the outer lock.
+/// Otherwise the handler would commit beside the next holder of the outer lock.
 #[tokio::test]
 async fn a_layer_inside_of_a_lock_that_is_lost_does_not_go_on() {
     let (store, lock) = memory();
@@ -282,7 +282,7 @@ async fn a_layer_inside_of_a_lock_that_is_lost_does_not_go_on() {
         inner.idle().await;
         transaction.idle().await;
         assert_eq!(gate.ended(), 0, "it was dropped");
-        // The permit that nobody took.
+        // The unused permit.
         gate.pass().await;
     }
     drop(database);

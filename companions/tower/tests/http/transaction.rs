@@ -60,7 +60,7 @@ impl Setup {
         number(&self.database, COUNT).await
     }
 
-    /// The key is free, also for others than this process.
+    /// Returns whether the key is free for other processes too.
     async fn is_free(&self, name: &str) -> bool {
         let mut connection = self.database.connect().await;
         run(&mut connection, "BEGIN").await;
@@ -110,7 +110,7 @@ async fn a_commit_that_fails_is_the_one_answer_that_is_replaced() {
     assert_eq!(response.status(), 500);
     assert!(text(response).await.contains("commit-failed"));
 
-    // Also when the handler has overlooked an error, after which the server would answer a commit with a rollback.
+    // Also if the handler ignores an error, after which the server would turn a commit into a rollback.
     let app = it.app(async |mut tx: SharedTx| {
         sqlx::query("SELECT 1 / 0").execute(&mut *tx).await.unwrap_err();
         "fine"
@@ -162,7 +162,7 @@ async fn a_handler_that_leaves_its_transaction_to_a_task_is_rolled_back() {
     assert_eq!(it.count().await, 0);
 }
 
-/// The bound drops a handler that awaits for ever, and its statement with it.
+/// The limit drops a handler that never resolves, together with its statement.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_handler_that_awaits_indefinitely_loses_its_transaction() {
     let mut it = setup(4).await;
@@ -183,7 +183,7 @@ async fn a_handler_that_awaits_indefinitely_loses_its_transaction() {
     it.layer.idle().await;
 }
 
-/// Nothing can be dropped of a handler that blocks its thread. Others of its key get in, here too.
+/// A handler that blocks its thread cannot be dropped, but other requests of its key proceed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_handler_that_blocks_its_thread_loses_its_transaction() {
     let mut it = setup(6).await;
@@ -255,7 +255,7 @@ async fn the_transaction_of_a_client_that_left_is_committed() {
     assert!(it.is_free("a").await);
 }
 
-/// Handlers that use the pool beside their transaction would starve each other if the transactions took all of it.
+/// Handlers that use the pool beside their transaction would starve if transactions took all connections.
 #[tokio::test]
 async fn a_small_pool_does_not_starve_handlers_that_use_it_too() {
     let it = setup(5).await;
@@ -272,7 +272,7 @@ async fn a_small_pool_does_not_starve_handlers_that_use_it_too() {
             let (app, name) = (app.clone(), names[n % names.len()]);
             at_once.spawn(async move { send(&app, request(name)).await.status() });
         }
-        // As many as there may be are in their transactions, and the pool has a connection left.
+        // The maximum number of handlers are in their transactions, and the pool has a connection left.
         let most = names.len().min(4);
         until("all others wait", || {
             let stats = it.layer.stats();
@@ -303,7 +303,7 @@ async fn those_who_wait_leave_the_pool_to_others() {
         waiting.spawn(async move { send(&app, request(name)).await.status() });
     }
     until("all wait", || it.layer.stats().waiting == 40).await;
-    // Two may wait at the server.
+    // Two requests can wait at the server.
     until_number(&it.database, AT_SERVER, 2).await;
     let free: Vec<_> = futures_util::future::join_all((0..4).map(|_| it.pool.acquire())).await;
     assert!(free.iter().all(Result::is_ok), "the rest of the pool is there for others");
@@ -312,13 +312,13 @@ async fn those_who_wait_leave_the_pool_to_others() {
     assert!(waiting.join_all().await.iter().all(|&status| status == StatusCode::OK));
 }
 
-/// Keys that others hold for long are not to stop the free ones, however small the pool is.
+/// Keys held for long must not block free keys, however small the pool is.
 #[tokio::test]
 async fn keys_that_others_hold_do_not_keep_the_free_ones_waiting() {
     let it = setup(4).await;
     let mut other = it.database.connect().await;
     run(&mut other, "BEGIN").await;
-    // More of them than the layer has transactions.
+    // More held keys than the layer has transactions.
     let held = ["a", "b", "c", "d", "e"];
     for name in held {
         locks().lock_in(&mut other, &key!["w", name].unwrap(), LONG).await.unwrap();
@@ -401,7 +401,7 @@ async fn a_handler_commits_twice_under_one_lock() {
     let layer = LockLayer::new(lock, Template::parse("k").unwrap()).wait(LONG);
     let handler = async |State(pool): State<PgPool>, body: String| {
         for _ in 0..2 {
-            // Each is a transaction of its own, seen by everybody at once.
+            // Each insert is a separate transaction, visible at once.
             sqlx::query("INSERT INTO work (text) VALUES ($1)").bind(&body).execute(&pool).await.unwrap();
         }
     };
@@ -423,7 +423,7 @@ async fn a_handler_fences_its_transaction_by_its_lease() {
     let config = PgConfig::from_url(it.database.url()).unwrap().install_schema(true);
     let lock: Arc<dyn Lock> = Arc::new(TtlConfig::new(config).connect().await.unwrap());
     let by = Arc::clone(&lock);
-    // It goes on after the loss, so that the fence is what stops it.
+    // The handler continues after the loss, so only the fence stops it.
     let layer = LockLayer::new(Arc::clone(&lock), Template::parse("k").unwrap()).on_lost(OnLost::Tell);
     let handler = async move |State(pool): State<PgPool>, held: Held, body: String| {
         let mut tx = pool.begin().await.unwrap();
@@ -460,8 +460,8 @@ async fn a_key_that_has_no_number_is_the_client_s_fault() {
     assert_eq!((layer.stats().no_key, layer.stats().unavailable), (1, 0));
 }
 
-/// The driver does the same to a savepoint whose `begin` is dropped half-way: it rolls the whole transaction back. What is
-/// written after that stands, without the lock, and what was written before is gone.
+/// If the `begin` of a savepoint is dropped, the driver rolls back the whole transaction. Later writes are committed
+/// without the lock, and earlier ones are lost.
 #[tokio::test]
 async fn a_transaction_that_ended_under_its_handler_is_no_success() {
     let it = setup(4).await;
@@ -477,7 +477,7 @@ async fn a_transaction_that_ended_under_its_handler_is_no_success() {
     assert!(it.is_free("a").await);
     assert_eq!(it.layer.stats().release_failed, 1);
 
-    // Savepoints that are waited for are fine.
+    // Savepoints that are awaited work.
     let app = it.app(async |mut tx: SharedTx| {
         let savepoint = sqlx::Connection::begin(&mut *tx).await.unwrap();
         savepoint.rollback().await.unwrap();

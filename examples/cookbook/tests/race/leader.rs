@@ -14,14 +14,14 @@ use tokio::task::JoinHandle;
 
 use crate::support::{LONG, database};
 
-/// What replicas report: who leads, or that a term has ended.
+/// Reports of replicas: a new leader, or the end of a term.
 #[derive(Debug)]
 enum Event {
     Leads(&'static str, GrantHandle),
     Ended(&'static str),
 }
 
-/// Reports the end of a term, however it ends.
+/// Reports the end of a term in every case.
 struct Term(&'static str, UnboundedSender<Event>);
 
 impl Drop for Term {
@@ -34,7 +34,7 @@ fn key() -> LockKey {
     LockKey::new("leader").unwrap()
 }
 
-/// With leases that end in the time of a test only where that is what it is about.
+/// Connects a client. Leases end within the test only if the test is about that.
 async fn client_with(url: &str, ttl: Duration) -> Arc<Engine> {
     let server = PgConfig::from_url(url).unwrap().install_schema(true);
     Arc::new(TtlConfig::new(server).ttl(ttl).connect().await.unwrap())
@@ -101,7 +101,7 @@ async fn leader_that_is_cut_off_has_lost_before_the_next_one_begins() {
     let second = replica("b", &b, &b_sender);
     proxy.cut();
     let (_, b_term) = leads(&mut b_events).await;
-    // By the clock, so that it is true however late its task is told.
+    // Checked by the clock, because its task might get the loss late.
     assert_eq!(a_term.validity(), Validity::Lost);
     assert!(b_term.token() > a_term.token());
     assert_eq!(ended(&mut a_events).await, "a");
@@ -126,7 +126,7 @@ async fn leader_that_closes_is_replaced_and_returns() {
             Event::Ended(name) => names.push(name),
         }
     }
-    // The end is told by a's task and the beginning by b's, so their order in the channel says nothing.
+    // The tasks of a and b report separately, so their order in the channel has no meaning.
     if names.is_empty() {
         names.push(ended(&mut events).await);
     }

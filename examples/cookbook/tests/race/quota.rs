@@ -14,7 +14,7 @@ const FLAGS: &str = "SELECT string_agg(id || CASE WHEN over_quota THEN '!' ELSE 
     FROM project WHERE archived_at IS NULL";
 const ARCHIVE_FIRST: &str = "UPDATE project SET archived_at = clock_timestamp() WHERE id = 1";
 
-/// Owner 1 with a quota, and so many projects.
+/// Creates owner 1 with a quota and this many projects.
 async fn owner(quota: i32, projects: i32) -> (Database, PgPool) {
     let db = database(sql(PAGE, "schema")).await;
     let pool = PgPool::connect(db.url()).await.unwrap();
@@ -100,13 +100,13 @@ async fn wrong_without_the_lock_the_stale_run_writes_last() {
         let (db, _pool) = owner(1, 2).await;
         let (mut a, mut b) = (db.connect().await, db.connect().await);
         let b_pid = pid(&mut b).await;
-        // It sees two projects and flags the second.
+        // The first session sees two projects and flags the second.
         run(&mut a, "BEGIN").await;
         if locks {
             lock(&mut a).await;
         }
         assert_eq!(recompute(&mut a, 1).await.unwrap(), 1);
-        // The first one goes meanwhile.
+        // The second session archives the first project.
         run(&mut b, "BEGIN").await;
         if locks {
             while_blocked(&db, b_pid, lock(&mut b), run(&mut a, "COMMIT")).await;
@@ -133,7 +133,7 @@ async fn wrong_a_lock_after_the_change_deadlocks() {
     lock(&mut b).await;
     let both = async {
         let done = sqlx::query(sql(PAGE, "lock owner")).bind(1_i64).execute(&mut a).await.err();
-        // Whoever was told rolls back, which lets the other one go on.
+        // The session that got the error rolls back, which unblocks the other.
         run(&mut a, "ROLLBACK").await;
         done
     };
@@ -158,7 +158,7 @@ async fn wrong_for_update_blocks_inserts() {
 
     run(&mut a, "BEGIN").await;
     lock(&mut a).await;
-    // Would wait for the transaction above, which is ended only afterwards.
+    // Must not wait for the transaction above, which ends only afterwards.
     within(LONG, "not ended", run(&mut b, insert)).await;
     run(&mut a, "ROLLBACK").await;
 }
@@ -172,7 +172,7 @@ async fn wrong_resetting_all_flags_shows_an_interim_state() {
     assert_eq!(text(&mut b, FLAGS).await, "1 2", "everybody sees that nobody is over the quota");
     recompute(&mut a, 1).await.unwrap();
     assert_eq!(text(&mut b, FLAGS).await, "1 2!");
-    // In one statement there is nothing to see, and a row that is right is not even written.
+    // One statement leaves no intermediate state, and a correct row is not written.
     assert_eq!(recompute(&mut a, 1).await.unwrap(), 0);
 }
 
@@ -199,10 +199,10 @@ async fn a_mark_set_during_a_computation_stays() {
     let taken = sqlx::query(sql(PAGE, "take marks")).bind(owner).execute(&mut a).await.unwrap();
     assert_eq!(taken.rows_affected(), 1);
     recompute(&mut a, owner).await.unwrap();
-    // A change comes now, by a path that has forgotten the owner's lock.
+    // A change by a path that ignores the owner's lock.
     run(&mut b, "UPDATE project SET archived_at = clock_timestamp() WHERE id = 1").await;
     mark(&mut b, 1).await.unwrap();
-    // Would wait for the transaction above, which is ended only afterwards.
+    // Must not wait for the transaction above, which ends only afterwards.
     let busy = within(LONG, "not ended", reconcile_one(&pool)).await;
     assert_eq!(busy.unwrap(), None, "this owner is being reconciled");
     run(&mut a, "COMMIT").await;
@@ -211,7 +211,7 @@ async fn a_mark_set_during_a_computation_stays() {
     assert_eq!((done.marks, done.corrected), (1, 1));
     assert_eq!(text(&mut a, FLAGS).await, "2");
 
-    // A reconciler that dies leaves the marks.
+    // A dead reconciler leaves the marks.
     mark(&mut a, 1).await.unwrap();
     run(&mut a, "BEGIN").await;
     sqlx::query(sql(PAGE, "take marks")).bind(1_i64).execute(&mut a).await.unwrap();
@@ -284,8 +284,8 @@ async fn wrong_picking_marks_deadlocks() {
         run(&mut *session, "ROLLBACK").await;
         done
     };
-    // The second mark is busy, so that the first session picks mark 1, and waits; the other picks mark 3, and
-    // waits for mark 1. When mark 2 is free, the first session wants mark 3.
+    // Mark 2 is locked, so the first session picks mark 1 and waits. The other session picks mark 3 and waits for
+    // mark 1. When mark 2 is free, the first session wants mark 3.
     run(&mut c, "BEGIN; SELECT FROM dirty_log WHERE id = 2 FOR UPDATE").await;
     let (one, (other, ())) = while_blocked(&db, a_pid, pick(&mut a), async {
         while_blocked(&db, b_pid, pick(&mut b), run(&mut c, "ROLLBACK")).await

@@ -25,7 +25,7 @@ async fn replica(db: &Database) -> Arc<dyn Lock> {
     Arc::new(TtlConfig::new(server).connect().await.unwrap())
 }
 
-/// Who asked for which fire time, and who ran.
+/// The lock requests per fire time, and the runs.
 #[derive(Clone, Debug, Default)]
 struct Record {
     asked: Arc<Mutex<BTreeSet<(String, usize)>>>,
@@ -33,7 +33,7 @@ struct Record {
 }
 
 impl Record {
-    /// What a replica does at its fire times.
+    /// Returns the work of a replica at its fire times.
     fn work(&self, replica: usize) -> impl Fn(u64) -> BoxFuture<'static, ()> + Clone + Send + Sync + 'static {
         let ran = Arc::clone(&self.ran);
         move |fire_time| {
@@ -42,7 +42,7 @@ impl Record {
         }
     }
 
-    /// Waits until all replicas have asked, some of them for the same, and so many fire times were run.
+    /// Waits until all replicas have requested locks, some for the same fire time, and this many fire times have run.
     async fn until(&self, fire_times: usize) {
         let enough = async {
             loop {
@@ -60,7 +60,7 @@ impl Record {
     }
 }
 
-/// The lock of one replica, with a record of what it is asked for.
+/// The lock of one replica, which records its requests.
 #[derive(Debug)]
 struct Recorded {
     lock: Arc<dyn Lock>,
@@ -110,7 +110,7 @@ impl Lock for Recorded {
     }
 }
 
-/// Five replicas with a record of what they do.
+/// Five replicas with a common record.
 async fn replicas(db: &Database) -> (Record, Vec<Arc<dyn Lock>>) {
     let (record, mut locks) = (Record::default(), Vec::new());
     for number in 0..REPLICAS {
@@ -120,11 +120,11 @@ async fn replicas(db: &Database) -> (Record, Vec<Arc<dyn Lock>>) {
     (record, locks)
 }
 
-/// Each fire time was run at most once, though several replicas asked for it.
+/// Checks that each fire time ran at most once, although several replicas requested it.
 async fn assert_each_once(record: &Record, locks: &[Arc<dyn Lock>]) {
     record.until(3).await;
     for lock in locks {
-        // Nothing begins any more, and what has begun is recorded.
+        // After the close no run starts, and all started runs are recorded.
         lock.close().await.unwrap();
     }
     let mut times: Vec<_> = record.ran.lock().unwrap().iter().map(|(time, _)| *time).collect();
@@ -161,7 +161,7 @@ async fn scheduled_five_replicas_of_apalis_run_each_fire_time_once() {
     for (number, lock) in locks.iter().enumerate() {
         let job = FiredJob::new("report", Arc::clone(lock), record.work(number));
         workers.spawn(async move {
-            // A tick that passed while the machine was busy ends the worker.
+            // A tick that passes while the machine is busy ends the worker.
             loop {
                 let _ = work_off(job.clone(), Every::seconds(1)).await;
                 tokio::time::sleep(Duration::from_millis(50)).await;
