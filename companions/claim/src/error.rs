@@ -1,4 +1,4 @@
-//! What can go wrong with claims.
+//! Errors of claims.
 
 use std::sync::Arc;
 
@@ -9,17 +9,16 @@ use sqlx::postgres::PgDatabaseError;
 use crate::spec::ids::RowKey;
 use crate::spec::states::State;
 
-/// Why a claim, or what was to be done with it, failed.
+/// The reason why a claim, or a call on it, failed.
 #[non_exhaustive]
 #[derive(Debug, thiserror::Error)]
 pub enum ClaimError {
-    /// The description of the table cannot be used, or does not fit the table. The text says which part, and
-    /// what to change.
+    /// The description of the table is invalid, or does not fit the table. The text names the part and the fix.
     #[error("{0}")]
     InvalidSpec(String),
 
-    /// The row is not this claim's any more: its lease ended and somebody else has it or has had it, or it
-    /// was changed by hand. Nothing was written; drop what was done, or make it undone.
+    /// The claim has lost the row. Either its lease ended and another worker claimed it, or it was changed by hand.
+    /// Nothing was written. Discard or undo the work.
     #[error(
         "row {row} was taken from this claim (epoch {epoch}{}): drop what was done for it",
         describe(*current_epoch, state.as_ref())
@@ -30,40 +29,40 @@ pub enum ClaimError {
         row: RowKey,
         /// The epoch under which it was claimed.
         epoch: i64,
-        /// The epoch that the row has now; `None` if the row is gone, or does not keep one.
+        /// The current epoch of the row. `None` if the row does not exist, or has no epoch.
         current_epoch: Option<i64>,
-        /// The state that the row is in now; `None` if the row is gone.
+        /// The current state of the row. `None` if the row does not exist.
         state: Option<State>,
     },
 
-    /// There is no such row.
+    /// The row does not exist.
     #[error("there is no row {row}; it was deleted, or never was there")]
     NotFound {
         /// The row that is missing.
         row: RowKey,
     },
 
-    /// Somebody else has the row, or another row that it depends on, locked at this moment. Nothing was
-    /// changed; go on with the next, and come back.
+    /// Another transaction has locked the row, or a row that it depends on. Nothing was changed. Go on with the next row
+    /// and come back.
     #[error("{what} is locked by somebody else; go on with the next row and come back")]
     #[non_exhaustive]
     Busy {
-        /// What is locked.
+        /// The locked object.
         what: String,
     },
 
-    /// The row is there already, according to a unique constraint or index.
+    /// The row already exists, according to a unique constraint or index.
     #[error("it is there already: unique constraint {constraint}")]
     #[non_exhaustive]
     Duplicate {
-        /// The constraint or index that says so.
+        /// The constraint or index.
         constraint: Arc<str>,
-        /// What the server said.
+        /// The error of the server.
         source: sqlx::Error,
     },
 
-    /// A constraint of the table does not allow what was to be written, for example because another row took
-    /// the place that this row would return to. Nothing was written.
+    /// A constraint of the table does not allow the write, for example because another row is now in the place to which
+    /// this row would return. Nothing was written.
     #[error(
         "constraint {constraint} of the table does not allow to {doing}; change the row or the constraint"
     )]
@@ -71,48 +70,48 @@ pub enum ClaimError {
     Constraint {
         /// The constraint that was violated.
         constraint: Arc<str>,
-        /// What was to be done.
+        /// The refused operation.
         doing: &'static str,
-        /// What the server said.
+        /// The error of the server.
         source: sqlx::Error,
     },
 
-    /// The table does not allow to write the row for another reason than a constraint, for example because a trigger
-    /// raised an error. Nothing was written.
+    /// The table refuses to write the row for another reason than a constraint, for example because a trigger raised an
+    /// error. Nothing was written.
     #[error(
         "the table does not allow to {doing}: {}; change the row, or what refuses it",
         server_message(source)
     )]
     #[non_exhaustive]
     Refused {
-        /// What was to be done.
+        /// The refused operation.
         doing: &'static str,
-        /// What the server said.
+        /// The error of the server.
         source: sqlx::Error,
     },
 
-    /// One row could not be written, and is left as it is. Others were gone on with.
+    /// One row could not be written and is left as it is. The call went on with the other rows.
     #[error("row {row} is left alone: {source}")]
     #[non_exhaustive]
     Row {
-        /// Which row.
+        /// The key of the row.
         row: RowKey,
-        /// Why.
+        /// The reason.
         source: Arc<ClaimError>,
     },
 
-    /// The table of transitions does not have this edge. Nothing was written.
+    /// The spec does not allow this transition. Nothing was written.
     #[error("a row may not go from {from} to {to}; the allowed transitions are part of the spec")]
     #[non_exhaustive]
     IllegalTransition {
-        /// The state that the row is in.
+        /// The current state of the row.
         from: State,
-        /// The state that it was to be in.
+        /// The requested state.
         to: State,
     },
 
-    /// The row has no attempts left, so that it is not granted. Only locks of plain tables fail with this error, and get further
-    /// attempts by `top_up`. Exhausted rows of claims are [listed](crate::ClaimStore::exhausted) and
+    /// The row has no attempts left, so it is not granted. Only locks of plain tables return this error, and `top_up`
+    /// gives them further attempts. Exhausted rows of claims are [listed](crate::ClaimStore::exhausted) and
     /// [requeued](crate::ClaimStore::requeue).
     #[error("row {row} has no attempts left; give it further attempts to have it tried again")]
     Exhausted {
@@ -120,17 +119,17 @@ pub enum ClaimError {
         row: RowKey,
     },
 
-    /// A text is not what it has to be: cut off, for example, or written by a later version.
+    /// A text cannot be parsed, for example because it was cut off or written by a later version.
     #[error("this is no text of {what}: {why}; pass it on as it was written")]
     #[non_exhaustive]
     Malformed {
-        /// What it has to be the text of.
+        /// The expected object.
         what: &'static str,
-        /// What is wrong with it.
+        /// The mistake in the text.
         why: String,
     },
 
-    /// The spec does not have what was asked for; the text says what to add to it.
+    /// The spec lacks a part that the call needs. The text names the part to add.
     #[error("{0}")]
     Unsupported(String),
 
@@ -164,7 +163,7 @@ impl ClaimError {
         Self::Superseded { row, epoch, current_epoch, state }
     }
 
-    /// From the driver's error, while trying to `doing` ("settle a claim").
+    /// Converts the driver's error. `doing` is the attempted operation ("settle a claim").
     pub fn of(error: sqlx::Error, doing: &'static str) -> Self {
         let constraint = error.as_database_error().and_then(|answer| answer.constraint()).map(Arc::from);
         match (sqlstate(&error).as_deref(), constraint) {
@@ -178,7 +177,7 @@ impl ClaimError {
         }
     }
 
-    /// Whether the same call may succeed later without anybody changing the call or the table.
+    /// Returns whether the same call might succeed later without a change to the call or the table.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self {
@@ -189,13 +188,13 @@ impl ClaimError {
     }
 }
 
-/// Whether a statement that writes rows gets this answer because of one of them: from a constraint, a trigger, a domain or a
-/// generated column. What is left out says something of the session, the server or the statement as a whole. A trigger
-/// may raise a code of its own.
+/// Returns whether a write failed because of one row: by a constraint, a trigger, a domain or a generated column. The
+/// excluded codes are about the session, the server or the whole statement. A trigger can raise a code of its author's
+/// choice.
 pub(crate) fn refuses_row(error: &sqlx::Error) -> bool {
     let Some(state) = sqlstate(error) else { return false };
     match state.as_str() {
-        // Values that cannot be read: the statement's own, unless a function was at it.
+        // Unreadable values come from the statement itself, unless a function is named as the place.
         "22P02" | "22007" => {
             let answer =
                 error.as_database_error().and_then(|answer| answer.try_downcast_ref::<PgDatabaseError>());

@@ -1,9 +1,9 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![doc = include_str!("../README.md")]
-// Where to begin: `spec` describes a table, and `statements` makes SQL of it (`sql/*.sql` shows the finished statements).
-// `store` has the trait `ClaimStore`, `leased` implements it on a table in Postgres, and `memory` in this process.
-// `held` takes rows for an open transaction instead. `search` takes rows of groups and tenants for both. `claimer` feeds
-// the workers of a process from a store, and renews and settles their claims.
+// Start reading here: `spec` describes a table, and `statements` builds SQL from it (`sql/*.sql` shows the finished
+// statements). `store` has the trait `ClaimStore`, which `leased` implements on a Postgres table and `memory` in this
+// process. `held` takes rows for an open transaction instead. `search` finds rows of groups and tenants for both.
+// `claimer` feeds the workers of a process from a store, and renews and settles their claims.
 
 mod claimer;
 mod error;
@@ -32,14 +32,14 @@ pub use store::{
     Taken, TakenRow,
 };
 
-/// What locks and claims have in common: errors of stores, and losses.
+/// The types that locks and claims share: errors of stores, and losses.
 pub use leasehold_api as api;
 pub use leasehold_postgres::LockWait;
 /// The driver whose types are part of this crate's interface.
 pub use leasehold_postgres::sqlx;
 pub use leasehold_table_schema::{Finding, Table, TableError};
 
-// For the packages beside this one and its own suite, which are released together with it.
+// Hidden: for the packages beside this one and its test suite, which are released together with it.
 #[doc(hidden)]
 pub use claimer::pass::{Pass, PassEnd};
 #[doc(hidden)]

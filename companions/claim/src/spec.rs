@@ -1,4 +1,4 @@
-//! What is claimed: your table, its columns, its states.
+//! The spec of claims: the table, its columns, its states.
 
 mod builder;
 mod check;
@@ -24,7 +24,7 @@ use crate::spec::filter::Sql;
 use crate::spec::ids::IdType;
 use crate::spec::states::{State, States};
 
-/// The type of a column that rows are ordered by.
+/// The type of a column in the order of rows.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OrderType {
@@ -32,13 +32,13 @@ pub enum OrderType {
     Int,
     /// `text` or `varchar`, by the column's collation.
     Text,
-    /// `timestamptz`, or `timestamp` without a zone: it is only compared.
+    /// `timestamptz`, or `timestamp` without a zone, because the values are only compared.
     Time,
     /// `uuid`, for example of version 7.
     Uuid,
 }
 
-/// A column that rows are taken in the order of.
+/// A column in the order of rows.
 #[derive(Clone, Debug)]
 pub(crate) struct Order {
     pub(crate) column: Column,
@@ -46,61 +46,61 @@ pub(crate) struct Order {
     pub(crate) descending: bool,
 }
 
-/// Where it is kept who has a row, under which epoch and until when.
+/// The place of owner, epoch and end of the lease.
 #[derive(Clone, Debug)]
 pub(crate) enum Tracking {
-    /// Nowhere: held claims only.
+    /// None: only held claims are possible.
     None,
-    /// In columns of the table.
+    /// Columns of the table.
     Columns { owner: Column, epoch: Column, until: Column },
-    /// In a table of its own, because none may be added: see `migration`. One row for each row that is taken.
+    /// A separate table with one row for each taken row, because the claimed table must not get columns. See `migration`.
     Side(Table),
 }
 
-/// The most rows that are worked on at a time, of each value of a column.
+/// The largest number of rows in progress for each value of a column.
 #[derive(Clone, Debug)]
 pub(crate) struct TenantLimit {
     pub(crate) column: Column,
     pub(crate) most: u32,
 }
 
-/// What a row of one kind waits for.
+/// A precondition of rows of one kind.
 #[derive(Clone, Debug)]
 pub(crate) struct Precondition {
-    /// Rows of this kind wait
+    /// The kind of the rows that wait.
     pub(crate) kind: Arc<str>,
-    /// for those of this kind in the same group.
+    /// The kind of the rows in the same group that must be done first.
     pub(crate) on: Arc<str>,
     pub(crate) failed: Unmet,
     pub(crate) missing: Unmet,
 }
 
-/// What becomes of a row whose precondition will not come true by itself.
+/// The treatment of a row whose precondition cannot become true without intervention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unmet {
-    /// It is worked on all the same.
+    /// The row is worked on anyway.
     Run,
-    /// It is not taken, is listed as blocked, and keeps no worker from idling. As soon as the row that it
-    /// waits for is settled well, it can be taken.
+    /// The row is not taken and is listed as blocked, and workers can idle. It becomes claimable if the row that it depends
+    /// on is done after all.
     Block,
 }
 
-/// How long settled rows stay.
+/// The time for which settled rows stay in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Retention {
-    /// For ever: the table is its own history.
+    /// Indefinitely: the table is its own history.
     KeepAll,
-    /// This long after they were settled; then a [`Claimer`](crate::Claimer) deletes them in the background, as
-    /// does whoever calls [`purge`](crate::ClaimStore::purge). Needs a column for the time of settling.
+    /// This time after they were settled. Then a [`Claimer`](crate::Claimer) in the background, or
+    /// [`purge`](crate::ClaimStore::purge), deletes them. Needs a column for the time of settling.
     KeepFor(Duration),
-    /// Not at all: settling well deletes the row. Rows that failed stay.
+    /// Not at all: the end as done deletes the row. Failed rows stay.
     DeleteOnSettle,
 }
 
-/// A table of yours and how its rows are claimed. Built from typed names by
-/// [`ClaimSpec::builder`]; immutable and cheap to clone.
+/// A table and the rules for claiming its rows. Built from typed names by [`ClaimSpec::builder`]. Immutable and cheap to
+/// clone.
 #[derive(Clone)]
 pub struct ClaimSpec {
     pub(crate) inner: Arc<Inner>,
@@ -113,46 +113,45 @@ pub(crate) struct Inner {
     pub(crate) id_type: IdType,
     pub(crate) state: Column,
     pub(crate) states: States,
-    /// In front of the id, which always comes last and makes the order total.
+    /// The columns in front of the id. The id always comes last and makes the order total.
     pub(crate) order: Vec<Order>,
     pub(crate) queue: Option<Column>,
     pub(crate) group: Option<Column>,
-    /// One claim takes all ready rows of a group.
+    /// Whether one claim takes all ready rows of a group.
     pub(crate) grouped: bool,
-    /// The most rows of a group in one claim.
+    /// The largest number of rows of a group in one claim.
     pub(crate) group_limit: u32,
     pub(crate) limit: Option<TenantLimit>,
     pub(crate) kind: Option<Column>,
     pub(crate) preconditions: Vec<Precondition>,
     pub(crate) attempts: Option<Column>,
-    /// How many of them a row has.
+    /// The number of attempts of a new row.
     pub(crate) max_attempts: Option<u32>,
     pub(crate) tracking: Tracking,
-    /// Owners are numbers of this sequence instead of random UUIDs.
+    /// The sequence of numeric owners, instead of random UUIDs.
     pub(crate) owner_sequence: Option<Table>,
-    /// Epochs are numbers of this sequence instead of counting per row.
+    /// The sequence of epochs, instead of a counter per row.
     pub(crate) epoch_sequence: Option<Table>,
     pub(crate) taken_at: Option<Column>,
     pub(crate) settled_at: Option<Column>,
-    /// Not taken before this time.
+    /// The time before which a row is not taken.
     pub(crate) ready_at: Option<Column>,
-    /// Seconds of the lease, per row, instead of what the claim asks for.
+    /// The lease of a row in seconds, instead of the requested lease.
     pub(crate) timeout: Option<Column>,
     pub(crate) error: Option<Column>,
-    /// Columns that a claim brings along.
+    /// Columns that a claim returns.
     pub(crate) work: Vec<Column>,
     pub(crate) filter: Option<Sql>,
     pub(crate) retention: Retention,
-    /// A lease that has ended counts as ended when it is read: by the claim as by everybody else who uses the
-    /// function of the migration.
+    /// Whether a lease expires on read: for claims, and for all users of the migration's function.
     pub(crate) on_read: bool,
     pub(crate) channel: Arc<str>,
-    /// A trigger of the migration announces rows that are inserted.
+    /// Whether a trigger of the migration announces inserted rows.
     pub(crate) notify_on_insert: bool,
 }
 
 impl ClaimSpec {
-    /// Begins the description of `table`.
+    /// Starts the description of `table`.
     ///
     /// ```
     /// use leasehold_claim::{ClaimSpec, IdType, States, Table};
@@ -172,27 +171,27 @@ impl ClaimSpec {
         ClaimSpecBuilder::new(table)
     }
 
-    /// The table.
+    /// Returns the table.
     #[must_use]
     pub fn table(&self) -> &Table {
         &self.inner.table
     }
 
-    /// Its states.
+    /// Returns the states.
     #[must_use]
     pub fn states(&self) -> &States {
         &self.inner.states
     }
 
-    /// The channel on which workers are woken. Derived from the table's name, at most 63 bytes. Tables of one name in
-    /// several schemas share it; the payload says which schema a notification is about, and a payload of another origin
-    /// wakes the workers of all of them.
+    /// Returns the notification channel that wakes workers. Its name is derived from the table's name, at most 63 bytes.
+    /// Tables with the same name in several schemas share it. The payload names the schema, and an unknown payload wakes the
+    /// workers of all of them.
     #[must_use]
     pub fn channel(&self) -> &str {
         &self.inner.channel
     }
 
-    /// Whether rows can be taken under a lease.
+    /// Returns whether rows can be taken under a lease.
     #[must_use]
     pub fn has_lease(&self) -> bool {
         !matches!(self.inner.tracking, Tracking::None)
@@ -209,7 +208,7 @@ impl ClaimSpec {
     }
 }
 
-/// What calls of a store need.
+/// Checks that calls of a store make.
 impl ClaimSpec {
     pub(crate) fn needs_attempts(&self) -> Result<(), ClaimError> {
         if self.inner.attempts.is_some() {
@@ -221,7 +220,7 @@ impl ClaimSpec {
         )))
     }
 
-    /// How many attempts a row gets that is to be tried again.
+    /// Returns the attempts to add to a requeued row.
     pub(crate) fn attempts_to_add(&self, attempts: u32) -> Result<i64, ClaimError> {
         let (states, counts) = (self.states(), self.inner.attempts.is_some());
         if !counts && states.failed.is_none() && states.exhausted.is_none() {
@@ -245,7 +244,7 @@ impl ClaimSpec {
         })
     }
 
-    /// Whether rows in this state were given up.
+    /// Checks that rows in this state were given up.
     pub(crate) fn is_given_up(&self, state: &State) -> Result<(), ClaimError> {
         if [&self.states().failed, &self.states().exhausted].into_iter().flatten().any(|known| known == state)
         {

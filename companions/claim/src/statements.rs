@@ -1,4 +1,4 @@
-//! Builds every statement on the claimed table from its spec, and reads the answers. `sql/*.sql` shows the finished statements.
+//! Builds every statement on the claimed table from its spec, and parses the replies. `sql/*.sql` shows the finished statements.
 //!
 //! | Calls | Built in |
 //! |---|---|
@@ -43,8 +43,8 @@ pub use payload::inserted;
 pub(crate) const TAKE: &str = "take rows";
 pub(crate) const SETTLE: &str = "settle a claim";
 
-/// Begins a transaction of leased claims. What takes milliseconds is not worth being compiled for half a second, as the
-/// planner thinks of groups that it expects to be many (`docs/hazards.md` H50). Without bitmap scans the planner takes
-/// the first rows of a large group from their index, instead of all to sort them.
+/// Begins a transaction of leased claims. JIT is off because the planner overestimates groups and would compile a
+/// statement of milliseconds for half a second (`docs/hazards.md` H50). Bitmap scans are off, so the planner reads the
+/// first rows of a large group from their index instead of sorting all of them.
 pub(crate) const BEGIN: &str =
     "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL jit = off; SET LOCAL enable_bitmapscan = off";

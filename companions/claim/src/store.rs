@@ -1,4 +1,4 @@
-//! What a store of claims does, whichever it is: the one that keeps them in Postgres, or its twin in memory.
+//! The store of claims as a trait, which the Postgres store and its twin in memory implement.
 
 mod claim_ref;
 mod claimed;
@@ -24,65 +24,76 @@ use crate::spec::ClaimSpec;
 use crate::spec::ids::RowKey;
 use crate::spec::states::State;
 
-/// What became of the renewal of one claim.
+/// The result of renewing one claim.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Renewal {
-    /// The lease counts anew from the server's receipt of the statement.
+    /// The lease has restarted when the server received the statement.
     Renewed,
-    /// Somebody is changing one of its rows at this moment; nothing is known, ask again. Other claims were not
-    /// kept waiting for it.
+    /// Another transaction is changing a row of the claim, so the result is unknown. Try again. The store does not
+    /// delay other claims for it.
     Busy,
-    /// It is not this claim's any more.
+    /// The claim has lost a row.
     Lost {
         /// The row that was lost.
         row: RowKey,
-        /// Its epoch now, if it is there and keeps one.
+        /// Its current epoch, if the row exists and has an epoch.
         current_epoch: Option<i64>,
-        /// Its state now, if it is there.
+        /// Its current state, if the row exists.
         state: Option<State>,
     },
 }
 
-/// Keeps others from implementing [`ClaimStore`], which may get methods at any time.
+/// Prevents other implementations of [`ClaimStore`], which can get methods at any time.
 pub trait Sealed {}
 
-/// A store of claims under leases. [`PgClaims`](crate::PgClaims) and `MemoryClaims` (feature `test-util`) are
-/// two, and one suite runs on both. Others
-/// cannot implement it.
+/// A store of claims under leases. The two stores are [`PgClaims`](crate::PgClaims) and `MemoryClaims` (feature
+/// `test-util`). One test suite runs on both. Other crates cannot implement the trait.
 ///
 /// # Contract
 ///
 /// - A row is in at most one claim whose lease has not ended, by the store's clock.
-/// - [`take`](Self::take) takes at most as many rows (or groups) as it was asked for, never waits for a row
-///   that somebody else has locked, and takes no row whose precondition is unmet or that has no attempt left.
-/// - Each claim has an owner of its own, and the epoch of a row grows with each claim of it.
-/// - [`settle`](Self::settle) and [`renew`](Self::renew) write only where row, owner, epoch and state are
-///   those of the claim; all rows of a claim are settled or none.
-/// - A row whose lease has ended can be taken after a [`sweep`](Self::sweep) by anybody. A sweep never touches
-///   a lease that has not ended.
+/// - [`take`](Self::take) takes at most the requested number of rows (or groups). It never waits for a row that
+///   another transaction has locked. It takes no row with an unmet precondition or without attempts left.
+/// - Each claim has a unique owner, and the epoch of a row grows with each claim of it.
+/// - [`settle`](Self::settle) and [`renew`](Self::renew) write only if row, owner, epoch and state match the
+///   claim. Either all rows of a claim are settled or none.
+/// - A row whose lease has ended can be taken again after a [`sweep`](Self::sweep) by any worker. A sweep never
+///   touches a lease that has not ended.
 #[async_trait]
 pub trait ClaimStore: Sealed + fmt::Debug + fmt::Display + Send + Sync + 'static {
-    /// What is claimed.
+    /// Returns the spec of the claimed table.
     fn spec(&self) -> &ClaimSpec;
 
-    /// Takes rows. Of rows that the table does not allow to be written, the first is passed over and named in
-    /// [`refused`](Taken::refused); behind it, others are taken by the next call of the pass.
+    /// Takes rows. If the table refuses the writing of rows, the store skips the first of them and names it in
+    /// [`refused`](Taken::refused). The next call of the pass takes rows behind it.
+    ///
+    /// ```
+    /// use leasehold_claim::{ClaimError, ClaimStore, Outcome, Take};
+    ///
+    /// async fn work_off(store: &dyn ClaimStore) -> Result<(), ClaimError> {
+    ///     for taken in store.take(&Take::up_to(10)).await?.claims {
+    ///         println!("{:?}", taken.rows);
+    ///         store.settle_one(&taken.claim, Outcome::Done).await?;
+    ///     }
+    ///     Ok(())
+    /// }
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](ClaimError::Unsupported) when the spec keeps no lease,
-    /// [`InvalidSpec`](ClaimError::InvalidSpec) for a limit or lease of zero or states that may not be taken,
-    /// and what keeps the store from answering.
+    /// - [`Unsupported`](ClaimError::Unsupported) if the spec has no lease.
+    /// - [`InvalidSpec`](ClaimError::InvalidSpec) for a limit or lease of zero, or states that cannot be taken.
+    /// - [`Store`](ClaimError::Store) if the store cannot answer.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call may have taken rows: they are free again when their lease has ended and was swept.
+    /// If dropped, the call might have taken rows. They are free again after their lease has ended and was swept.
     async fn take(&self, take: &Take) -> Result<Taken, ClaimError>;
 
-    /// Whether there is a row that `take` could take but for others who are at it, or are or may be at a row that
-    /// it waits for, wherever the pass has got to. Rows that are blocked, exhausted or not yet ready do not
-    /// count, nor those that wait for such a row.
+    /// Returns whether a row is claimable now, or will be when other workers finish with the row or with a row that
+    /// it depends on. The position of the pass does not matter. Rows that are blocked, exhausted or not yet ready do
+    /// not count, and neither do rows that depend on such a row.
     ///
     /// # Errors
     ///
@@ -90,48 +101,63 @@ pub trait ClaimStore: Sealed + fmt::Debug + fmt::Display + Send + Sync + 'static
     ///
     /// # Cancel safety
     ///
-    /// It only looks.
+    /// The call changes nothing.
     async fn pending(&self, take: &Take) -> Result<bool, ClaimError>;
 
-    /// Lets the leases of `claims` begin anew, in one statement; of rows with a timeout of their own, that
-    /// one counts. One answer for each.
+    /// Restarts the leases of `claims` in one statement. If a row has its own timeout, the timeout is its lease.
+    /// Returns one result per claim.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use leasehold_claim::{ClaimError, ClaimRef, ClaimStore, Renewal};
+    ///
+    /// async fn is_mine(store: &dyn ClaimStore, claim: ClaimRef) -> Result<bool, ClaimError> {
+    ///     let renewals = store.renew(&[claim], Duration::from_secs(30)).await?;
+    ///     Ok(!matches!(renewals[0], Renewal::Lost { .. }))
+    /// }
+    /// ```
     ///
     /// # Errors
     ///
-    /// What keeps the store from answering; nothing is known of any of them then.
+    /// [`Store`](ClaimError::Store) if the store cannot answer. The result of every renewal is then unknown.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call may have renewed them.
+    /// If dropped, the call might have renewed them.
     async fn renew(&self, claims: &[ClaimRef], lease: Duration) -> Result<Vec<Renewal>, ClaimError>;
 
-    /// Ends claims, each as a whole or not at all. One answer for each.
+    /// Ends claims, each as a whole or not at all. Returns one result per claim.
     ///
     /// # Errors
     ///
-    /// Per claim: [`Superseded`](ClaimError::Superseded), [`IllegalTransition`](ClaimError::IllegalTransition),
-    /// [`Unsupported`](ClaimError::Unsupported) for an outcome that the spec has no state or column for,
-    /// [`Busy`](ClaimError::Busy) where somebody else has a row of it locked and others are settled with it, and
-    /// constraints of the table. Of the whole call: what keeps the store from answering; then each may or may
-    /// not have been settled, and asking again tells: one that was answers `Superseded`.
+    /// Per claim:
+    ///
+    /// - [`Superseded`](ClaimError::Superseded) if the claim has lost a row.
+    /// - [`IllegalTransition`](ClaimError::IllegalTransition) if the spec forbids the change of state.
+    /// - [`Unsupported`](ClaimError::Unsupported) if the spec has no state or column for the outcome.
+    /// - [`Busy`](ClaimError::Busy) in a batch, if another transaction has locked a row of the claim.
+    /// - The errors of the table's constraints.
+    ///
+    /// For the whole call: [`Store`](ClaimError::Store) if the store cannot answer. Each claim might then have been
+    /// settled. Call again to find out, because a settled claim returns `Superseded`.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call may have settled them.
+    /// If dropped, the call might have settled them.
     async fn settle(
         &self,
         settlements: &[(ClaimRef, Outcome)],
     ) -> Result<Vec<Result<Settled, ClaimError>>, ClaimError>;
 
-    /// Ends one claim.
+    /// Ends one claim, as [`settle`](Self::settle) does.
     ///
     /// # Errors
     ///
-    /// Those of [`settle`](Self::settle) for it, and of the whole call.
+    /// The errors of [`settle`](Self::settle), for the claim and for the whole call.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call may have settled it.
+    /// If dropped, the call might have settled it.
     async fn settle_one(&self, claim: &ClaimRef, outcome: Outcome) -> Result<Settled, ClaimError> {
         let mut answers = self.settle(&[(claim.clone(), outcome)]).await?;
         answers.pop().unwrap_or_else(|| {
@@ -140,167 +166,189 @@ pub trait ClaimStore: Sealed + fmt::Debug + fmt::Display + Send + Sync + 'static
         })
     }
 
-    /// Returns at most `limit` rows whose lease has ended to where they can be taken, with a greater epoch;
-    /// those without an attempt left become exhausted. Any number of workers may do so at once.
+    /// Makes at most `limit` rows whose lease has ended claimable again, with a greater epoch. Rows without attempts
+    /// left become exhausted. Any number of workers can sweep at once.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](ClaimError::Unsupported) when the spec keeps no lease, and what keeps the store from
-    /// answering.
+    /// - [`Unsupported`](ClaimError::Unsupported) if the spec has no lease.
+    /// - [`Store`](ClaimError::Store) if the store cannot answer.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call may have swept.
+    /// If dropped, the call might have swept.
     async fn sweep(&self, limit: u32) -> Result<Swept, ClaimError>;
 
-    /// Sweeps if a lease has ended, unless another process is at it, and says when the next one ends: what a
-    /// claimer does in the background. Rows that came back are announced to whoever listens.
+    /// Sweeps if a lease has ended, unless another process is sweeping. Returns when the next lease ends. Claimers
+    /// call it in the background. The store notifies listeners of rows that came back.
     ///
     /// # Errors
     ///
-    /// As [`sweep`](Self::sweep).
+    /// The errors of [`sweep`](Self::sweep).
     ///
     /// # Cancel safety
     ///
-    /// A dropped call may have swept.
+    /// If dropped, the call might have swept.
     #[doc(hidden)] // Of claimers alone.
     async fn upkeep(&self, limit: u32) -> Result<Upkeep, ClaimError> {
         Ok(Upkeep { swept: self.sweep(limit).await?, next: Some(Duration::ZERO) })
     }
 
-    /// Rows that are taken, the longest first.
+    /// Lists rows that are taken, the longest held first.
     ///
     /// # Errors
     ///
-    /// As [`sweep`](Self::sweep).
+    /// The errors of [`sweep`](Self::sweep).
     ///
     /// # Cancel safety
     ///
-    /// It only looks.
+    /// The call changes nothing.
     async fn taken(&self, limit: u32) -> Result<Vec<TakenRow>, ClaimError>;
 
-    /// Rows that have no attempt left.
+    /// Lists rows without attempts left.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](ClaimError::Unsupported) when the spec counts no attempts, and what keeps the store
-    /// from answering.
+    /// - [`Unsupported`](ClaimError::Unsupported) if the spec counts no attempts.
+    /// - [`Store`](ClaimError::Store) if the store cannot answer.
     ///
     /// # Cancel safety
     ///
-    /// It only looks.
+    /// The call changes nothing.
     async fn exhausted(&self, limit: u32) -> Result<Vec<RowKey>, ClaimError>;
 
-    /// Rows that wait for one that has failed, or is not there, and that the spec blocks for that.
+    /// Lists rows that the spec blocks because a row that they depend on has failed or does not exist.
     ///
     /// # Errors
     ///
-    /// What keeps the store from answering. Without preconditions there are none.
+    /// [`Store`](ClaimError::Store) if the store cannot answer. Without preconditions the list is empty.
     ///
     /// # Cancel safety
     ///
-    /// It only looks.
+    /// The call changes nothing.
     async fn blocked(&self, limit: u32) -> Result<Vec<RowKey>, ClaimError>;
 
-    /// Counts the rows of the table, or of the queue that `take` names: at most [`limit`](Take::limit) of each kind, in one
-    /// statement that reads no more of a table with many more. Ready, later, waiting and blocked rows are those that `take`
-    /// could take now or later, the first in order; where the order begins with `ready_at`, as many for later are
-    /// counted beside those for now. No column for a lease is needed.
+    /// Counts the rows of the table, or of the queue that `take` names, in one statement. It counts at most
+    /// [`limit`](Take::limit) rows of each kind, and reads little more of a larger table. Ready, later, waiting and
+    /// blocked rows are the rows that `take` could take now or later, the first in order. If the order begins with
+    /// `ready_at`, rows for later have a separate limit. The spec needs no column for a lease.
+    ///
+    /// ```
+    /// use leasehold_claim::{ClaimError, ClaimStore, Take};
+    ///
+    /// async fn backlog(store: &dyn ClaimStore) -> Result<u64, ClaimError> {
+    ///     Ok(store.stats(&Take::up_to(1000).queue("mail")).await?.ready)
+    /// }
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`InvalidSpec`](ClaimError::InvalidSpec) for what `take` could not take, and what keeps the store from answering.
+    /// - [`InvalidSpec`](ClaimError::InvalidSpec) if `take` is invalid.
+    /// - [`Store`](ClaimError::Store) if the store cannot answer.
     ///
     /// # Cancel safety
     ///
-    /// It only looks.
+    /// The call changes nothing.
     async fn stats(&self, take: &Take) -> Result<Stats, ClaimError>;
 
-    /// Settles each of `rows` that is not settled yet as failed, with this message, whoever has it: he learns so by the next
-    /// renewal, and whatever he writes through his claim is refused ([`Superseded`](ClaimError::Superseded)). Answers how
-    /// many. Rows that somebody has locked at this moment, as held claims do, are passed over: call again.
+    /// Settles each of `rows` that is not settled yet as failed, with this message, even if a worker has claimed it.
+    /// The worker learns of the loss at its next renewal, and every write through its claim returns
+    /// [`Superseded`](ClaimError::Superseded). Skips rows that another transaction has locked, as held claims do:
+    /// call again for them. Returns the number of settled rows.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](ClaimError::Unsupported) when the spec has no state for rows that failed, and what keeps the store
-    /// from answering. Rows that the table does not allow to be written stay as they are; the first of them is the error
-    /// ([`Row`](ClaimError::Row)) if none at all was written, and is logged otherwise.
+    /// - [`Unsupported`](ClaimError::Unsupported) if the spec has no state for failed rows.
+    /// - [`Row`](ClaimError::Row) with the first refused row, if the table refused every write. Refused rows stay
+    ///   unchanged. If other rows were written, the error is only logged.
+    /// - [`Store`](ClaimError::Store) if the store cannot answer.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call may have done so.
+    /// If dropped, the call might have settled the rows.
     async fn cancel(&self, rows: &[RowKey], message: &str) -> Result<u64, ClaimError>;
 
-    /// Gives each of `rows` that has failed or is exhausted `attempts` more, and lets it be taken again at once. Answers
-    /// how many: others stay as they are, so that a second call does nothing. Its message stays. Where the spec counts no
-    /// attempts, or a row has no limit, the number has no meaning.
+    /// Gives each of `rows` that has failed or is exhausted `attempts` more, and makes it claimable at once. The
+    /// message of the row stays. Other rows do not change, so a second call does nothing. If the spec counts no
+    /// attempts, or a row has no limit, `attempts` has no effect. Returns the number of requeued rows.
+    ///
+    /// ```
+    /// use leasehold_claim::{ClaimError, ClaimStore};
+    ///
+    /// async fn try_all_again(store: &dyn ClaimStore) -> Result<u64, ClaimError> {
+    ///     let rows = store.exhausted(100).await?;
+    ///     store.requeue(&rows, 3).await
+    /// }
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](ClaimError::Unsupported) when rows are never given up, because the spec counts no attempts and
-    /// has no state for rows that failed, [`InvalidSpec`](ClaimError::InvalidSpec) for no attempt, and what keeps the
-    /// store from answering. Of rows that the table does not allow to be written, as [`cancel`](Self::cancel).
+    /// - [`Unsupported`](ClaimError::Unsupported) if the spec neither counts attempts nor has a state for failed
+    ///   rows, because then no row is ever given up.
+    /// - [`InvalidSpec`](ClaimError::InvalidSpec) if `attempts` is 0.
+    /// - [`Row`](ClaimError::Row) for refused rows, as for [`cancel`](Self::cancel).
+    /// - [`Store`](ClaimError::Store) if the store cannot answer.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call may have done so.
+    /// If dropped, the call might have requeued the rows.
     async fn requeue(&self, rows: &[RowKey], attempts: u32) -> Result<u64, ClaimError>;
 
-    /// As [`requeue`](Self::requeue) for at most `limit` rows in the state `from`, which is that of rows that failed or
-    /// are exhausted. Rows that somebody has locked are passed over.
+    /// Requeues at most `limit` rows in the state `from`, which must be the state of failed or of exhausted rows. Skips
+    /// rows that another transaction has locked. See [`requeue`](Self::requeue).
     ///
     /// # Errors
     ///
-    /// As [`requeue`](Self::requeue), and [`InvalidSpec`](ClaimError::InvalidSpec) for another state.
+    /// The errors of [`requeue`](Self::requeue), and [`InvalidSpec`](ClaimError::InvalidSpec) for another state.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call may have done so.
+    /// If dropped, the call might have requeued the rows.
     async fn requeue_all(&self, from: &State, limit: u32, attempts: u32) -> Result<u64, ClaimError>;
 
-    /// Deletes at most `limit` rows that were settled long enough ago. Answers how many; skips those that
-    /// somebody has locked, and all while another process is at it.
+    /// Deletes at most `limit` rows whose retention is over. Skips rows that another transaction has locked, and
+    /// deletes nothing while another process is purging. Returns the number of deleted rows.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](ClaimError::Unsupported) when the spec keeps settled rows for ever, and what keeps the
-    /// store from answering.
+    /// - [`Unsupported`](ClaimError::Unsupported) if the spec keeps settled rows indefinitely.
+    /// - [`Store`](ClaimError::Store) if the store cannot answer.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call may have deleted them.
+    /// If dropped, the call might have deleted the rows.
     async fn purge(&self, limit: u32) -> Result<u64, ClaimError>;
 
-    /// Begins to listen for new work. When it answers, whatever is announced from now on is heard; what came
-    /// before must be looked for. Where a trigger announces rows that are inserted, it sends a notification of its own
-    /// first and waits to hear it, for 2 seconds at most.
+    /// Starts to listen for new work. After the call has returned, the listener receives every notification. Check for
+    /// earlier work with [`take`](Self::take). If a trigger announces inserted rows, the call first sends a test
+    /// notification and waits up to 2 seconds for it.
     ///
     /// # Errors
     ///
-    /// What keeps the store from listening. Everything works without: then only polls find new work.
+    /// [`Store`](ClaimError::Store) if the store cannot listen. Claims work without it, but only polls find new work.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call listens to nothing.
+    /// If dropped, no listener remains.
     async fn listen(&self) -> Result<Box<dyn Wake>, ClaimError>;
 }
 
-/// Hears of new work. Dropping it ends the listening.
+/// Receives notifications of new work. Dropping it ends the listening.
 #[async_trait]
 pub trait Wake: fmt::Debug + Send + 'static {
-    /// Waits until there may be new work. What came since the last call is one answer.
+    /// Waits until new work might exist. All notifications since the last call count as one.
     ///
     /// # Errors
     ///
-    /// When it cannot listen any more; begin anew after a pause, and look then.
+    /// [`Store`](ClaimError::Store) if the listening has ended. Listen again after a pause, then check for work.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call loses nothing: the next one answers.
+    /// If dropped, no notification is lost: the next call returns it.
     async fn woken(&mut self) -> Result<(), ClaimError>;
 
-    /// Whether new work is known to be announced here: some was, or rows that are inserted are, and notifications
-    /// come. Then it need not be looked for as often.
+    /// Returns whether notifications arrive and new work is announced here: a trigger announces inserted rows, or a
+    /// notification has come before. Then fewer polls are enough.
     fn announces(&self) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! Putting a spec together.
+//! Builds specs.
 
 use std::sync::Arc;
 
@@ -11,16 +11,16 @@ use crate::spec::filter::Sql;
 use crate::spec::ids::IdType;
 use crate::spec::states::{StateType, States};
 
-/// The most rows of a group that one claim takes by default.
+/// The default number of rows of a group in one claim.
 const GROUP_LIMIT: u32 = 10_000;
 
-/// The highest limit.
+/// The highest limit of rows in progress.
 const MOST_AT_WORK: u32 = 10_000;
 
-/// The most bytes of a channel's name.
+/// The largest length of a channel's name in bytes.
 const LONGEST_CHANNEL: usize = 63;
 
-/// A spec that is being put together. Setters never fail: [`build`](Self::build) names the first mistake.
+/// Builds a spec. Setters never fail: [`build`](Self::build) returns the first mistake.
 #[derive(Debug)]
 #[must_use = "call `build`"]
 pub struct ClaimSpecBuilder {
@@ -71,16 +71,16 @@ impl ClaimSpecBuilder {
         builder
     }
 
-    /// The column that identifies a row (within its queue). By default `id`, a number. It needs a unique index of its own,
-    /// or with the queue. A table whose key has further columns is refused, because a unique constraint on a part of the
-    /// key would refuse rows of the application.
+    /// Sets the column that identifies a row (within its queue). The default is `id`, a number. The column needs a unique
+    /// index, alone or with the queue. If the table's key has further columns, the migration refuses the table, because a
+    /// unique constraint on a part of the key would refuse rows of the application.
     pub fn id(mut self, column: &str, kind: IdType) -> Self {
         self.inner.id = self.column(column);
         self.inner.id_type = kind;
         self
     }
 
-    /// The column of the state, and what its states mean. Needed.
+    /// Sets the column of the state, and the meaning of its states. Required.
     pub fn state(mut self, column: &str, states: States) -> Self {
         self.inner.state = self.column(column);
         self.inner.states = states;
@@ -88,12 +88,12 @@ impl ClaimSpecBuilder {
         self
     }
 
-    /// Rows are taken in ascending order of this column, after those named before and before the id.
+    /// Takes rows in ascending order of this column, after the columns of earlier calls and before the id.
     pub fn order_by(self, column: &str, kind: OrderType) -> Self {
         self.ordered(column, kind, false)
     }
 
-    /// The same, in descending order: for priorities.
+    /// Takes rows in descending order of this column, for example for priorities.
     pub fn order_by_descending(self, column: &str, kind: OrderType) -> Self {
         self.ordered(column, kind, true)
     }
@@ -104,40 +104,43 @@ impl ClaimSpecBuilder {
         self
     }
 
-    /// The `text` column of the queue. A row is then identified by queue and id.
+    /// Sets the `text` column of the queue. Queue and id together then identify a row.
     pub fn queue(mut self, column: &str) -> Self {
         self.inner.queue = Some(self.column(column));
         self
     }
 
-    /// The column that says which entity a row is about. Rows without one (NULL) are each on their own.
+    /// Sets the column of the entity that a row is about. A row with NULL in it belongs to no group.
     pub fn group(mut self, column: &str) -> Self {
         self.inner.group = Some(self.column(column));
         self
     }
 
-    /// One claim takes the outstanding rows of an entity, up to [`group_limit`](Self::group_limit), and no two claims
-    /// ever have rows of one entity.
+    /// Makes one claim take the outstanding rows of an entity, up to [`group_limit`](Self::group_limit). No two claims ever
+    /// have rows of the same entity.
     pub fn grouped(mut self) -> Self {
         self.inner.grouped = true;
         self
     }
 
-    /// The most rows of an entity that one claim takes, the first in order: 10,000 unless told otherwise. With 1, the rows of
-    /// an entity are claimed and settled one after the other; one that is to be tried later is overtaken meanwhile. The rest is
-    /// taken when these are settled.
+    /// Sets the largest number of rows of an entity in one claim, the first in order. The default is 10,000. The rest is taken
+    /// when these rows are settled. With 1, the rows of an entity are claimed and settled one after the other, but later rows
+    /// overtake a row that waits for a retry.
     pub fn group_limit(mut self, rows: u32) -> Self {
         self.inner.group_limit = rows;
         self
     }
 
-    /// At most `most` rows with the same value in `column` are worked on at a time, across all processes: of a tenant, or of a
-    /// queue. Rows without a value (NULL) have no limit. The rows of a tenant that has no room stop nobody behind them.
+    /// Limits the rows in progress with the same value in `column`, for example a tenant or a queue, to `most` across all
+    /// processes. Rows with NULL in it have no limit. A tenant without room does not block the rows behind it.
     ///
-    /// What counts is what is held in an open transaction, and each lease until it is settled: one that has ended too, until
-    /// a sweep returns its row, or until it is read with [`expire_on_read`](Self::expire_on_read). All processes have
-    /// to name column and number alike; while two numbers are in use, the greater one holds. Not for rows that are
-    /// [`grouped`](Self::grouped).
+    /// Rows held in an open transaction count, and rows under a lease until they are settled. An ended lease counts until
+    /// a sweep returns the row, or until it expires on read with [`expire_on_read`](Self::expire_on_read). All processes must
+    /// use the same column and number. While two numbers are in use, the greater one applies. A spec cannot have a limit and
+    /// be [`grouped`](Self::grouped).
+    ///
+    /// A take locks its tenants briefly. Takes that find a tenant locked skip it and come back after a pause. The migration
+    /// makes two further indexes for a limit.
     ///
     /// Whoever takes locks the tenants for a moment; who finds them locked passes over them, and comes back after a
     /// pause. A table with this has two further indexes, which the migration makes.
@@ -158,27 +161,27 @@ impl ClaimSpecBuilder {
         self
     }
 
-    /// The `text` column of the kind of work, for [`waits`](Self::waits).
+    /// Sets the `text` column of the kind of work, for [`waits`](Self::waits).
     pub fn kind(mut self, column: &str) -> Self {
         self.inner.kind = Some(self.column(column));
         self
     }
 
-    /// Rows of `kind` wait until every row of kind `on` of the same group is done. `failed` says what becomes
-    /// of them when such a row has failed (or is exhausted), `missing` what when there is none.
+    /// Makes rows of `kind` wait until every row of kind `on` in the same group is done. `failed` says what happens to them if
+    /// such a row has failed (or is exhausted), and `missing` if no such row exists.
     pub fn waits(mut self, kind: &str, on: &str, failed: Unmet, missing: Unmet) -> Self {
         self.inner.preconditions.push(Precondition { kind: kind.into(), on: on.into(), failed, missing });
         self
     }
 
-    /// The `integer` column of attempts left: each claim takes one, at zero a row is not taken.
+    /// Sets the `integer` column of attempts left. Each claim takes one, and a row with zero is not taken.
     pub fn attempts(mut self, column: &str) -> Self {
         self.inner.attempts = Some(self.column(column));
         self
     }
 
-    /// How many attempts a row has unless it is given another number: the default of the column that the migration
-    /// adds. Claims know by it [which attempt](crate::Claim::attempt) they are.
+    /// Sets the default number of attempts, which the migration gives to the column. Claims compute their
+    /// [attempt](crate::Claim::attempt) from it.
     ///
     /// ```
     /// use leasehold_claim::{ClaimSpec, States, Table};
@@ -197,71 +200,71 @@ impl ClaimSpecBuilder {
         self
     }
 
-    /// The columns of the lease: the owner (`uuid`), the epoch (`bigint`), and until when (`timestamptz`).
+    /// Sets the columns of the lease: owner (`uuid`), epoch (`bigint`) and end (`timestamptz`).
     pub fn lease_columns(mut self, owner: &str, epoch: &str, until: &str) -> Self {
         let (owner, epoch, until) = (self.column(owner), self.column(epoch), self.column(until));
         self.inner.tracking = Tracking::Columns { owner, epoch, until };
         self
     }
 
-    /// The lease is kept in `table` instead, because the claimed table must not get further columns. Made by
-    /// [`ClaimSpec::migration`]. Any number of tables may share it, also tables of one name in several schemas: it knows
-    /// each by schema and name. After a rename, change its column `tab` too.
+    /// Keeps the lease in `table` instead, if the claimed table must not get further columns. [`ClaimSpec::migration`] makes it.
+    /// Any number of tables can share it, even with the same name in several schemas, because it stores schema and name. After
+    /// a rename, update its column `tab` too.
     pub fn side_table(mut self, table: Table) -> Self {
         self.inner.tracking = Tracking::Side(table);
         self
     }
 
-    /// Owners are the next numbers of `sequence` instead of random UUIDs; the owner's column is a `bigint`.
+    /// Uses the next numbers of `sequence` as owners instead of random UUIDs. The owner's column is then a `bigint`.
     pub fn owner_sequence(mut self, sequence: Table) -> Self {
         self.inner.owner_sequence = Some(sequence);
         self
     }
 
-    /// Epochs are the next numbers of `sequence` instead of counting up in each row: then they also grow from
-    /// one row to the next, so that whoever fences by entity can compare them, and held claims have one.
+    /// Uses the next numbers of `sequence` as epochs instead of a counter per row. Epochs then also grow from one row to
+    /// the next, so that a resource can fence by entity. Held claims have an epoch only with a sequence.
     pub fn epoch_sequence(mut self, sequence: Table) -> Self {
         self.inner.epoch_sequence = Some(sequence);
         self
     }
 
-    /// The `timestamptz` column that keeps since when a row is taken.
+    /// Sets the `timestamptz` column of the time at which a row was taken.
     pub fn taken_at(mut self, column: &str) -> Self {
         self.inner.taken_at = Some(self.column(column));
         self
     }
 
-    /// The `timestamptz` column that keeps when a row was settled.
+    /// Sets the `timestamptz` column of the time at which a row was settled.
     pub fn settled_at(mut self, column: &str) -> Self {
         self.inner.settled_at = Some(self.column(column));
         self
     }
 
-    /// The `timestamptz` column before which a row is not taken; NULL means at once. Needed to retry later.
+    /// Sets the `timestamptz` column of the time before which a row is not taken. NULL means at once. Needed for retries with
+    /// a pause.
     ///
-    /// Each take reads the rows for later that come before those it takes. Where there may be many of them, order by this
-    /// column first ([`order_by`](Self::order_by)): `NOT NULL`, as the migration makes it, it costs nothing then, however
-    /// many they are. A process asks once whether it is: restart those that run before `NOT NULL` is dropped.
+    /// Each take reads past the rows for later that come before its own rows. If there can be many, order by this column first
+    /// ([`order_by`](Self::order_by)). With `NOT NULL`, as the migration makes it, such rows then cost nothing. A process reads
+    /// this property once, so restart running processes before you drop `NOT NULL`.
     pub fn ready_at(mut self, column: &str) -> Self {
         self.inner.ready_at = Some(self.column(column));
         self
     }
 
-    /// The `integer` column with the seconds of the row's own lease; NULL means what the claim asks for.
+    /// Sets the `integer` column with the row's own lease in seconds. NULL means the lease that the claim requests.
     pub fn timeout_seconds(mut self, column: &str) -> Self {
         self.inner.timeout = Some(self.column(column));
         self
     }
 
-    /// The `text` column for the message of a failure.
+    /// Sets the `text` column for the message of a failure.
     pub fn error(mut self, column: &str) -> Self {
         self.inner.error = Some(self.column(column));
         self
     }
 
-    /// Columns that a claim brings along, as JSON made by the server. A `numeric` is a string in it, as are the elements of
-    /// an array of them, so that no digit is lost on the way through a float; numbers inside of a `json` column stay as
-    /// they are, and lose theirs where they are read.
+    /// Sets the columns that a claim returns, as JSON made by the server. A `numeric`, alone or in an array, becomes a string,
+    /// because a float would lose digits. Numbers inside a `json` column stay numbers, and can lose digits in the reader.
     pub fn work<'a>(mut self, columns: impl IntoIterator<Item = &'a str>) -> Self {
         for column in columns {
             let column = self.column(column);
@@ -270,27 +273,26 @@ impl ClaimSpecBuilder {
         self
     }
 
-    /// Only rows for which `condition` is true are ever taken.
+    /// Restricts claims to rows for which `condition` is true.
     pub fn filter(mut self, condition: Sql) -> Self {
         self.inner.filter = Some(condition);
         self
     }
 
-    /// How long settled rows stay; by default for ever.
+    /// Sets the time for which settled rows stay. The default is indefinitely.
     pub fn retention(mut self, retention: Retention) -> Self {
         self.inner.retention = retention;
         self
     }
 
-    /// A lease that has ended counts as ended whenever it is read, by the claim too, so that nobody waits for
-    /// a sweep. Needs the function and the index of [`ClaimSpec::migration`].
+    /// Makes an ended lease count as ended on every read, also for claims, so that no worker waits for a sweep. Needs the
+    /// function and the index of [`ClaimSpec::migration`].
     pub fn expire_on_read(mut self) -> Self {
         self.inner.on_read = true;
         self
     }
 
-    /// Another channel for wake-ups than the one derived from the table's name. A name that the server would
-    /// cut is replaced by a hash of it.
+    /// Sets another channel for wake-ups than the derived one. If the server would cut the name, a hash replaces it.
     pub fn channel(mut self, name: &str) -> Self {
         if name.is_empty() || name.contains('\0') {
             self.note(ClaimError::spec("the name of a channel needs at least one character, and no NUL"));
@@ -300,25 +302,25 @@ impl ClaimSpecBuilder {
         self
     }
 
-    /// Whether [`ClaimSpec::migration`] makes a trigger that wakes workers when rows are inserted, by whomever, also by
-    /// plain SQL: once for each transaction, with its commit. By default it does, where rows are taken under leases.
+    /// Sets whether [`ClaimSpec::migration`] makes a trigger that wakes workers after each insert, also by plain SQL. It
+    /// notifies once per transaction, at commit. The default is true if rows are taken under leases.
     ///
-    /// Transactions that notify commit one after the other, on the whole server, and cannot be prepared for a commit in
-    /// two phases. Leave it out where inserts are frequent and small: then polls find the rows, up to 2 seconds later,
-    /// and [`PgClaims::notify`](crate::PgClaims::notify) can announce a batch. A trigger that is there stays; drop it
-    /// with its function, `<table>_claim_notify_<hash of the channel>`. Rows that come by logical replication, or
-    /// straight into a partition, fire no such trigger; see [`ClaimerBuilder::poll`](crate::ClaimerBuilder::poll).
+    /// Transactions that notify commit one after the other on the whole server, and cannot be prepared for a two-phase commit.
+    /// For frequent small inserts leave the trigger out. Polls then find the rows up to 2 seconds later, and
+    /// [`PgClaims::notify`](crate::PgClaims::notify) can announce a batch. An existing trigger stays: drop it with its function,
+    /// `<table>_claim_notify_<hash of the channel>`. Logical replication and inserts straight into a partition do not fire it:
+    /// see [`ClaimerBuilder::poll`](crate::ClaimerBuilder::poll).
     pub fn notify_on_insert(mut self, notifies: bool) -> Self {
         self.inner.notify_on_insert = notifies;
         self
     }
 
-    /// The spec.
+    /// Builds the spec.
     ///
     /// # Errors
     ///
-    /// [`InvalidSpec`](ClaimError::InvalidSpec) naming the first mistake: a name that cannot be one, states that
-    /// contradict each other, something asked for without the column that it needs.
+    /// [`InvalidSpec`](ClaimError::InvalidSpec) with the first mistake: an invalid name, contradictory states, or an option
+    /// without the column that it needs.
     pub fn build(self) -> Result<ClaimSpec, ClaimError> {
         if let Some(mistake) = self.mistake {
             return Err(mistake);
@@ -386,7 +388,7 @@ impl ClaimSpecBuilder {
         if let Some((_, message)) = mistakes.into_iter().find(|(is_made, _)| *is_made) {
             return wrong(message);
         }
-        // What rows are ordered by, and bring along, may have another meaning as well.
+        // Columns of the order, of the limit, of the work and `ready_at` can have a second meaning.
         let is_free =
             |what: &str| matches!(what, "the order" | "the limit" | "work" | "the time of the next try");
         let parts = inner.parts(None).into_iter().filter(|part| !is_free(part.what));
@@ -399,7 +401,7 @@ impl ClaimSpecBuilder {
         Ok(ClaimSpec { inner: Arc::new(inner) })
     }
 
-    /// The column, or the mistake noted and some column.
+    /// Returns the column, or records the mistake and returns a placeholder.
     fn column(&mut self, name: &str) -> Column {
         match Column::new(name) {
             Ok(column) => column,
@@ -416,7 +418,7 @@ impl ClaimSpecBuilder {
 }
 
 fn placeholder() -> Column {
-    // A valid name: never reaches a statement, because the mistake keeps the spec from being built.
+    // A valid name that reaches no statement, because the mistake prevents the build.
     Column::known("id")
 }
 
@@ -424,7 +426,7 @@ fn channel_of(table: &Table) -> Arc<str> {
     fitting(&format!("leasehold_claim.{table}"))
 }
 
-/// The name itself where the server keeps it whole, else one with a hash.
+/// Returns the name, or a hash of it if the server would cut it.
 fn fitting(name: &str) -> Arc<str> {
     if name.len() <= LONGEST_CHANNEL {
         return name.into();

@@ -1,4 +1,4 @@
-//! Does the table fit?
+//! Checks whether a table fits its spec.
 
 mod columns;
 mod constraints;
@@ -17,21 +17,21 @@ use sqlx::PgPool;
 use super::ClaimSpec;
 use crate::error::ClaimError;
 
-/// How long a look at the table takes at most.
+/// The time limit of a check.
 const LONGEST: Duration = Duration::from_secs(60);
 
 impl ClaimSpec {
-    /// Looks whether the table fits this spec, best at start-up, and says what to change. Empty: it does.
-    /// Nothing is changed, also no statistics.
+    /// Checks whether the table fits this spec, best at start-up. Returns the required changes, or an empty list if the table
+    /// fits. Changes nothing, not even statistics.
     ///
     /// # Errors
     ///
-    /// What keeps the store from answering. That the table does not fit is no error here, see
+    /// [`Store`](ClaimError::Store) if the store cannot answer. A table that does not fit is not an error here: see
     /// [`ensure`](Self::ensure).
     ///
     /// # Cancel safety
     ///
-    /// It only looks; its connection is closed.
+    /// The call changes nothing, and its connection is closed.
     pub async fn check(&self, pool: &PgPool) -> Result<Vec<Finding>, ClaimError> {
         let mut reader = CatalogReader::open(pool, LONGEST, "check the table").await?;
         let findings = self.look(&mut reader).await?;
@@ -39,16 +39,16 @@ impl ClaimSpec {
         Ok(findings)
     }
 
-    /// As [`check`](Self::check), with everything that would not work as one error. Warnings are logged.
+    /// Checks the table as [`check`](Self::check) does, and returns all errors as one. Logs warnings.
     ///
     /// # Errors
     ///
-    /// [`InvalidSpec`](ClaimError::InvalidSpec) with a line for each finding, and what keeps the store from
-    /// answering.
+    /// - [`InvalidSpec`](ClaimError::InvalidSpec) with a line for each error.
+    /// - [`Store`](ClaimError::Store) if the store cannot answer.
     ///
     /// # Cancel safety
     ///
-    /// It only looks; its connection is closed.
+    /// The call changes nothing, and its connection is closed.
     pub async fn ensure(&self, pool: &PgPool) -> Result<(), ClaimError> {
         let (errors, warnings): (Vec<_>, Vec<_>) =
             self.check(pool).await?.into_iter().partition(Finding::is_error);
@@ -62,16 +62,16 @@ impl ClaimSpec {
         Err(ClaimError::spec(format!("table {} does not fit its spec:\n{}", self.table(), lines.join("\n"))))
     }
 
-    /// The constraints and indexes of the table by their names, as SQL.
+    /// Lists the constraints and indexes of the table by their names, as SQL.
     ///
     /// # Errors
     ///
-    /// [`InvalidSpec`](ClaimError::InvalidSpec) when there is no table, and what keeps the store from
-    /// answering.
+    /// - [`InvalidSpec`](ClaimError::InvalidSpec) if the table does not exist.
+    /// - [`Store`](ClaimError::Store) if the store cannot answer.
     ///
     /// # Cancel safety
     ///
-    /// It only looks; its connection is closed.
+    /// The call changes nothing, and its connection is closed.
     pub async fn constraints(&self, pool: &PgPool) -> Result<BTreeMap<String, String>, ClaimError> {
         let mut reader = CatalogReader::open(pool, LONGEST, "list the constraints").await?;
         if !reader.exists(self.table()).await? {
@@ -111,7 +111,7 @@ impl ClaimSpec {
     }
 }
 
-/// A look at a table, and what it has found.
+/// A check of a table, and its findings.
 struct TableCheck<'a> {
     spec: &'a ClaimSpec,
     facts: &'a TableFacts,

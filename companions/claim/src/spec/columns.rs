@@ -1,4 +1,4 @@
-//! The columns of a spec: what each is for, of which type it has to be, and how it is made.
+//! The columns of a spec: their purpose, their types, and their definitions in the migration.
 
 use leasehold_table_schema::Column;
 
@@ -10,34 +10,34 @@ const SMALL: &[&str] = &["smallint", "integer"];
 const BIG: &[&str] = &["bigint"];
 pub(crate) const TEXTS: &[&str] = &["text", "character varying"];
 pub(crate) const TIME: &[&str] = &["timestamp with time zone"];
-/// For what is only compared: whatever the zone of a session, the order is the same.
+/// For columns that are only compared: the order does not depend on the session's time zone.
 const TIMES: &[&str] = &["timestamp with time zone", "timestamp without time zone"];
 const UUID: &[&str] = &["uuid"];
 pub(crate) const BOOLEAN: &[&str] = &["boolean"];
-/// Any type will do.
+/// Any type.
 const ANY: &[&str] = &[];
 
-/// What claims do with a column.
+/// The access of claims to a column.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Use {
     Reads,
     Writes,
-    /// Also that it is empty.
+    /// Claims also write NULL.
     Empties,
 }
 
-/// A column as the spec wants it.
+/// A column that the spec needs.
 pub(crate) struct SpecColumn<'a> {
     pub(crate) column: &'a Column,
     pub(crate) what: &'static str,
     pub(crate) types: &'static [&'static str],
     pub(crate) how: Use,
-    /// As the migration makes it. `None` where only you know what it means for the rows that are there.
+    /// The definition in the migration. `None` if only the application knows the value for existing rows.
     pub(crate) made: Option<String>,
 }
 
 impl Inner {
-    /// Every column but that of the state. `attempts` is how many a row has by default.
+    /// Lists all columns except the state. `attempts` is the default number of attempts.
     pub(crate) fn parts(&self, attempts: Option<u32>) -> Vec<SpecColumn<'_>> {
         let mut all = Vec::new();
         let mut want = |column, what, types, how, made: Option<&str>| {

@@ -1,4 +1,4 @@
-//! Which row.
+//! Keys of rows and owners of claims.
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub enum IdType {
 }
 
 impl IdType {
-    /// What the server calls the widest type of this kind.
+    /// Returns the server's name for the widest type of this kind.
     #[doc(hidden)]
     pub const fn sql(self) -> &'static str {
         match self {
@@ -35,20 +35,20 @@ impl IdType {
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum RowId {
-    /// Of a `smallint`, `integer` or `bigint` column.
+    /// The id in a `smallint`, `integer` or `bigint` column.
     Int(i64),
-    /// Of a `uuid` column.
+    /// The id in a `uuid` column.
     Uuid(Uuid),
-    /// Of a `text` or `varchar` column.
+    /// The id in a `text` or `varchar` column.
     Text(Arc<str>),
 }
 
 impl RowId {
-    /// Reads the server's text form of an id of type `kind`.
+    /// Parses the server's text form of an id of type `kind`.
     ///
     /// # Errors
     ///
-    /// [`InvalidSpec`](ClaimError::InvalidSpec) when `text` is not of that type: the column is of another.
+    /// [`InvalidSpec`](ClaimError::InvalidSpec) if `text` is not of that type, because the column has another.
     pub fn parse(kind: IdType, text: &str) -> Result<Self, ClaimError> {
         let parsed = match kind {
             IdType::Int => text.parse().ok().map(Self::Int),
@@ -60,7 +60,7 @@ impl RowId {
         })
     }
 
-    /// Its type.
+    /// Returns the type of the id.
     #[must_use]
     pub const fn kind(&self) -> IdType {
         match self {
@@ -72,7 +72,7 @@ impl RowId {
 }
 
 impl RowId {
-    /// The text of one that is text.
+    /// Returns the text of a text id.
     pub(crate) fn as_text(&self) -> Option<&str> {
         match self {
             Self::Text(text) => Some(text),
@@ -121,24 +121,23 @@ impl From<String> for RowId {
     }
 }
 
-/// A row: its id, and the queue that it is in where the table has queues, because then the same id may be in
-/// two of them.
+/// The key of a row: its id, and its queue if the table has queues, because the same id can be in two queues.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[allow(clippy::exhaustive_structs)] // This is what identifies a row.
 pub struct RowKey {
-    /// The queue, `None` where the table has none.
+    /// The queue, or `None` if the table has no queues.
     pub queue: Option<Arc<str>>,
     /// The id within the queue.
     pub id: RowId,
 }
 
 impl RowKey {
-    /// The row `id` of a table without queues.
+    /// Builds the key of row `id` in a table without queues.
     pub fn new(id: impl Into<RowId>) -> Self {
         Self { queue: None, id: id.into() }
     }
 
-    /// The row `id` in `queue`.
+    /// Builds the key of row `id` in `queue`.
     pub fn queued(queue: impl Into<Arc<str>>, id: impl Into<RowId>) -> Self {
         Self { queue: Some(queue.into()), id: id.into() }
     }
@@ -153,13 +152,13 @@ impl fmt::Display for RowKey {
     }
 }
 
-/// Who has a claim. Made anew for each claim, so that two claims of one process are two owners.
+/// The owner of a claim. Each claim gets a new one, so that two claims of one process have different owners.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum OwnerToken {
-    /// Random; of a `uuid` column.
+    /// A random owner, in a `uuid` column.
     Uuid(Uuid),
-    /// The next number of a sequence of the database; of a `bigint` column.
+    /// The next number of a sequence of the database, in a `bigint` column.
     Number(i64),
 }
 

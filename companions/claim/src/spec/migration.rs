@@ -1,4 +1,4 @@
-//! What the table needs, as SQL.
+//! The changes that a table needs, as SQL.
 
 pub(crate) mod names;
 pub(crate) mod notify;
@@ -17,30 +17,30 @@ use crate::error::ClaimError;
 
 const DOING: &str = "migrate the table";
 
-/// How long [`Migration::apply`] takes at most unless told otherwise.
+/// The default time limit of [`Migration::apply`].
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// SQL that gives a table what its spec needs: columns, constraints, indexes, functions, a trigger, a side table. It is
-/// additive, may be run again at any time, and lets reads and writes go on:
+/// SQL that gives a table the parts that its spec needs: columns, constraints, indexes, functions, a trigger, a side table.
+/// It is additive, can be run again at any time, and does not stop reads and writes:
 ///
-/// - new columns have constant defaults, so that no row is rewritten;
-/// - statements that others have to wait behind give up after a second and are tried again;
-/// - constraints hold for what is written first, and are then checked for what is there;
-/// - indexes are built without locking out writers; what an interrupted build leaves is removed.
+/// - New columns have constant defaults, so that no row is rewritten.
+/// - Statements that would block others give up after a second and are tried again.
+/// - Constraints first apply to new writes, and are then checked for existing rows.
+/// - Indexes are built without locking out writers. Remains of an interrupted build are removed.
 ///
-/// One thing is taken away: with a column of the queue, the unique constraint on the id gives way to one on
-/// queue and id, unless [`keep_unique_id`](Self::keep_unique_id) says otherwise. Statements with
-/// `ON CONFLICT (id)` then no longer find their constraint; deploy those that name queue and id first.
+/// One thing is removed: with a column of the queue, a unique constraint on queue and id replaces the one on the id, unless
+/// [`keep_unique_id`](Self::keep_unique_id) is set. Statements with `ON CONFLICT (id)` then no longer find their constraint.
+/// Deploy statements that name queue and id first.
 ///
-/// Rows that are there get the default of a column, as new ones do. Where they are to have something else, add the column
-/// yourself, in one statement, so that no row comes in between; the migration does the rest:
+/// Existing rows get the default of a column, as new rows do. If they need another value, add the column yourself in one
+/// statement, so that no row comes in between. The migration does the rest:
 /// `ALTER TABLE job ADD COLUMN attempts_left integer NOT NULL DEFAULT 1, ALTER COLUMN attempts_left SET DEFAULT 5`.
 ///
 /// The column of the state is not added, because its default decides whether old rows are work.
 ///
-/// The SQL function `<table>_claim_state(state, lease_until)` says in which state a row counts as being: that
-/// of a row whose lease has ended is where it returns to. Where the spec has no state for taken rows it
-/// answers NULL while a lease runs. Use it in views, so that they and the claims never disagree.
+/// The SQL function `<table>_claim_state(state, lease_until)` returns the effective state of a row: for a row whose lease
+/// has ended, the state to which it returns. Without a state for taken rows it returns NULL while a lease runs. Use it in
+/// views, so that they and the claims always agree.
 #[derive(Clone, Debug)]
 pub struct Migration {
     spec: ClaimSpec,
@@ -49,7 +49,7 @@ pub struct Migration {
 }
 
 impl ClaimSpec {
-    /// What the table needs for this spec.
+    /// Returns the changes that the table needs for this spec.
     ///
     /// ```
     /// use leasehold_claim::{ClaimSpec, IdType, States, Table};
@@ -72,63 +72,62 @@ impl ClaimSpec {
 }
 
 impl Migration {
-    /// Rows have this many attempts by default, instead of the number in the spec. Without either, a column of attempts is added without a default:
-    /// rows that name none may be tried for ever.
+    /// Sets the default number of attempts, instead of the number in the spec. Without either, the column is added without a
+    /// default, and rows without a value can be tried indefinitely.
     #[must_use]
     pub fn attempts(mut self, count: u32) -> Self {
         self.choices.attempts = Some(count.min(i32::MAX.unsigned_abs()));
         self
     }
 
-    /// Ids stay unique over all queues, because foreign keys refer to them for example.
+    /// Keeps ids unique over all queues, for example because foreign keys refer to them.
     #[must_use]
     pub fn keep_unique_id(mut self) -> Self {
         self.choices.keeps_unique_id = true;
         self
     }
 
-    /// [`apply`](Self::apply) gives up after this time; by default an hour.
+    /// Sets the time limit of [`apply`](Self::apply). The default is an hour.
     #[must_use]
     pub fn within(mut self, time: Duration) -> Self {
         self.within = time;
         self
     }
 
-    /// Its statements, in order. Each is to be run outside of a transaction.
+    /// Returns the statements in order. Run each outside a transaction.
     #[must_use]
     pub fn statements(&self) -> Vec<String> {
         self.steps().into_iter().map(|step| step.sql).collect()
     }
 
-    /// All of it as a script for `psql`, with a word on each statement and a suggestion for autovacuum at the
-    /// end.
+    /// Returns the script for `psql`, with a comment on each statement and a suggestion for autovacuum at the end.
     #[must_use]
     pub fn sql(&self) -> String {
         self.to_string()
     }
 
-    /// The function that says in which state a row counts as being; `None` where the table keeps no lease.
+    /// Returns the function for the effective state of a row, or `None` if the table has no lease columns.
     #[must_use]
     pub fn state_function(&self) -> Option<Table> {
         let has = matches!(self.spec.inner.tracking, Tracking::Columns { .. });
         has.then(|| names::state_function(&self.spec))
     }
 
-    /// Carries it out. Any number of processes may do so at once, with traffic on the table: they take turns,
-    /// and who comes later finds nothing to do. It takes a connection of its own, straight to the server: not
-    /// one through a pooler in transaction mode.
+    /// Runs the migration. Any number of processes can do so at once, with traffic on the table: they take turns, and the later
+    /// ones find nothing to do. It opens a separate connection, which must not lead through a pooler in transaction mode.
     ///
     /// # Errors
     ///
-    /// [`InvalidSpec`](ClaimError::InvalidSpec) when the table, or a column that it does not add, is missing;
-    /// [`Constraint`](ClaimError::Constraint) or [`Duplicate`](ClaimError::Duplicate) when rows contradict the
-    /// spec; a timeout when somebody keeps the table locked. What was done until then stays, and is not done
-    /// again by the next call.
+    /// - [`InvalidSpec`](ClaimError::InvalidSpec) if the table, or a column that the migration does not add, is missing.
+    /// - [`Constraint`](ClaimError::Constraint) or [`Duplicate`](ClaimError::Duplicate) if rows contradict the spec.
+    /// - [`Store`](ClaimError::Store) with a timeout if another transaction keeps the table locked.
+    ///
+    /// Completed statements stay, and the next call does not repeat them.
     ///
     /// # Cancel safety
     ///
-    /// Its connection is closed. What was done stays; a statement under way ends or is finished by the server,
-    /// and the next call goes on from there.
+    /// If dropped, the connection is closed. Completed statements stay. The server ends or finishes the current statement, and
+    /// the next call goes on from there.
     pub async fn apply(&self, pool: &PgPool) -> Result<(), ClaimError> {
         let mut session = SchemaSession::open(pool, self.within, DOING).await?;
         self.look(&mut session).await?;
@@ -139,7 +138,7 @@ impl Migration {
         steps::steps(&self.spec, &self.choices)
     }
 
-    /// Whether what it builds on is there.
+    /// Checks that the parts on which the migration builds exist.
     async fn look(&self, session: &mut SchemaSession) -> Result<(), ClaimError> {
         let table = self.spec.table();
         if !session.ask(&format!("SELECT {}", exists(table))).await? {
@@ -186,8 +185,7 @@ impl Migration {
     }
 }
 
-/// An expression: is the function missing that says in which state a row counts as being? `None` where the
-/// table needs none.
+/// Builds the expression that is true if the function for the effective state is missing. `None` if the table needs none.
 pub(crate) fn state_function_is_missing(spec: &ClaimSpec) -> Option<String> {
     matches!(spec.inner.tracking, Tracking::Columns { .. }).then(|| steps::StateFunction::of(spec).is_missing)
 }

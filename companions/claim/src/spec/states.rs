@@ -7,18 +7,18 @@ use leasehold_table_schema::Table;
 
 use crate::error::ClaimError;
 
-/// The name of a state, as the table has it. Of a boolean column: `true` or `false`. An application whose states are an
-/// enum implements `From` for it.
+/// The name of a state in the table, or `true` or `false` for a boolean column. An application with an enum of states can
+/// implement `From` for it.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct State(Arc<str>);
 
 impl State {
-    /// The state called `name`, which the spec checks when it is built.
+    /// Builds the state with this name, which the spec checks in its build.
     pub fn new(name: impl Into<Arc<str>>) -> Self {
         Self(name.into())
     }
 
-    /// The name as it is in the table.
+    /// Returns the name in the table.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -47,55 +47,55 @@ impl From<&str> for State {
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum StateType {
-    /// `text` or `varchar`, with a CHECK if the table is well kept.
+    /// `text` or `varchar`, preferably with a CHECK.
     Text,
     /// An enum type of the database.
     Enum(Table),
-    /// `boolean`: `false` may be taken, `true` is done. It has no state for a row that is taken.
+    /// `boolean`: `false` is claimable, `true` is done. A taken row has no separate state.
     Boolean,
 }
 
-/// What the states of a table mean.
+/// The meaning of a table's states.
 ///
-/// Numbers that stand for states, as some frameworks store an enum, are refused by the check: a state is a name in
-/// statements, constraints, errors and metrics. Change the type of the column to `text`.
+/// The check refuses numbers for states, as some frameworks store an enum, because a state is a name in statements,
+/// constraints, errors and metrics. Change the type of the column to `text`.
 ///
 /// ```
 /// use leasehold_claim::States;
 ///
-/// // Of a text column with a CHECK.
+/// For a text column with a CHECK.
 /// let states = States::text(["new"], "complete")
 ///     .taken("in-progress")
 ///     .failed("error")
 ///     .exhausted("exhausted");
-/// // Of a column `processed boolean`.
+/// For a column `processed boolean`.
 /// let plain = States::boolean();
 /// # let _ = (states, plain);
 /// ```
 #[derive(Clone, Debug)]
 pub struct States {
     pub(crate) kind: StateType,
-    /// The first is where rows return to.
+    /// Claimable states. Rows return to the first.
     pub(crate) takeable: Vec<State>,
     pub(crate) taken: Option<State>,
     pub(crate) done: State,
     pub(crate) failed: Option<State>,
     pub(crate) exhausted: Option<State>,
     pub(crate) others: Vec<State>,
-    /// Edges out of `taken` and between other states; empty: what the settling calls need, no more.
+    /// Further transitions out of `taken` and between other states.
     pub(crate) transitions: Vec<(State, State)>,
-    /// `done` may be taken again.
+    /// Whether `done` is also claimable.
     pub(crate) cyclic: bool,
 }
 
 impl States {
-    /// States in a `text` column: which may be taken (the first is where a row returns that is put back), and
-    /// which means that the work is done.
+    /// Describes a `text` column: the claimable states, of which the first is the state of a row that was put back, and the
+    /// state of done rows.
     pub fn text<S: Into<State>>(takeable: impl IntoIterator<Item = S>, done: impl Into<State>) -> Self {
         Self::of_type(StateType::Text, takeable, done)
     }
 
-    /// The same in a column of the enum type `name`.
+    /// Describes a column of the enum type `name`. See [`text`](Self::text).
     pub fn enumeration<S: Into<State>>(
         name: Table,
         takeable: impl IntoIterator<Item = S>,
@@ -104,8 +104,8 @@ impl States {
         Self::of_type(StateType::Enum(name), takeable, done)
     }
 
-    /// A `boolean` column: `false` may be taken, `true` is done. What is taken has no state of its own, so it
-    /// needs held claims, or columns or a side table for the lease.
+    /// Describes a `boolean` column: `false` is claimable, `true` is done. A taken row has no separate state, so the spec needs
+    /// held claims, or columns or a side table for the lease.
     #[must_use]
     pub fn boolean() -> Self {
         Self::of_type(StateType::Boolean, ["false"], "true")
@@ -129,55 +129,53 @@ impl States {
         }
     }
 
-    /// The state of a row while it is taken. Without one, a row keeps its state and the lease alone says that
-    /// it is taken.
+    /// Sets the state of a taken row. Without it, a taken row keeps its state and only the lease marks it.
     #[must_use]
     pub fn taken(mut self, state: impl Into<State>) -> Self {
         self.taken = Some(state.into());
         self
     }
 
-    /// The state of a row whose work was tried and failed for good. Without one, failing is unsupported.
+    /// Sets the state of a row whose work has failed for good. Without it, failing is unsupported.
     #[must_use]
     pub fn failed(mut self, state: impl Into<State>) -> Self {
         self.failed = Some(state.into());
         self
     }
 
-    /// The state of a row that has no attempts left, also after [`OnFailure::Retry`](crate::OnFailure::Retry). Without one it
-    /// keeps the state that it had, is not taken again, and is listed as exhausted.
+    /// Sets the state of a row without attempts left, also after [`OnFailure::Retry`](crate::OnFailure::Retry). Without it, the
+    /// row keeps its state, is not taken again, and is listed as exhausted.
     #[must_use]
     pub fn exhausted(mut self, state: impl Into<State>) -> Self {
         self.exhausted = Some(state.into());
         self
     }
 
-    /// Further states that a row may be in and that mean nothing to claims.
+    /// Adds further states of rows that claims ignore.
     #[must_use]
     pub fn others<S: Into<State>>(mut self, states: impl IntoIterator<Item = S>) -> Self {
         self.others.extend(states.into_iter().map(Into::into));
         self
     }
 
-    /// Allows a claimed row to be moved from the state `from`, usually that of taken rows, to the state `to`
-    /// by [`Outcome::To`](crate::Outcome::To). Moves to `done`, to `failed` and back are always allowed.
+    /// Allows [`Outcome::To`](crate::Outcome::To) to move a claimed row from state `from`, usually the state of taken rows, to
+    /// state `to`. Moves to `done`, to `failed` and back are always allowed.
     #[must_use]
     pub fn transition(mut self, from: impl Into<State>, to: impl Into<State>) -> Self {
         self.transitions.push((from.into(), to.into()));
         self
     }
 
-    /// The state of done rows is one that may be taken: rows are worked on again and again, for example where
-    /// `done` is also how they begin. Say with [`Take::from`](crate::Take::from) from which states a claim takes,
-    /// or keep them back with [`ready_at`](crate::ClaimSpecBuilder::ready_at): whoever takes whatever there is
-    /// never comes to an end.
+    /// Allows the state of done rows to be claimable, so that rows are worked on again and again, for example if new rows start
+    /// as `done`. Restrict the claimed states with [`Take::from`](crate::Take::from), or delay rows with
+    /// [`ready_at`](crate::ClaimSpecBuilder::ready_at), because otherwise a worker never runs out of rows.
     #[must_use]
     pub fn cyclic(mut self) -> Self {
         self.cyclic = true;
         self
     }
 
-    /// Every state, without repetition: those to take, taken, done, failed, exhausted, others.
+    /// Lists every state once: claimable, taken, done, failed, exhausted, others.
     pub fn all(&self) -> Vec<&State> {
         let mut all: Vec<&State> = Vec::new();
         let named = self.takeable.iter().chain(&self.taken).chain(Some(&self.done)).chain(&self.failed);
@@ -189,13 +187,13 @@ impl States {
         all
     }
 
-    /// Where a row returns to.
+    /// Returns the state to which a row returns.
     pub(crate) fn home(&self) -> &State {
-        // `validate` keeps out an empty list before anybody asks.
+        // `validate` has refused an empty list.
         self.takeable.first().unwrap_or(&self.done)
     }
 
-    /// Whether a row may go from `from` to `to` by a settling call.
+    /// Returns whether an outcome can move a row from `from` to `to`.
     pub(crate) fn allows(&self, from: &State, to: &State) -> bool {
         let known = [Some(&self.done), self.failed.as_ref()];
         known.contains(&Some(to))

@@ -1,5 +1,5 @@
-//! The finished statements of typical specs, as files that a reader can open: `companions/claim/sql/*.sql`. The test
-//! fails if a statement differs from its file.
+//! Compares the finished statements of typical specs with the files `companions/claim/sql/*.sql`, which a reader can
+//! open. The test fails if a statement differs from its file.
 
 #![allow(clippy::unwrap_used)] // What fails here fails the test.
 
@@ -23,13 +23,13 @@ const UPDATE: &str = "LEASEHOLD_UPDATE_SQL";
 struct Statement {
     name: String,
     what: &'static str,
-    /// The type and the meaning of each parameter.
+    /// Type and meaning of each parameter.
     parameters: Parameters,
     sql: String,
 }
 
 impl Statement {
-    /// The statement with its explanation, as it stands in a file.
+    /// Formats the statement with its explanation, as in a file.
     fn text(&self) -> String {
         let mut text = format!("-- {}\n-- {}\n", self.name, self.what);
         for (at, (kind, meaning)) in self.parameters.iter().enumerate() {

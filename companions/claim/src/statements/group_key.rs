@@ -1,20 +1,20 @@
-//! The number of a group's lock.
+//! The numbers of group locks.
 
 use std::hash::Hasher as _;
 
-/// The number of the advisory lock on `group` of the table that the server knows by the number `relation`, the same for
-/// claims under leases and held claims: 64-bit FNV-1a over the group's text behind its length in bytes as a
-/// little-endian `u64`, and in both halves of it, by exclusive or, the table's number. Two groups that meet keep each
-/// other waiting, which is safe.
+/// Returns the number of the advisory lock on `group`, the same for leased and held claims. `relation` is the OID of
+/// the table. The number is a 64-bit FNV-1a hash over the group's text and, before it, the text's length in bytes as a
+/// little-endian `u64`. The OID is XORed into both halves. Two groups with the same number block each other, which is
+/// safe.
 ///
-/// The table's number does not survive a restore, and neither do locks. The name is no substitute: with a schema for each
-/// tenant, one name means many tables.
+/// The OID changes when a database is restored, but no lock survives that. The table's name would not do, because
+/// with a schema for each tenant one name means many tables.
 #[must_use]
 pub fn group_number(relation: i64, group: &str) -> i64 {
     text_number(group) ^ (relation << 32 | relation)
 }
 
-/// The same as an expression, for the table whose number is the expression `relation`.
+/// Builds the same number as an SQL expression. `relation` is the expression for the OID.
 pub(crate) fn group_number_sql(relation: &str, group: &str) -> String {
     format!("(({})::bigint # (({relation}) << 32 | ({relation})))", text_number(group))
 }

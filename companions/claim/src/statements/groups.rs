@@ -1,4 +1,4 @@
-//! The statements that find and take the rows of groups: see `search`.
+//! The statements that find and take rows of groups. See `search`.
 
 use leasehold_table_schema::Column;
 
@@ -10,20 +10,20 @@ use super::row::carried;
 use super::with::With;
 use crate::error::ClaimError;
 
-/// Locks the numbers `$1` until the transaction ends, without waiting.
+/// Tries to lock the numbers `$1` until the transaction ends, without waiting.
 pub(crate) const LOCK: &str = "SELECT CASE WHEN u.n IS NULL THEN true ELSE pg_catalog.pg_try_advisory_xact_lock(u.n) END AS locked \
      FROM pg_catalog.unnest($1::bigint[]) WITH ORDINALITY AS u(n, place) ORDER BY u.place";
 
-/// What becomes of rows that somebody else has locked.
+/// The treatment of rows that other transactions have locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Locked {
-    /// They are left out.
+    /// Skip the rows.
     Skip,
-    /// The statement fails.
+    /// Fail the statement.
     Refuse,
 }
 
-/// Which rows are searched: of groups, or of tenants that have a limit.
+/// A search for rows of groups, or of tenants that have a limit.
 #[derive(Clone, Copy)]
 pub(crate) struct Selection<'a> {
     pub(crate) parts: &'a SqlParts,
@@ -31,7 +31,7 @@ pub(crate) struct Selection<'a> {
     pub(crate) request: &'a TakeRequest<'a>,
     /// The column of the group, or of the tenant.
     pub(super) group: &'a Column,
-    /// The most claims.
+    /// The largest number of claims.
     pub(crate) limit: u32,
 }
 
@@ -49,13 +49,13 @@ impl<'a> Selection<'a> {
         Ok(Self { parts, order, request, group, limit })
     }
 
-    /// Whether rows are of tenants that have a limit.
+    /// Returns whether the search is by tenants that have a limit.
     pub(crate) fn is_limited(&self) -> bool {
         self.parts.inner().limit.is_some()
     }
 
-    /// The first rows behind the cursor of entities that were not seen, `nulls` being which values of the cursor are NULL. An
-    /// entity whose first row the cursor has `passed` was offered in this pass.
+    /// Finds the first rows of new entities behind the cursor. `nulls` says which values of the cursor are NULL. In the
+    /// reply, `passed` marks entities whose first row is before the cursor, because this pass has already offered them.
     pub(crate) fn look(&self, nulls: Option<&[bool]>) -> String {
         let Self { parts, order, request, group, .. } = *self;
         let (table, grp) = (&parts.table, column("t", group));
@@ -82,8 +82,8 @@ impl<'a> Selection<'a> {
         ))
     }
 
-    /// Begins a statement with the step `picked`: the first ready rows of the entities whose keys are locked, unless somebody is at one of them under a lease: that
-    /// is looked at once for each entity, and not for each of its rows.
+    /// Begins a statement with the step `picked`: the first ready rows of the entities whose keys are locked. Skips
+    /// entities of which a live lease holds a row. That check runs once per entity, not once per row.
     pub(crate) fn members(&self, locked: Locked) -> With {
         let Self { parts, order, request, group, .. } = *self;
         let inner = parts.inner();

@@ -9,13 +9,13 @@ use super::with::With;
 
 const NUMBERED: &str = "SELECT p.*, pg_catalog.row_number() OVER () AS place FROM picked p";
 
-/// Adds the rows, with the owners of their claims, to what the transaction holds.
+/// Adds the rows, with the owners of their claims, to the list of rows that the transaction holds.
 const NOTED: &str = "SELECT pg_catalog.set_config('leasehold.held', \
      (SELECT held FROM guard) || pg_catalog.string_agg(' ' || mark || '=' || owner, ''), true) \
      FROM claimed HAVING pg_catalog.count(*) > 0";
 
-/// The statement that notes in the transaction that what `picked` has locked is its own, and reads it. Which claim of the
-/// batch a row is of, `claim` says.
+/// Builds the statement that records the rows locked by `picked` in the transaction's setting `leasehold.held` and
+/// returns them. `claim` is the SQL for a row's claim number in the batch.
 pub(crate) fn hold(
     parts: &SqlParts,
     order: &RowOrder,
@@ -39,14 +39,14 @@ pub(crate) fn hold(
     ))
 }
 
-/// Those of the rows with the keys `$1` and `$2` that somebody has under a lease in the side table. `None` where there is none.
+/// Selects the rows with the keys `$1` and `$2` that have a lease in the side table. `None` without a side table.
 pub(crate) fn leased_of(parts: &SqlParts) -> Option<String> {
     parts.side.as_ref()?;
     let (key, listed) = (parts.key_text(), parts.listed("$1", "$2"));
     Some(format!("SELECT {key} FROM {listed} WHERE {}", parts.is_leased()))
 }
 
-/// Locks the row with the key in `$1` and `$2`, whatever its state, unless somebody has locked it.
+/// Locks the row with the key `$1` and `$2` in any state, unless another transaction has locked it.
 pub(crate) fn lock_row(parts: &SqlParts) -> String {
     let picked = format!(
         "SELECT {key}, COALESCE({state}::text, 'NULL') AS found{answers} FROM {listed} \

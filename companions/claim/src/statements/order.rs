@@ -1,4 +1,4 @@
-//! The order of rows, and the cursor that a pass has drawn in it.
+//! The order of rows, and the cursor of a pass.
 
 use leasehold_api::{Error, ErrorKind};
 use leasehold_table_schema::Column;
@@ -13,19 +13,19 @@ use crate::spec::OrderType;
 use crate::spec::columns::TIME;
 use crate::store::PassCursor;
 
-/// What is being done.
+/// The operation, for errors.
 pub(crate) const LOOK: &str = "look at the table";
 
-/// What the server knows of the table's columns.
+/// Reads the names and types of the table's columns.
 const COLUMNS: &str = "SELECT a.attname::text AS name, a.attnotnull AS is_given, \
     pg_catalog.format_type(a.atttypid, NULL) AS kind FROM pg_catalog.pg_attribute a \
     WHERE a.attrelid = pg_catalog.to_regclass($1::text) AND a.attnum > 0 AND NOT a.attisdropped";
 
-/// The order of a spec. The id, and the queue where there are queues, come last and make it total.
+/// The order of a spec. The id, and the queue if there are queues, come last and make the order total.
 #[derive(Debug)]
 pub(crate) struct RowOrder {
     columns: Vec<OrderColumn>,
-    /// How many parts come in front of the id.
+    /// The number of columns in front of the id.
     own: usize,
 }
 
@@ -35,12 +35,12 @@ struct OrderColumn {
     kind: &'static str,
     descending: bool,
     nullable: bool,
-    /// Its value as text, the same whatever the session's `DateStyle`.
+    /// The value as text that does not depend on the session's `DateStyle`.
     text: String,
 }
 
 impl RowOrder {
-    /// `is_nullable` says of the columns of the order whether they may be NULL.
+    /// `is_nullable` returns whether a column of the order can be NULL.
     pub(crate) fn new(parts: &SqlParts, is_nullable: impl Fn(&str) -> bool) -> Self {
         let inner = parts.inner();
         let own = inner.order.iter().map(|by| {
@@ -48,7 +48,7 @@ impl RowOrder {
             let (kind, text) = match by.kind {
                 OrderType::Int => ("bigint", format!("{name}::text")),
                 OrderType::Text => ("text", format!("{name}::text")),
-                // ISO 8601, infinity too.
+                // ISO 8601, also for infinity.
                 OrderType::Time => ("timestamptz", format!("(pg_catalog.to_json({name}) #>> '{{}}')")),
                 OrderType::Uuid => ("uuid", format!("{name}::text")),
             };
@@ -69,13 +69,13 @@ impl RowOrder {
         Self { columns, own }
     }
 
-    /// Asks for what [`read`](Self::read) reads.
+    /// Builds the query whose reply [`read`](Self::read) takes.
     pub(crate) fn columns_query(parts: &SqlParts) -> Result<Query, ClaimError> {
         Query::new(COLUMNS).bind(parts.inner().table.quoted())
     }
 
-    /// Refuses columns of leases that are of a wrong type, because the server would take others and then tell another
-    /// time in each session.
+    /// Builds the order from the server's columns. Refuses lease columns of a wrong time type, because each session would
+    /// read another time from them.
     pub(crate) fn read(parts: &SqlParts, rows: &[PgRow]) -> Result<Self, ClaimError> {
         let inner = parts.inner();
         if rows.is_empty() {
@@ -111,7 +111,7 @@ impl RowOrder {
         }
         let mut order = Self::new(parts, |name| !given.iter().any(|given| given == name));
         for (part, by) in order.columns.iter_mut().zip(&inner.order) {
-            // A cursor is compared as what the column is: converted, it would be another moment in each session.
+            // The cursor is compared in the column's own type, because each session would convert it to another moment.
             if by.kind == OrderType::Time && local.iter().any(|local| local == by.column.as_str()) {
                 part.kind = "timestamp";
             }
@@ -119,12 +119,12 @@ impl RowOrder {
         Ok(order)
     }
 
-    /// To stand behind `ORDER BY`, for the columns of `t`.
+    /// Builds the `ORDER BY` list over columns of `t`.
     pub(crate) fn order(&self) -> String {
         self.by(false)
     }
 
-    /// The same backwards.
+    /// Builds the reverse order.
     pub(crate) fn backwards(&self) -> String {
         self.by(true)
     }
@@ -137,7 +137,7 @@ impl RowOrder {
         by.collect::<Vec<_>>().join(", ")
     }
 
-    /// The same by [`raw`](Self::raw) columns of `alias`.
+    /// Builds the order over the [`raw`](Self::raw) columns of `alias`.
     pub(crate) fn order_raw(&self, alias: &str) -> String {
         let by = self
             .columns
@@ -147,13 +147,13 @@ impl RowOrder {
         by.collect::<Vec<_>>().join(", ")
     }
 
-    /// The columns of `t` by which rows are compared, as `o0`, `o1` and so on.
+    /// Selects the order columns of `t` as `o0`, `o1` and so on.
     pub(crate) fn raw(&self) -> String {
         let raw = self.columns.iter().enumerate().map(|(at, part)| format!("t.{} AS o{at}", part.name));
         raw.collect::<Vec<_>>().join(", ")
     }
 
-    /// What a cursor is made of and the key does not have, as `l0`, `l1` and so on.
+    /// Selects the columns of the cursor that are not in the key, as texts `l0`, `l1` and so on.
     pub(crate) fn texts(&self) -> String {
         let texts = self.columns[..self.own].iter().enumerate();
         texts.map(|(at, part)| format!(", {} AS l{at}", part.text)).collect()
@@ -163,15 +163,15 @@ impl RowOrder {
         self.own
     }
 
-    /// The cursor at a row.
+    /// Builds the cursor at a row.
     pub(crate) fn cursor(&self, own: Vec<Option<String>>, id: &str, queue: Option<&str>) -> PassCursor {
-        // With a sign in front, so that no text is taken for NULL.
+        // Values get a prefix, because an empty text stands for NULL.
         let own = own.into_iter().map(|value| value.map_or_else(String::new, |value| format!("={value}")));
         let queue = (self.columns.len() > self.own + 1).then(|| queue.unwrap_or_default().to_owned());
         PassCursor(own.chain(Some(id.to_owned())).chain(queue).collect())
     }
 
-    /// The values of a cursor; `None` stands for NULL.
+    /// Returns the values of a cursor, `None` for NULL.
     pub(crate) fn values<'a>(&self, cursor: &'a PassCursor) -> Result<Vec<Option<&'a str>>, ClaimError> {
         if cursor.0.len() != self.columns.len() {
             return Err(ClaimError::spec("the cursor is of another table; begin the pass anew"));
@@ -183,7 +183,7 @@ impl RowOrder {
         Ok(values.collect())
     }
 
-    /// The condition that `t` lies behind a cursor whose values, but for NULLs, are parameters from `first` on.
+    /// Builds the condition that `t` is behind a cursor. Its values other than NULL are parameters from `first`.
     pub(crate) fn behind(&self, nulls: &[bool], first: usize) -> String {
         let mut parameter = first;
         let mut value = |(part, is_null): (&OrderColumn, &bool)| {
@@ -192,7 +192,7 @@ impl RowOrder {
         };
         let values: Vec<String> = self.columns.iter().zip(nulls).map(&mut value).collect();
         let names: Vec<String> = self.columns.iter().map(|part| format!("t.{}", part.name)).collect();
-        // Ascending throughout and never NULL, so that rows compare as wholes and an index can begin there.
+        // All columns ascend and none is NULL, so rows compare as wholes and an index scan can start there.
         if self.columns.iter().all(|part| !part.descending && !part.nullable) && !nulls.contains(&true) {
             return format!("({}) > ({})", names.join(", "), values.join(", "));
         }
@@ -211,7 +211,7 @@ impl RowOrder {
         }
         let any = format!("({})", any.join(" OR "));
         match self.columns.first() {
-            // A bound where an index can begin.
+            // Adds a bound at which an index scan can start.
             Some(part) if !part.nullable && !nulls[0] => {
                 let sign = if part.descending { "<=" } else { ">=" };
                 format!("{} {sign} {} AND {any}", names[0], values[0])

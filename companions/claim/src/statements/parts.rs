@@ -1,4 +1,4 @@
-//! The parts of which statements on the claimed table are made. The table is `t` in all of them.
+//! The parts of statements on the claimed table. The table is `t` in all of them.
 
 use std::sync::OnceLock;
 
@@ -10,30 +10,30 @@ use crate::spec::ids::IdType;
 use crate::spec::states::{State, StateType};
 use crate::spec::{ClaimSpec, Inner, Tracking, side_epochs, state_function};
 
-/// The time now: for what is written, and where a row that was found is looked at again.
+/// The current time, for values to write and for the second check of a row that was found.
 pub(crate) const NOW: &str = "pg_catalog.clock_timestamp()";
 
-/// When the server received the statement: for what rows are found by, because an index cannot be searched by a clock
-/// that goes on meanwhile.
+/// The time at which the server received the statement, for conditions that find rows. An index scan cannot use a clock
+/// that moves during the statement.
 pub(crate) const RECEIVED: &str = "pg_catalog.statement_timestamp()";
 
-/// What the transaction is fit for, and which rows it holds already: a setting that goes with the transaction, and with its
-/// savepoints.
+/// Checks the transaction's isolation level and reads its held rows from a setting, which the transaction and its
+/// savepoints roll back.
 const GUARD: &str = "\
 SELECT CASE
 WHEN pg_catalog.current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN 'isolation'
 ELSE 'fine' END AS verdict, COALESCE(pg_catalog.current_setting('leasehold.held', true), '') AS held";
 
-/// What keeps a claim's rows from others.
+/// The protection of a claim's rows from other workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// A lease, which is written when they are taken, together with the attempt.
+    /// A lease, which the claim writes together with the attempt.
     Leased,
-    /// The locks of an open transaction: nothing is written before they are settled.
+    /// The row locks of an open transaction. Nothing is written before the end of the claim.
     Held,
 }
 
-/// The parts for one spec.
+/// The SQL parts of one spec.
 #[derive(Debug)]
 pub(crate) struct SqlParts {
     pub(crate) spec: ClaimSpec,
@@ -46,21 +46,21 @@ pub(crate) struct SqlParts {
     pub(crate) lease: Option<LeaseSql>,
     state: String,
     home: String,
-    /// The function of the migration by which a lease expires.
+    /// The function of the migration by which a lease expires on read.
     function: Option<String>,
-    /// Whether the time before which a row is not taken is never NULL, once that is known.
+    /// Whether `ready_at` is never NULL, once the server has said so.
     pub(crate) ready_is_given: OnceLock<bool>,
 }
 
-/// The parts for the table in which leases are kept.
+/// SQL for the side table of leases.
 #[derive(Debug)]
 pub(crate) struct SideTableSql {
     pub(crate) table: String,
-    /// What the claimed table is called in it, with its schema: an expression.
+    /// An expression for the claimed table's name with schema, which is the value of column `tab`.
     pub(crate) tab: String,
 }
 
-/// Who has `t`, under which epoch and until when: columns of its own, or of `x`, its row of the side table.
+/// Owner, epoch and end of the lease of `t`: columns of `t`, or of its side-table row `x`.
 #[derive(Debug)]
 pub(crate) struct LeaseSql {
     pub(crate) owner: String,
@@ -69,12 +69,12 @@ pub(crate) struct LeaseSql {
 }
 
 impl SqlParts {
-    /// For claims under leases.
+    /// Builds the parts for claims under leases.
     pub(crate) fn leased(spec: &ClaimSpec) -> Self {
         Self::new(spec, Mode::Leased)
     }
 
-    /// For claims that a transaction holds.
+    /// Builds the parts for claims that a transaction holds.
     pub(crate) fn held(spec: &ClaimSpec) -> Self {
         Self::new(spec, Mode::Held)
     }
@@ -120,7 +120,7 @@ impl SqlParts {
         }
     }
 
-    /// ` AND` the transaction is fit for it, and does not hold `t` already.
+    /// Builds ` AND` the transaction has the right isolation level and does not hold `t` yet.
     pub(crate) fn unheld(&self) -> String {
         match self.mode {
             Mode::Leased => String::new(),
@@ -132,8 +132,8 @@ impl SqlParts {
         }
     }
 
-    /// Text that `t` alone has in this database. A hash, because ids may contain anything; lengths keep queue and id
-    /// apart.
+    /// Builds a text that is unique to `t` in this database. A hash, because ids can contain any character. Lengths keep queue
+    /// and id apart.
     pub(crate) fn mark(&self) -> String {
         let queue = match &self.queue {
             Some(queue) => format!("pg_catalog.length({queue}) || ':' || {queue}"),
@@ -143,7 +143,7 @@ impl SqlParts {
         hashed(&format!("pg_catalog.concat({table}, '|', {queue}, '|', {}::text)", self.id))
     }
 
-    /// Rows of `t` by their keys, which are parameters and called `w`.
+    /// Builds the join of `t` with its keys in the parameters, as `w`.
     pub(crate) fn listed(&self, ids: &str, queues: &str) -> String {
         let queue = self.queue.as_ref().map_or(String::new(), |queue| format!(" AND {queue} = w.queue"));
         format!(
@@ -155,7 +155,7 @@ impl SqlParts {
         )
     }
 
-    /// `t` is one of those whose keys these parameters are.
+    /// Builds the condition that the key of `t` is in the parameters.
     pub(crate) fn among(&self, ids: &str, queues: &str) -> String {
         let (own, columns) = match &self.queue {
             Some(queue) => (format!("({}, {queue})", self.id), "id, queue"),
@@ -167,7 +167,7 @@ impl SqlParts {
         )
     }
 
-    /// `t` is the row of `other`, which has `id` and `queue`.
+    /// Builds the condition that `t` is the row of `other`, which has `id` and `queue`.
     pub(crate) fn same_row(&self, other: &str) -> String {
         match &self.queue {
             Some(queue) => format!("{} = {other}.id AND {queue} = {other}.queue", self.id),
@@ -175,7 +175,7 @@ impl SqlParts {
         }
     }
 
-    /// What later parts of a statement find a row of `t` by.
+    /// Selects the key of `t` for later steps of the statement.
     pub(crate) fn key(&self) -> String {
         match &self.queue {
             Some(queue) => format!("{} AS id, {queue} AS queue", self.id),
@@ -183,19 +183,19 @@ impl SqlParts {
         }
     }
 
-    /// The key as it is answered.
+    /// Selects the key of `t` as text for the reply.
     pub(crate) fn key_text(&self) -> String {
         let queue = self.queue.as_ref().map_or("NULL::text".to_owned(), |queue| format!("{queue}::text"));
         format!("{}::text AS id, {queue} AS queue", self.id)
     }
 
-    /// The same of `other`, which has `id` and `queue`.
+    /// Selects the key of `other`, which has `id` and `queue`, for the reply.
     pub(crate) fn key_of(&self, other: &str) -> String {
         let queue = self.queue.as_ref().map_or("NULL".to_owned(), |_| format!("{other}.queue"));
         format!("{other}.id::text AS id, {queue}::text AS queue")
     }
 
-    /// The order in which everybody locks rows.
+    /// Builds the order in which every statement locks rows.
     pub(crate) fn lock_order(&self) -> String {
         match &self.queue {
             Some(queue) => format!("{queue}, {}", self.id),
@@ -203,7 +203,7 @@ impl SqlParts {
         }
     }
 
-    /// A parameter with ids, in the column's type.
+    /// Casts a parameter with ids to the type of the column.
     pub(crate) fn ids(&self, parameter: &str) -> String {
         match self.inner().id_type {
             IdType::Text => format!("{parameter}::text[]"),
@@ -211,11 +211,11 @@ impl SqlParts {
         }
     }
 
-    /// A parameter with owners, in the column's type.
+    /// Casts a parameter with owners to the type of the column.
     pub(crate) fn owners(&self, parameter: &str) -> String {
         match self.mode {
             Mode::Leased => format!("({parameter}::text[])::{}[]", self.owner_type()),
-            // They are compared with a note, and never with a column.
+            // Held owners are compared with the setting, never with a column.
             Mode::Held => format!("{parameter}::text[]"),
         }
     }
@@ -224,13 +224,13 @@ impl SqlParts {
         if self.inner().owner_sequence.is_some() && self.mode == Mode::Leased { "bigint" } else { "uuid" }
     }
 
-    /// The row of the side table, `x`, of the row of `other`, which has `id` and `queue`.
+    /// Builds the condition that the side-table row `x` is of the row of `other`, which has `id` and `queue`.
     pub(crate) fn side_of(&self, side: &SideTableSql, other: &str) -> String {
         let queue = self.queue.as_ref().map_or("''".to_owned(), |_| format!("{other}.queue::text"));
         format!("x.tab = {} AND x.queue = {queue} AND x.id = {other}.id::text", side.tab)
     }
 
-    /// The same of the row of the claimed table.
+    /// Builds the same condition for a row of the claimed table.
     pub(crate) fn side_row(&self, side: &SideTableSql, alias: &str) -> String {
         let queue = self.inner().queue.as_ref().map(|queue| column(alias, queue));
         let queue = queue.map_or("''".to_owned(), |queue| format!("{queue}::text"));
@@ -241,14 +241,14 @@ impl SqlParts {
         )
     }
 
-    /// From the lease, `x`, to the row, whose id has an index as it is.
+    /// Builds the join from a lease `x` to its row, in a form that can use the index of the id.
     pub(crate) fn of_side(&self) -> String {
         let queue =
             self.queue.as_ref().map_or("x.queue = ''".to_owned(), |queue| format!("{queue} = x.queue"));
         format!("{} = x.id::{} AND {queue}", self.id, self.inner().id_type.sql())
     }
 
-    /// Somebody has the row of `alias`, under a lease that may have ended.
+    /// Builds the condition that the row of `alias` has a lease, ended or not.
     pub(crate) fn taken(&self, alias: &str) -> String {
         let states = &self.inner().states;
         let state = column(alias, &self.inner().state);
@@ -267,7 +267,7 @@ impl SqlParts {
         }
     }
 
-    /// Somebody has `t` under a lease that is kept in another table.
+    /// Builds the condition that `t` has a lease in the side table.
     pub(crate) fn is_leased(&self) -> String {
         let exists = |side: &SideTableSql| {
             format!("EXISTS (SELECT FROM {} x WHERE {})", side.table, self.side_row(side, "t"))
@@ -275,7 +275,7 @@ impl SqlParts {
         self.side.as_ref().map_or("false".to_owned(), exists)
     }
 
-    /// As [`taken`](Self::taken), but for leases that count as ended when they are read.
+    /// Builds the condition of [`taken`](Self::taken), without leases that expire on read and have ended.
     pub(crate) fn held_by_live_lease(&self, alias: &str) -> String {
         let taken = self.taken(alias);
         match (&self.function, &self.inner().tracking) {
@@ -286,7 +286,7 @@ impl SqlParts {
         }
     }
 
-    /// The state of `t` is, or counts as, one of `from`.
+    /// Builds the condition that the state of `t` is one of `from`, or counts as one.
     pub(crate) fn counts_as(&self, from: &[State]) -> String {
         let (states, state, wanted) = (&self.inner().states, &self.state, list(from));
         match (&self.inner().tracking, &self.function) {
@@ -301,15 +301,15 @@ impl SqlParts {
         }
     }
 
-    /// The state of `t` is one of `from`, and nobody has the row under a lease.
+    /// Builds the condition that the state of `t` is one of `from` and the row has no lease.
     pub(crate) fn free(&self, from: &[State]) -> String {
         let state = self.counts_as(from);
         match (&self.inner().tracking, &self.function, &self.side) {
             (Tracking::Columns { owner, .. }, None, _) if self.inner().states.taken.is_none() => {
                 format!("{state} AND {} IS NULL", column("t", owner))
             }
-            // As a value and not as a join, which the server would plan by the size that the other table once
-            // had: this is one probe of the primary key for each row that is looked at.
+            // A scalar subquery instead of a join, because the planner would judge a join by an old size of the side table. The
+            // subquery is one probe of the primary key per row.
             (_, _, Some(side)) => format!(
                 "{state} AND (SELECT x.epoch FROM {} x WHERE {}) IS NULL",
                 side.table,
@@ -319,7 +319,7 @@ impl SqlParts {
         }
     }
 
-    /// The state in which a free row counts as being found, as text.
+    /// Selects the state in which the claim counts as finding a free row, as text.
     pub(crate) fn found(&self) -> String {
         match (&self.inner().states.taken, &self.function) {
             (Some(taken), Some(_)) => format!(
@@ -333,7 +333,7 @@ impl SqlParts {
         }
     }
 
-    /// A free row that may be taken now but for what it waits for.
+    /// Builds the condition that a row is free and due, apart from its preconditions.
     pub(crate) fn open(&self, from: &[State]) -> String {
         let there = self.outstanding(from);
         match &self.inner().ready_at {
@@ -342,7 +342,7 @@ impl SqlParts {
         }
     }
 
-    /// The same, or later.
+    /// Builds the same condition for rows that are due now or later.
     pub(crate) fn outstanding(&self, from: &[State]) -> String {
         let inner = self.inner();
         let mut conditions = vec![self.free(from)];
@@ -359,7 +359,7 @@ impl SqlParts {
         conditions.join(" AND ")
     }
 
-    /// The time before which a row is not taken has come. Where each row has one, that is a bound for an index.
+    /// Builds the condition that `ready` has come. If the column is never NULL, the condition is a bound for an index.
     pub(crate) fn is_due(&self, ready: &str) -> String {
         match self.ready_is_given.get() {
             Some(true) => format!("{ready} <= {RECEIVED}"),
@@ -367,21 +367,21 @@ impl SqlParts {
         }
     }
 
-    /// Rows are in the order of that time first, and each has one.
+    /// Returns whether the order begins with `ready_at` and the column is never NULL.
     pub(crate) fn is_ordered_by_time(&self) -> bool {
         let first = self.inner().order.first().map(|by| &by.column);
         first.is_some() && first == self.inner().ready_at.as_ref() && self.ready_is_given.get() == Some(&true)
     }
 
-    /// ` WHERE` `t` is in this state, which is that of rows that were given up, and their order: that of the index that has
-    /// them alone. The name stands there twice because the planner would take an order by what is equal to one value for an
-    /// order by the rest, and then read the table in the order of its key.
+    /// Builds ` WHERE` and `ORDER BY` for rows that were given up in this state, for the index that has only such rows. The
+    /// state is listed twice, because with one value the planner would drop the column from the order, and then read the table
+    /// by its primary key.
     pub(crate) fn given_up_in(&self, state: &State, and: &str) -> String {
         let (column, twice) = (&self.state, list(&[state.clone(), state.clone()]));
         format!(" WHERE {column} IN ({twice}){and} ORDER BY {column}, {}", self.lock_order())
     }
 
-    /// Gives `text`, an expression of text, the type of the state's column.
+    /// Casts `text`, an expression, to the type of the state's column.
     pub(crate) fn as_state(&self, text: &str) -> String {
         match &self.inner().states.kind {
             StateType::Text => text.to_owned(),
@@ -390,14 +390,15 @@ impl SqlParts {
         }
     }
 
-    /// The claimed table, with the side table where there is one.
+    /// Builds the claimed table, joined with the side table if one exists.
     pub(crate) fn with_lease(&self) -> String {
         let side = self.side.as_ref();
         let joined = side.map(|side| format!(" JOIN {} x ON {}", side.table, self.side_row(side, "t")));
         format!("{} t{}", self.table, joined.unwrap_or_default())
     }
 
-    /// Changes the rows that `due` selects; where `lets_go`, their leases in a side table go, perhaps they alone.
+    /// Updates the rows that `due` selects. With `lets_go`, deletes their leases from the side table, and only those if `set`
+    /// is empty.
     pub(crate) fn change(&self, due: &str, lets_go: bool, set: &[String], answer: &str) -> String {
         let mut with = With::new().step("due", due);
         if let Some(side) = self.side.as_ref().filter(|_| lets_go) {
@@ -411,7 +412,8 @@ impl SqlParts {
         with.end(&format!("UPDATE {table} AS t SET {set} FROM due WHERE {same} RETURNING {answer}"))
     }
 
-    /// The end of a lease of `t` that begins now, of the milliseconds in `parameter` unless the row says.
+    /// Builds the end of a lease of `t` that starts now. It lasts the milliseconds in `parameter`, unless the row has a
+    /// timeout.
     pub(crate) fn until(&self, parameter: &str) -> String {
         let given = format!("{parameter}::float8 * interval '1 millisecond'");
         match &self.inner().timeout {
@@ -425,7 +427,7 @@ impl SqlParts {
         }
     }
 
-    /// The next epoch of `t`, where the table keeps it.
+    /// Builds the next epoch of `t`.
     pub(crate) fn next_epoch(&self) -> String {
         match (&self.inner().epoch_sequence, &self.inner().tracking) {
             (Some(sequence), _) => next(sequence),
@@ -435,7 +437,7 @@ impl SqlParts {
         }
     }
 
-    /// What is written when nobody has the row any more.
+    /// Builds the assignments that clear the lease.
     pub(crate) fn clear_lease(&self) -> Vec<String> {
         let mut set = Vec::new();
         if let Tracking::Columns { owner, until, .. } = &self.inner().tracking {
@@ -446,7 +448,7 @@ impl SqlParts {
         set
     }
 
-    /// Where a row goes that is to be tried again, if it can, as an assignment. `None` where it stays.
+    /// Builds the assignment of the state of a row that is tried again or becomes exhausted. `None` if the state stays.
     pub(crate) fn back(&self) -> Option<String> {
         let inner = self.inner();
         let state = inner.state.quoted();
@@ -457,7 +459,7 @@ impl SqlParts {
                 } else {
                     format!("{}::text", self.state)
                 };
-                // Where nothing was written before, the attempt that ends is still among those that are left.
+                // A held claim has not yet subtracted the current attempt.
                 let spent = if self.mode == Mode::Held { 1 } else { 0 };
                 let either = format!(
                     "CASE WHEN {} <= {spent} THEN {} ELSE {back} END",
@@ -470,7 +472,7 @@ impl SqlParts {
         }
     }
 
-    /// Whether a row that was taken may be in another state than home, or has to be written for another reason.
+    /// Returns whether a claimed row can be in another state than home, or must be written for another reason.
     pub(crate) fn is_moved(&self) -> bool {
         self.mode == Mode::Held
             || self.inner().states.taken.is_some()
@@ -485,7 +487,7 @@ impl SqlParts {
         &self.state
     }
 
-    /// Whether the last attempt of `t` is used up.
+    /// Builds the condition that `t` has no attempts left.
     pub(crate) fn used_up(&self) -> String {
         match &self.inner().attempts {
             Some(attempts) => format!("COALESCE({} <= 0, false)", column("t", attempts)),

@@ -1,39 +1,39 @@
-//! What notifications say. One channel serves the tables of that name in all schemas, because the name of a channel is
-//! known before the server has resolved the name of a table. The payload says which schema the table is in.
+//! Payloads of notifications. Tables with the same name in several schemas share one channel, because the channel is named
+//! before the server has resolved the table's schema. The payload therefore names the schema.
 
 use leasehold_table_schema::Table;
 use leasehold_table_schema::sql::literal;
 
 use crate::spec::ClaimSpec;
 
-/// New rows in the schema that follows.
+/// The prefix for new rows, before the schema.
 pub(crate) const INSERTED: &str = "new in ";
 
-/// Rows that came back, in the schema that follows.
+/// The prefix for rows that came back, before the schema.
 const RETURNED: &str = "returned in ";
 
-/// What a notification begins with that a listener sends itself.
+/// The prefix of a test notification that a listener sends to itself.
 pub(crate) const ECHO: &str = "leasehold echo ";
 
-/// What a listener has heard.
+/// The meaning of a received notification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Heard {
     Inserted,
     Returned,
-    /// Of a table in another schema, or an echo.
+    /// A notification for a table in another schema, or an echo.
     Nothing,
 }
 
 impl Heard {
-    /// Reads `payload` for the table in `schema`, or in any. A payload of another origin announces new rows, whatever it says, because
-    /// whoever notifies by hand does not name the schema.
+    /// Parses `payload` for the table in `schema`, or in any. An unknown payload announces new rows, because an application
+    /// that notifies by hand does not name the schema.
     pub(crate) fn of(payload: &str, schema: Option<&str>) -> Self {
         let (heard, of) = if let Some(of) = payload.strip_prefix(INSERTED) {
             (Self::Inserted, of)
         } else if let Some(of) = payload.strip_prefix(RETURNED) {
             (Self::Returned, of)
         } else if payload == "returned" {
-            // Of an early version, which named no schema.
+            // An early version named no schema.
             return Self::Returned;
         } else if payload.starts_with(ECHO) {
             return Self::Nothing;
@@ -44,13 +44,13 @@ impl Heard {
     }
 }
 
-/// The payload that announces new rows of `table`, as an expression.
+/// Builds the payload that announces new rows of `table`, as an expression.
 #[must_use]
 pub fn inserted(table: &Table) -> String {
     format!("pg_catalog.concat({}, {})", literal(INSERTED), table.schema_sql())
 }
 
-/// The expression that wakes workers for rows that came back.
+/// Builds the expression that wakes workers for rows that came back.
 pub(crate) fn notify_returned(spec: &ClaimSpec) -> String {
     let (channel, schema) = (literal(spec.channel()), spec.table().schema_sql());
     format!("pg_catalog.pg_notify({channel}, pg_catalog.concat({}, {schema}))", literal(RETURNED))

@@ -1,4 +1,4 @@
-//! Finding the rows that a call may take.
+//! Finds the rows that a call can take.
 
 use std::sync::Arc;
 
@@ -16,10 +16,10 @@ use crate::spec::ids::RowKey;
 use crate::spec::states::State;
 use crate::store::Take;
 
-/// The first parameter that is free: 1 is the limit, 2 the batch, 3 the lease, 4 the queue.
+/// The first free parameter. 1 is the limit, 2 the batch, 3 the lease, 4 the queue.
 pub(crate) const FREE: usize = 5;
 
-/// What is asked for, checked.
+/// A request that was checked, with its defaults filled in.
 pub(crate) struct TakeRequest<'a> {
     pub(crate) take: &'a Take,
     pub(crate) from: &'a [State],
@@ -33,23 +33,23 @@ impl<'a> TakeRequest<'a> {
         Ok(Self { take, from, batch: Uuid::new_v4() })
     }
 
-    /// Which rows may be taken, before the cursor too.
+    /// Builds the condition for claimable rows, regardless of the cursor.
     pub(crate) fn everywhere(&self, parts: &SqlParts) -> String {
         parts.ready(self.from) + &self.in_queue(parts) + &parts.unheld() + &self.chosen(parts)
     }
 
-    /// The same, and rows that wait for others that somebody is at, or may be.
+    /// Builds the same condition, and includes rows that depend on a row in progress.
     fn claimable_now_or_soon(&self, parts: &SqlParts) -> String {
         parts.claimable_now_or_soon(self.from) + &self.in_queue(parts) + &self.chosen(parts)
     }
 
-    /// Whether the statement names rows, so that it is made for one use.
+    /// Returns whether the statement names rows, so that it serves only once.
     pub(crate) fn is_special(&self) -> bool {
         self.take.only.is_some() || !self.take.excluded.is_empty()
     }
 
-    /// ` AND` it is one of those that are wanted alone, or none of those that are left out. Values stand in the text,
-    /// because a parameter that is nearly always empty would change the plan of the statement that all use.
+    /// Builds ` AND` the row is in `only` and not in `excluded`. The values are in the text, because a parameter that is nearly
+    /// always empty would change the plan of the shared statement.
     fn chosen(&self, parts: &SqlParts) -> String {
         let (Take { only, excluded, .. }, inner) = (self.take, parts.inner());
         let mut chosen = only.as_ref().map_or(String::new(), |only| format!(" AND {}", named(parts, only)));
@@ -71,7 +71,7 @@ impl<'a> TakeRequest<'a> {
         }
     }
 
-    /// The first four values.
+    /// Binds the first four values.
     pub(crate) fn bind(&self, sql: impl Into<Arc<str>>, limit: u32) -> Result<Query, ClaimError> {
         let query = if self.is_special() { Query::once(sql) } else { Query::new(sql) };
         query
@@ -82,10 +82,10 @@ impl<'a> TakeRequest<'a> {
     }
 }
 
-/// `t` is one of these rows.
+/// Builds the condition that `t` is one of these rows.
 fn named(parts: &SqlParts, rows: &[RowKey]) -> String {
     let kind = parts.inner().id_type.sql();
-    // A key without a queue is of no row where there are queues, and the other way round.
+    // With queues, a key without a queue matches no row, and the other way round.
     let fitting = rows.iter().filter(|key| key.queue.is_some() == parts.queue.is_some());
     let keys: Vec<String> = fitting
         .map(|key| {
@@ -97,8 +97,8 @@ fn named(parts: &SqlParts, rows: &[RowKey]) -> String {
     if keys.is_empty() { "false".to_owned() } else { format!("({own} IN ({}))", keys.join(", ")) }
 }
 
-/// Begins a statement with the step `picked`, which locks rows, each on its own, behind a cursor of which `nulls` says what is NULL. The values of the cursor are parameters
-/// from [`FREE`] on. `single`: one at most.
+/// Begins a statement with the step `picked`, which locks single rows behind the cursor. `nulls` says which values of the
+/// cursor are NULL, and its other values are parameters from [`FREE`]. With `single`, the limit is one row.
 pub(crate) fn alone(
     parts: &SqlParts,
     order: &RowOrder,
@@ -114,13 +114,13 @@ pub(crate) fn alone(
         parts.table,
         request.everywhere(parts),
         order.order(),
-        // Known when the server plans for all executions.
+        // A constant, because the planner knows it when it plans for all executions.
         if single { "1" } else { "$1" }
     );
     parts.begin().step("picked", &picked)
 }
 
-/// The keys of what [`alone`] would pick, locked or not.
+/// Selects the keys of the rows that [`alone`] would pick, locked or not.
 pub(crate) fn first(
     parts: &SqlParts,
     order: &RowOrder,
@@ -138,8 +138,8 @@ pub(crate) fn first(
     )
 }
 
-/// Whether there is a row to be taken. In order, because the server would otherwise read the table from its start where
-/// it expects to find one soon.
+/// Checks for a claimable row. The order is given because the server would otherwise scan the table from its start if it
+/// expects an early hit.
 pub(crate) fn pending(parts: &SqlParts, order: &RowOrder, request: &TakeRequest<'_>) -> String {
     format!(
         "SELECT (SELECT true FROM {} t WHERE {} ORDER BY {} LIMIT 1) IS TRUE AS is_there",
@@ -149,7 +149,7 @@ pub(crate) fn pending(parts: &SqlParts, order: &RowOrder, request: &TakeRequest<
     )
 }
 
-/// The last row behind the cursor that waits for another.
+/// Selects the last row behind the cursor that depends on another row.
 pub(crate) fn last_waiting(
     parts: &SqlParts,
     order: &RowOrder,

@@ -1,4 +1,4 @@
-//! What rows wait for: rows of another kind in their group.
+//! Preconditions: rows of another kind in the same group that must be done first.
 
 use leasehold_table_schema::sql::literal;
 
@@ -9,12 +9,12 @@ use crate::spec::states::State;
 use crate::spec::{Precondition, Unmet};
 
 impl SqlParts {
-    /// A row that may be taken now.
+    /// Builds the condition that a row is claimable now.
     pub(crate) fn ready(&self, from: &[State]) -> String {
         self.open(from) + &self.met()
     }
 
-    /// ` AND` all that it waits for is done.
+    /// Builds ` AND` all preconditions are met.
     pub(crate) fn met(&self) -> String {
         let met = self.inner().preconditions.iter().filter_map(|one| {
             let (kind, on) = self.precondition(one)?;
@@ -24,7 +24,7 @@ impl SqlParts {
         met.collect()
     }
 
-    /// A row that waits for one that is not finished.
+    /// Builds the condition that a row depends on an unfinished row.
     pub(crate) fn waiting(&self, from: &[State]) -> String {
         let waits = self.inner().preconditions.iter().filter_map(|one| {
             let (kind, on) = self.precondition(one)?;
@@ -34,7 +34,7 @@ impl SqlParts {
         format!("{} AND {} IS NOT TRUE AND ({any})", self.open(from), self.blocked())
     }
 
-    /// A row that may be taken now, or as soon as those who are at what it waits for have done it.
+    /// Builds the condition that a row is claimable now, or will be when the rows in progress that it depends on are done.
     pub(crate) fn claimable_now_or_soon(&self, from: &[State]) -> String {
         let mut ready = self.open(from);
         for one in &self.inner().preconditions {
@@ -50,7 +50,7 @@ impl SqlParts {
         format!("{ready} AND {} IS NOT TRUE", self.blocked())
     }
 
-    /// Somebody has the row of `alias`, or could take it now.
+    /// Builds the condition that the row of `alias` is taken or claimable now.
     fn in_motion(&self, alias: &str) -> String {
         let inner = self.inner();
         let mut there = format!("{} IN ({})", column(alias, &inner.state), list(&inner.states.takeable));
@@ -64,7 +64,7 @@ impl SqlParts {
         format!("({}) OR ({there})", self.taken(alias))
     }
 
-    /// The row waits for one that has failed, or is not there, and is not to run for that.
+    /// Builds the condition that the row is blocked, because a row that it depends on has failed or does not exist.
     pub(crate) fn blocked(&self) -> String {
         let mut any = Vec::new();
         for one in &self.inner().preconditions {
@@ -101,8 +101,8 @@ impl SqlParts {
         met
     }
 
-    /// The statement that locks the rows `s` which the rows with the keys `$1` and `$2` wait for, and that says whether none of
-    /// them has to wait any more.
+    /// Builds the statement that locks the rows `s` on which the rows with the keys `$1` and `$2` depend. It returns whether all
+    /// of them are finished.
     pub(crate) fn lock_preconditions(&self, one: &Precondition) -> Option<String> {
         let listed = self.listed("$1", "$2");
         let (group, kind) = (self.inner().group.as_ref()?, self.inner().kind.as_ref()?);
@@ -126,7 +126,7 @@ impl SqlParts {
         Some(With::new().step("waited", &waited).end(met))
     }
 
-    /// The column of the kind, and the beginning of a query for the rows `s` that `t` waits for.
+    /// Returns the column of the kind, and the start of a query for the rows `s` on which `t` depends.
     fn precondition(&self, one: &Precondition) -> Option<(String, String)> {
         let (group, kind) = (self.inner().group.as_ref()?, self.inner().kind.as_ref()?);
         let on = format!(
@@ -140,7 +140,7 @@ impl SqlParts {
         Some((column("t", kind), on))
     }
 
-    /// The row of `alias` has failed, or is exhausted.
+    /// Builds the condition that the row of `alias` has failed or is exhausted.
     pub(crate) fn given_up(&self, alias: &str) -> String {
         let failed =
             self.inner().states.failed.as_ref().map(|failed| {
@@ -151,7 +151,7 @@ impl SqlParts {
         if either.is_empty() { "false".to_owned() } else { either.join(" OR ") }
     }
 
-    /// The row of `alias` has no attempt left and nobody has it; `None` where nothing can be exhausted.
+    /// Builds the condition that the row of `alias` is not taken and has no attempts left. `None` if no row can be exhausted.
     pub(crate) fn exhausted(&self, alias: &str) -> Option<String> {
         let (states, state) = (&self.inner().states, column(alias, &self.inner().state));
         let named = states.exhausted.as_ref().map(|name| format!("{state} = {}", literal(name.as_str())));
@@ -159,7 +159,7 @@ impl SqlParts {
         (!either.is_empty()).then(|| format!("({})", either.join(" OR ")))
     }
 
-    /// The row of `alias` lies where it could be taken, without an attempt.
+    /// Builds the condition that the row of `alias` is in a claimable state without attempts left.
     pub(crate) fn spent(&self, alias: &str) -> Option<String> {
         let states = &self.inner().states;
         let attempts = column(alias, self.inner().attempts.as_ref()?);

@@ -1,4 +1,4 @@
-//! The statements that delete rows which were settled long enough ago.
+//! The statements that delete rows whose retention is over.
 
 use super::expression::{checked, column, list};
 use super::parts::{RECEIVED, SqlParts};
@@ -6,7 +6,7 @@ use super::query::millis;
 use super::with::With;
 use crate::spec::Retention;
 
-/// Rows of `t` that may be deleted.
+/// Builds the condition that `t` can be deleted.
 fn old(parts: &SqlParts) -> String {
     let inner = parts.inner();
     let mut settled = vec![inner.states.done.clone()];
@@ -19,13 +19,13 @@ fn old(parts: &SqlParts) -> String {
     format!("{} IN ({}){condition}", parts.state(), list(&settled))
 }
 
-/// The first `$1` of them in the order of their age: `columns` of each.
+/// Selects `columns` of the `$1` oldest rows that can be deleted.
 pub(crate) fn oldest(parts: &SqlParts, columns: &str) -> String {
     let first = parts.inner().settled_at.as_ref().map_or_else(|| parts.id.clone(), |at| column("t", at));
     format!("SELECT {columns} FROM {} t WHERE {} ORDER BY {first} LIMIT $1", parts.table, old(parts))
 }
 
-/// Those whose keys are `$2` and `$3`.
+/// Selects the rows with the keys `$2` and `$3` that can be deleted.
 pub(crate) fn picked_by_key(parts: &SqlParts) -> String {
     format!(
         "SELECT {} FROM {} WHERE {} LIMIT $1",

@@ -1,4 +1,4 @@
-//! A statement with its values, and what its failure means.
+//! A statement with its values, and the meaning of its errors.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ const LONGEST: Duration = Duration::from_secs(100 * 366 * 86_400);
 pub(crate) struct Query {
     pub(crate) sql: Arc<str>,
     values: PgArguments,
-    /// It is not sent again, so that nothing of it is to be kept.
+    /// Whether the statement is sent only once, so that it is not prepared.
     is_once: bool,
 }
 
@@ -30,12 +30,12 @@ impl Query {
         Self { sql: sql.into(), values: PgArguments::default(), is_once: false }
     }
 
-    /// A statement that is made for one use: it takes no place among the prepared ones.
+    /// Builds a statement for one use, which takes no place among the prepared statements.
     pub(crate) fn once(sql: impl Into<Arc<str>>) -> Self {
         Self { is_once: true, ..Self::new(sql) }
     }
 
-    /// The next value.
+    /// Binds the next value.
     pub(crate) fn bind<'q, T: Encode<'q, Postgres> + Type<Postgres>>(
         mut self,
         value: T,
@@ -46,7 +46,7 @@ impl Query {
         Ok(self)
     }
 
-    /// The next two values: the keys of rows.
+    /// Binds the next two values, the ids and queues of rows.
     pub(crate) fn keys<'k>(self, keys: impl IntoIterator<Item = &'k RowKey>) -> Result<Self, ClaimError> {
         let (ids, queues): (Vec<String>, Vec<Option<String>>) =
             keys.into_iter().map(|key| (key.id.to_string(), key.queue.as_deref().map(str::to_owned))).unzip();
@@ -63,7 +63,7 @@ impl Query {
     }
 }
 
-/// A column of an answer.
+/// Reads a column of a reply.
 pub(crate) fn get<'r, T: Decode<'r, Postgres> + Type<Postgres>>(
     row: &'r PgRow,
     name: &str,
@@ -72,13 +72,13 @@ pub(crate) fn get<'r, T: Decode<'r, Postgres> + Type<Postgres>>(
     row.try_get(name).map_err(|error| failed(error, doing))
 }
 
-/// A time for the server, rounded up.
+/// Converts a time to milliseconds, rounded up.
 pub(crate) fn millis(time: Duration) -> i64 {
     let rounded = time.min(LONGEST).as_nanos().div_ceil(1_000_000);
     i64::try_from(rounded).unwrap_or(i64::MAX)
 }
 
-/// The error of a statement; that of a table which does not fit the spec says so.
+/// Converts the error of a statement. If the table does not fit the spec, the error says so.
 pub(crate) fn failed(error: sqlx::Error, doing: &'static str) -> ClaimError {
     let state = sqlstate(&error).unwrap_or_default();
     match state.as_str() {

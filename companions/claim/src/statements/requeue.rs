@@ -1,4 +1,4 @@
-//! The statements that give rows up, or another try.
+//! The statements that give up rows, and that give rows further attempts.
 
 use leasehold_table_schema::sql::literal;
 
@@ -7,8 +7,8 @@ use super::parts::{NOW, SqlParts};
 use crate::spec::Tracking;
 use crate::spec::states::State;
 
-/// Rows with the keys `$2` and `$3` that can be taken, or are, fail with the message `$1`. Owner and lease of one that is
-/// taken are emptied, so that its claim is superseded.
+/// Sets unsettled rows with the keys `$2` and `$3` to failed, with the message `$1`. Clears owner and lease of a taken row, so
+/// that its claim is superseded.
 pub(crate) fn cancel(parts: &SqlParts, failed: &State) -> String {
     let inner = parts.inner();
     let unsettled: Vec<State> = inner.states.takeable.iter().chain(&inner.states.taken).cloned().collect();
@@ -30,7 +30,7 @@ pub(crate) fn cancel(parts: &SqlParts, failed: &State) -> String {
     parts.change(&due, true, &set, "1")
 }
 
-/// Those of the rows with the keys `$2` and `$3` that failed or are exhausted.
+/// Selects the rows with the keys `$2` and `$3` that failed or are exhausted.
 pub(crate) fn given_up(parts: &SqlParts) -> String {
     let (listed, given_up) = (parts.listed("$2", "$3"), checked(&parts.given_up("t")));
     format!(
@@ -40,7 +40,7 @@ pub(crate) fn given_up(parts: &SqlParts) -> String {
     )
 }
 
-/// At most so many rows in this state. The number is known when the server plans.
+/// Selects at most `limit` rows in this state. The limit is in the text, so that the planner knows it.
 pub(crate) fn in_state(parts: &SqlParts, state: &State, limit: u32) -> String {
     format!(
         "SELECT {} FROM {} t{} LIMIT {limit} FOR NO KEY UPDATE OF t SKIP LOCKED",
@@ -55,7 +55,7 @@ pub(crate) fn keys_in_state(parts: &SqlParts, state: &State) -> String {
     format!("SELECT {} FROM {} t{} LIMIT $1", parts.key_text(), parts.table, parts.given_up_in(state, ""))
 }
 
-/// Returns the rows that `picked` selects, with `$1` attempts more; a row without a limit stays so.
+/// Makes the rows that `picked` selects claimable, with `$1` attempts more. A row without a limit stays so.
 pub(crate) fn requeue(parts: &SqlParts, picked: &str) -> String {
     let inner = parts.inner();
     let mut set = vec![format!("{} = {}", inner.state.quoted(), parts.home())];

@@ -1,4 +1,4 @@
-//! The rows of an answer: what a claim says of each, and how it is read.
+//! The rows of a reply: their columns, and their conversion to claims.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ use crate::spec::ids::{OwnerToken, RowId, RowKey};
 use crate::spec::states::State;
 use crate::store::{ClaimRef, Claimed, ClaimedRow, PassCursor, Taken};
 
-/// What `picked` selects beyond the key. Where the claim's statement does not return the row that it has changed, it
-/// carries along the row's columns.
+/// Selects the columns that `picked` needs beyond the key. If the claim's statement does not return the updated row, `picked`
+/// passes on the columns of the row.
 pub(crate) fn carried(parts: &SqlParts, order: &RowOrder, from: &[State]) -> String {
     let mut carried = String::new();
     if from.len() > 1 {
@@ -36,7 +36,7 @@ pub(crate) fn carried(parts: &SqlParts, order: &RowOrder, from: &[State]) -> Str
     carried
 }
 
-/// What is answered of a row of `t`, beyond its key and who has it.
+/// Selects the columns of a row of `t` for the reply, beyond its key and lease.
 pub(crate) fn answers(parts: &SqlParts, attempts: &str) -> String {
     let inner = parts.inner();
     let mut answers = String::new();
@@ -61,8 +61,8 @@ pub(crate) fn answers(parts: &SqlParts, attempts: &str) -> String {
     answers
 }
 
-/// A column of the work. A `numeric` as text, because whoever reads JSON takes a number with a point for a float. The type
-/// is asked of each value: behind `COALESCE`, a domain is the type below it.
+/// Selects a column of the work. A `numeric` becomes text, because JSON readers take a number with a point for a float. The
+/// type is read from each value, because behind `COALESCE` a domain becomes its base type.
 fn as_json(of: &Column) -> String {
     let (value, name) = (column("t", of), of.quoted());
     let is = |kind: &str| {
@@ -78,7 +78,7 @@ fn as_json(of: &Column) -> String {
     )
 }
 
-/// The names of these, and of what a cursor is made of, in `alias`.
+/// Names these columns, and those of the cursor, in `alias`.
 pub(crate) fn names(parts: &SqlParts, order: &RowOrder, alias: &str) -> String {
     let inner = parts.inner();
     let optional = [
@@ -94,7 +94,7 @@ pub(crate) fn names(parts: &SqlParts, order: &RowOrder, alias: &str) -> String {
     names
 }
 
-/// Claims of one row each.
+/// Reads claims of one row each.
 pub(crate) fn taken<'r>(
     parts: &SqlParts,
     rows: impl IntoIterator<Item = &'r PgRow>,
@@ -111,7 +111,7 @@ pub(crate) fn taken<'r>(
     Ok(Taken { claims, cursor, ..Taken::default() })
 }
 
-/// The claims of these rows with their numbers, by which they are sorted.
+/// Reads the claims of these rows, keyed and sorted by their numbers.
 pub(crate) fn claims<'r>(
     parts: &SqlParts,
     rows: impl IntoIterator<Item = &'r PgRow>,
@@ -161,7 +161,7 @@ fn claimed_row(parts: &SqlParts, row: &PgRow, request: &TakeRequest<'_>) -> Resu
     })
 }
 
-/// The row with what [`answers`] says of it.
+/// Reads a row from the columns of [`answers`].
 pub(crate) fn read_row(
     parts: &SqlParts,
     row: &PgRow,

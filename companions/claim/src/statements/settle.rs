@@ -14,7 +14,7 @@ use crate::store::Outcome;
 /// Outcomes that one statement can write together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// To this state, with a message or without.
+    /// The row gets this state, with a message or without.
     At {
         state: State,
         noted: bool,
@@ -30,7 +30,7 @@ pub(crate) enum Ending {
 }
 
 impl Ending {
-    /// How claims with this outcome end.
+    /// Returns the ending for this outcome.
     pub(crate) fn of(parts: &SqlParts, outcome: &Outcome) -> Result<Self, ClaimError> {
         let inner = parts.inner();
         let states = &inner.states;
@@ -77,14 +77,14 @@ fn lacks(parts: &SqlParts, what: &str) -> ClaimError {
     ClaimError::unsupported(format!("the spec of table {} {what}", parts.inner().table))
 }
 
-/// The assignments of an ending; `error` and `delay` are its values.
+/// Builds the assignments of an ending. `error` and `delay` are the SQL for its values.
 fn assignments(parts: &SqlParts, ending: &Ending, error: &str, delay: &str) -> String {
     let inner = parts.inner();
     let mut set = parts.clear_lease();
     let counts = !matches!(ending, Ending::PutBack { .. });
     set.extend(counted(parts, counts));
     if let (Mode::Held, Tracking::Columns { epoch, .. }) = (parts.mode, &inner.tracking) {
-        // Whoever has had a lease on the row is told that it is not his any more.
+        // A greater epoch, so that an earlier leaseholder of the row is superseded.
         set.push(format!("{0} = GREATEST(l.epoch, COALESCE(t.{0}, 0) + 1)", epoch.quoted()));
     }
     let note = |noted: bool, set: &mut Vec<String>| {
@@ -122,20 +122,20 @@ fn assignments(parts: &SqlParts, ending: &Ending, error: &str, delay: &str) -> S
     set.join(", ")
 }
 
-/// The attempts that are left of a row of which an attempt counts, or does not, as an assignment.
+/// Builds the assignment of the attempts left, depending on whether the attempt counts.
 fn counted(parts: &SqlParts, counts: bool) -> Option<String> {
     let left = parts.inner().attempts.as_ref()?;
     let (name, now) = (left.quoted(), column("t", left));
     match (parts.mode, counts) {
-        // It was counted when the row was taken.
+        // The attempt was subtracted when the row was taken.
         (Mode::Leased, true) | (Mode::Held, false) => None,
         (Mode::Leased, false) => Some(format!("{name} = {now} + 1")),
-        // Not GREATEST, which makes zero of NULL.
+        // Not GREATEST, because it turns NULL into zero.
         (Mode::Held, true) => Some(format!("{name} = CASE WHEN {now} > 0 THEN {now} - 1 ELSE {now} END")),
     }
 }
 
-/// Whether the ending may be written to a row, beyond its being taken.
+/// Builds the condition for writing the ending to a claimed row.
 fn allowed(parts: &SqlParts, ending: &Ending) -> String {
     let states = &parts.inner().states;
     match ending {
@@ -152,12 +152,12 @@ fn allowed(parts: &SqlParts, ending: &Ending) -> String {
     }
 }
 
-/// Whether an ending may use up a row.
+/// Builds the flag that the ending exhausts the row.
 fn used(parts: &SqlParts, ending: &Ending) -> String {
     if matches!(ending, Ending::Retry { .. }) { parts.used_up() } else { "false".to_owned() }
 }
 
-/// A further answer for rows that come back at once, which wakes workers of other processes with the commit.
+/// Adds a notification to the reply for rows that are claimable at once. It wakes workers of other processes at commit.
 fn told(parts: &SqlParts, ending: &Ending) -> String {
     match ending {
         Ending::Retry { later: false, .. } | Ending::PutBack { later: false } => {
@@ -167,7 +167,7 @@ fn told(parts: &SqlParts, ending: &Ending) -> String {
     }
 }
 
-/// One row of a claim with one row, for the commonest case.
+/// Ends a claim of one row, the most common case.
 pub(crate) fn one(parts: &SqlParts, ending: &Ending) -> String {
     let Tracking::Columns { owner, epoch, .. } = &parts.inner().tracking else { return String::new() };
     let queue = parts.queue.as_ref().map_or(String::new(), |queue| format!(" AND {queue} = $3::text"));
@@ -193,7 +193,7 @@ pub(crate) fn one(parts: &SqlParts, ending: &Ending) -> String {
     }
 }
 
-/// The step `want`: the rows of claims, which are parameters.
+/// Builds the step `want`, the rows of the claims in the parameters.
 pub(crate) fn want(parts: &SqlParts, ends: bool) -> String {
     let (more, names) = if ends {
         (", pg_catalog.unnest($6::text[]), pg_catalog.unnest($7::bigint[])", ", error, delay")
@@ -209,8 +209,8 @@ pub(crate) fn want(parts: &SqlParts, ends: bool) -> String {
     )
 }
 
-/// `t`, and `x` where the lease is kept elsewhere, joined to the rows `w` that are wanted. With the
-/// condition that the row is the claim's, and what is to be locked.
+/// Returns the join of `t`, and of the lease `x` in a side table, with the rows `w` of the claims. Also returns the condition
+/// that the row belongs to the claim, and the tables to lock.
 pub(crate) fn owned(parts: &SqlParts) -> (String, String, &'static str) {
     let same = parts.same_row("w");
     if parts.mode == Mode::Held {
@@ -233,7 +233,7 @@ pub(crate) fn owned(parts: &SqlParts) -> (String, String, &'static str) {
         ),
         (_, Some(side)) => {
             let row = parts.side_row(side, "t");
-            // What is taken is in the side table: the state need not be asked for that.
+            // The side table has only taken rows, so the state is not needed for that.
             let states = &parts.inner().states;
             let stored = states.taken.as_ref().map_or(states.takeable.as_slice(), std::slice::from_ref);
             (
@@ -250,22 +250,22 @@ pub(crate) fn owned(parts: &SqlParts) -> (String, String, &'static str) {
     }
 }
 
-/// Claims of which all rows were found and locked.
+/// Selects claims of which all rows were found and locked.
 const WHOLE: &str = "SELECT claim FROM (SELECT claim, pg_catalog.count(*) AS n FROM want GROUP BY claim) a \
      JOIN (SELECT claim, pg_catalog.count(*) AS n FROM locked GROUP BY claim) b USING (claim, n)";
 
-/// Removes a claim that has ended from what the transaction holds.
+/// Removes a claim that has ended from the transaction's held rows.
 const FORGET: &str = "SELECT e.*, pg_catalog.set_config('leasehold.held', pg_catalog.regexp_replace( \
      pg_catalog.current_setting('leasehold.held', true), ' [0-9a-f]+=' || ($4::text[])[1], '', 'g'), true) FROM ended e";
 
-/// All rows of the claim were found. Not a join, which the planner takes for a small one and does by comparing
-/// each row with each claim.
+/// All rows of the claim were found. Not a join, because the planner would expect few rows and compare each row with each
+/// claim.
 const IS_WHOLE: &str = "(l.claim IN (SELECT claim FROM whole)) IS TRUE";
 
-/// Several rows, in the order in which everybody locks rows, and only claims of which all rows are there. Those
-/// of several claims are not waited for while others have them locked: one must not hold up the rest.
+/// Ends several rows in the common lock order, and only claims of which all rows are found. With `is_batch`, skips rows that
+/// other transactions have locked, because one claim must not delay the others.
 pub(crate) fn many(parts: &SqlParts, ending: &Ending, is_batch: bool) -> String {
-    // A row that others refer to can be settled, but not deleted, while they insert the reference.
+    // A concurrent insert of a foreign key reference allows settling a row, but not deleting it.
     let strength = if matches!(ending, Ending::Deleted) { "UPDATE" } else { "NO KEY UPDATE" };
     let skip = if is_batch { " SKIP LOCKED" } else { "" };
     let (join, mine, lock) = owned(parts);
@@ -290,7 +290,7 @@ pub(crate) fn many(parts: &SqlParts, ending: &Ending, is_batch: bool) -> String 
     let told = told(parts, ending);
     let answer = format!("RETURNING l.claim, {}, {used} AS used{told}", parts.key_text());
     if parts.mode == Mode::Held {
-        // What has ended is not held any more.
+        // A claim that has ended is no longer held.
         let ended = format!("{} {answer}", change.unwrap_or_default());
         return with.change("ended", &ended).end(FORGET);
     }
@@ -311,10 +311,10 @@ pub(crate) fn many(parts: &SqlParts, ending: &Ending, is_batch: bool) -> String 
     }
 }
 
-/// What is there of the rows that are wanted.
+/// Reads the current owner, epoch and state of the rows of the claims.
 pub(crate) fn probe(parts: &SqlParts) -> String {
     let (join, mine, _) = owned(parts);
-    // Held claims of rows whose leases are in a side table do not look there.
+    // Held claims do not read leases in a side table.
     let lease = parts.lease.as_ref().filter(|_| parts.mode == Mode::Leased || parts.side.is_none());
     let epoch = lease.map_or("NULL", |lease| &lease.epoch);
     With::new().step("want", &want(parts, false)).end(&format!(

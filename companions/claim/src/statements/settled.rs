@@ -1,4 +1,4 @@
-//! The claims that a statement is to end, and what became of them.
+//! The claims that a statement ends, and their results.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::spec::ids::RowKey;
 use crate::spec::states::State;
 use crate::store::{ClaimRef, Outcome, Settled};
 
-/// What is settled, for the parameters of a statement.
+/// The parameters of a statement that ends claims.
 #[derive(Default)]
 pub(crate) struct ClaimParameters {
     claims: Vec<i64>,
@@ -60,7 +60,7 @@ impl ClaimParameters {
         wanted
     }
 
-    /// The first five parameters; the seven of a settlement with `ends`.
+    /// Binds the first five parameters, or with `ends` the seven of a settlement.
     pub(crate) fn bind(self, sql: impl Into<Arc<str>>, ends: bool) -> Result<Query, ClaimError> {
         let query = Query::new(sql)
             .bind(self.claims)?
@@ -71,7 +71,7 @@ impl ClaimParameters {
         if ends { query.bind(self.errors)?.bind(self.delays) } else { Ok(query) }
     }
 
-    /// For a statement of one row.
+    /// Binds the parameters of a statement for one row.
     pub(crate) fn bind_one(mut self, sql: impl Into<Arc<str>>) -> Result<Query, ClaimError> {
         Query::new(sql)
             .bind(self.claims.pop().unwrap_or_default())?
@@ -84,7 +84,7 @@ impl ClaimParameters {
     }
 }
 
-/// What is not a character of the server's text is replaced.
+/// Replaces NUL, which the server's text cannot contain.
 pub(crate) fn storable(message: &str) -> String {
     message.replace('\0', "\u{fffd}")
 }
@@ -107,7 +107,7 @@ pub(crate) fn written(
     Ok(written)
 }
 
-/// Why the claim with this number was not settled.
+/// Returns the reason why the claim with this number was not settled.
 pub(crate) fn lost(
     parts: &SqlParts,
     rows: &[PgRow],
@@ -137,7 +137,7 @@ pub(crate) fn lost(
         (Some((.., Some(from))), Outcome::To(to)) if !parts.inner().states.allows(&from, to) => {
             Ok(ClaimError::IllegalTransition { from, to: to.clone() })
         }
-        // In a batch, rows that others have locked are passed over.
+        // In a batch, the statement skips locked rows.
         (Some((row, ..)), _) if is_batch => Ok(ClaimError::Busy { what: format!("row {row}") }),
         (Some((row, epoch, current_epoch, state)), _) => {
             Ok(ClaimError::Superseded { row, epoch, current_epoch, state })
@@ -146,13 +146,13 @@ pub(crate) fn lost(
     }
 }
 
-/// The table has no row of the claim.
+/// Builds the error of a claim without a row in the table.
 pub(crate) fn nowhere(claim: &ClaimRef) -> ClaimError {
     let (row, epoch) = claim.rows.first().cloned().unwrap_or_else(|| (RowKey::new(0), 0));
     ClaimError::Superseded { row, epoch, current_epoch: None, state: None }
 }
 
-/// All rows of a claim were written, or something at the table kept some from it.
+/// Checks that all rows of a claim were written, because a trigger or rule of the table can prevent it.
 pub(crate) fn whole(count: usize, claim: &ClaimRef, settled: Settled) -> Result<Settled, ClaimError> {
     if count == claim.rows.len() {
         return Ok(settled);

@@ -1,4 +1,4 @@
-//! Counting rows, up to a limit.
+//! Counts rows up to a limit.
 
 use super::expression::{column, list};
 use super::order::RowOrder;
@@ -7,15 +7,15 @@ use super::pick::TakeRequest;
 use crate::spec::Tracking;
 use crate::spec::states::State;
 
-/// One row with the counts, each of at most as many rows as are asked for. None is counted by reading past rows that count
-/// as something else, but for those of other queues.
+/// Builds the statement that returns one row with the counts, each up to the limit of the request. No count reads past rows
+/// of another kind, except rows of other queues.
 pub(crate) fn stats(parts: &SqlParts, order: &RowOrder, request: &TakeRequest<'_>) -> String {
     let (inner, limit, queue) = (parts.inner(), request.take.limit, request.in_queue(parts));
     let count =
         |from: &str| format!("(SELECT pg_catalog.count(*) FROM (SELECT FROM {from} LIMIT {limit}) c)");
     let none = || "0::bigint".to_owned();
     let of_table = |rest: String| count(&format!("{} t{rest}", parts.table));
-    // In the order of the index that has them, because the server would read the table where it expects to find many.
+    // In the order of the fitting index, because the server would scan the table if it expects many hits.
     let by_id = |condition: String| of_table(format!(" WHERE {condition}{queue} ORDER BY {}", parts.id));
     let in_state = |state: &Option<State>| {
         state.as_ref().map_or_else(none, |name| of_table(parts.given_up_in(name, &queue)))

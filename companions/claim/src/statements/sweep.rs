@@ -7,8 +7,7 @@ use super::parts::{LeaseSql, NOW, RECEIVED, SqlParts};
 use super::with::With;
 use crate::spec::Tracking;
 
-/// Rows of `t` whose lease has ended, `x` being the lease where it is kept elsewhere, those first that ended
-/// first.
+/// Selects rows of `t` whose lease has ended, the earliest end first. `x` is the lease in a side table.
 fn over(parts: &SqlParts, and: &str) -> String {
     let Some(LeaseSql { until, .. }) = &parts.lease else { return String::new() };
     let (from, is_taken) = match &parts.side {
@@ -26,7 +25,7 @@ pub(crate) fn sweep(parts: &SqlParts) -> String {
     sweep_where(parts, "")
 }
 
-/// The same of the rows with the keys `$2` and `$3` alone.
+/// Returns such rows among the keys `$2` and `$3` only.
 pub(crate) fn sweep_keys(parts: &SqlParts) -> String {
     sweep_where(parts, &format!(" AND {}", parts.among("$2", "$3")))
 }
@@ -41,7 +40,7 @@ fn sweep_where(parts: &SqlParts, and: &str) -> String {
     let mut set = parts.clear_lease();
     let states = &inner.states;
     let stored = states.taken.as_ref().map_or(states.takeable.as_slice(), std::slice::from_ref);
-    // A row that was settled by hand stays so; only the lease goes.
+    // A row that was settled by hand stays settled: only the lease is deleted.
     let is_taken = format!("{} IN ({})", parts.state(), list(stored));
     set.extend(parts.back());
     let answer = format!("RETURNING {}, {} AS used", parts.key_text(), parts.used_up());
@@ -68,7 +67,7 @@ fn sweep_where(parts: &SqlParts, and: &str) -> String {
                 parts.used_up(),
                 over(parts, and),
             );
-            // Also leases of rows that are gone.
+            // Also deletes leases of deleted rows.
             let gone = format!(
                 "DELETE FROM {table} x WHERE x.tab = {tab} AND x.lease_until <= {RECEIVED} \
                  AND NOT EXISTS (SELECT FROM {claimed} t WHERE {joined})",
@@ -98,7 +97,7 @@ fn sweep_where(parts: &SqlParts, and: &str) -> String {
     }
 }
 
-/// Rows that lie waiting without an attempt left become exhausted, where there is a state for that.
+/// Sets claimable rows without attempts left to exhausted, if the spec has a state for them.
 pub(crate) fn use_up(parts: &SqlParts) -> Option<String> {
     let (inner, key) = (parts.inner(), parts.key());
     let due =
@@ -108,18 +107,18 @@ pub(crate) fn use_up(parts: &SqlParts) -> Option<String> {
     Some(parts.change(&due, false, &set, &format!("{}, true AS used", parts.key_text())))
 }
 
-/// From where such rows come.
+/// Selects rows without attempts left that are not taken.
 fn exhausted_rows_from(parts: &SqlParts) -> Option<String> {
     let inner = parts.inner();
     inner.states.exhausted.as_ref()?;
     let left = column("t", inner.attempts.as_ref()?);
-    // Other rows are for whoever claims them.
+    // Rows that the filter excludes are left to the claimers that take them.
     let mine = inner.filter.as_ref().map_or(String::new(), |filter| format!(" AND ({})", filter.as_str()));
     let free = parts.free(&inner.states.takeable);
     Some(format!("FROM {} t WHERE {free} AND {left} <= 0{mine}", parts.table))
 }
 
-/// Tells in how many milliseconds the first lease ends: 0 where there is something to sweep, NULL where nothing is taken.
+/// Returns the milliseconds until the first lease ends. 0 if a sweep has work, NULL if no row is taken.
 pub(crate) fn next_end(parts: &SqlParts) -> String {
     let first = match (&parts.lease, &parts.side) {
         (Some(lease), None) => {
@@ -130,7 +129,7 @@ pub(crate) fn next_end(parts: &SqlParts) -> String {
         }
         (None, None) => "NULL::timestamptz".to_owned(),
     };
-    // Receipt of the statement, and not the clock, which the planner cannot compare with an index.
+    // Receipt of the statement, because the planner cannot compare the clock with an index.
     let left = format!(
         "CASE WHEN n.first IS NOT NULL THEN \
          pg_catalog.ceil(GREATEST(EXTRACT(epoch FROM {} - {RECEIVED}), 0) * 1000)::bigint END",

@@ -13,15 +13,15 @@ use super::with::With;
 use crate::spec::Tracking;
 use crate::spec::states::State;
 
-/// The second half of a claim, after `picked`, which has locked rows of `t`: writes who has them.
+/// The second half of a claim, after `picked` has locked rows of `t`. Writes the lease.
 struct TakeStatement<'a> {
     parts: &'a SqlParts,
     order: &'a RowOrder,
-    /// One row at most.
+    /// Whether the limit is one row.
     single: bool,
-    /// Which claim of the batch a row is of.
+    /// SQL for a row's claim number in the batch.
     claim: &'a str,
-    /// Where owners come from that are numbers, if not from a sequence row by row.
+    /// SQL for numeric owners, if they do not come from the sequence row by row.
     sequence: Option<&'a str>,
 }
 
@@ -55,7 +55,7 @@ impl TakeStatement<'_> {
                     answers(parts, "") + &self.order.texts()
                 ))
             }
-            // Refused before anything is asked for.
+            // Callers refuse such a spec before they send a statement.
             Tracking::None => String::new(),
         }
     }
@@ -79,8 +79,8 @@ impl TakeStatement<'_> {
         let is_noted = format!("noted.id = p.id::text AND noted.queue = {queue}");
         let changes = self.changes();
         if !changes.is_empty() {
-            // The state is checked once more for servers that do not lock what `picked` selects (docs/hazards.md H59):
-            // a row that was done in between stays done.
+            // The state is checked again for servers that do not lock the rows that `picked` selects (docs/hazards.md H59). A row that
+            // was done since stays done.
             let changed = format!(
                 "UPDATE {} AS t SET {} FROM picked p, noted WHERE {} AND {is_noted} AND {}",
                 parts.table,
@@ -99,7 +99,7 @@ impl TakeStatement<'_> {
         ))
     }
 
-    /// What changes in the claimed table, whoever has the row.
+    /// Builds the assignments to the claimed table that do not depend on the owner.
     fn changes(&self) -> Vec<String> {
         let inner = self.parts.inner();
         let mut set = Vec::new();
@@ -124,7 +124,7 @@ impl TakeStatement<'_> {
     }
 }
 
-/// The statement that takes rows, each on its own.
+/// Builds the statement that takes single rows.
 pub(crate) fn take_alone(
     parts: &SqlParts,
     order: &RowOrder,
@@ -136,7 +136,7 @@ pub(crate) fn take_alone(
     take.statement(alone(parts, order, request, nulls, single), request.from)
 }
 
-/// The statement that takes rows of groups or tenants that are locked.
+/// Builds the statement that takes rows of locked groups or tenants.
 pub(crate) fn take_selected(selection: &Selection<'_>) -> String {
     let Selection { parts, order, request, .. } = *selection;
     let sequence = parts.inner().owner_sequence.as_ref().map(|_| "p.owner");
@@ -145,8 +145,8 @@ pub(crate) fn take_selected(selection: &Selection<'_>) -> String {
     take.statement(picked, request.from)
 }
 
-/// The statement that puts back everything that the batch `$2` of at most `$1` claims has taken. `None` where the spec
-/// keeps no lease.
+/// Builds the statement that puts back all rows of the batch `$2`, which has at most `$1` claims. `None` if the spec has no
+/// lease.
 pub(crate) fn put_back(parts: &SqlParts) -> Option<String> {
     let (inner, lease) = (parts.inner(), parts.lease.as_ref()?);
     let owners = format!(

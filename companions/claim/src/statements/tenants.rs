@@ -1,10 +1,12 @@
-//! The statements that find and take rows where at most so many of each tenant (or queue: each value of a column) may be worked on at a time.
+//! The statements that find and take rows if the number of each tenant's rows in progress is limited. A tenant is a value of
+//! a column, for example a queue.
 //!
-//! As for groups, there are three statements: the first finds rows, the second locks their tenants against others that are
-//! taking, and the third, which sees what others have committed until then, counts what is worked on and takes the rest.
-//! Claims of open transactions cannot be counted in the table. They keep places instead: locks numbered from 1 on, of which a
-//! claim takes the first that is free, and none above the limit less the number of leases. Leases need no place, but as many
-//! of the last ones have to be free: then there are never more of both than the limit.
+//! As for groups, there are three statements. The first finds rows. The second locks their tenants against other takers. The
+//! third sees their commits, counts the rows in progress and takes the remaining number.
+//!
+//! Claims of open transactions are not visible in the table, so they hold places: advisory locks numbered from 1. A held claim
+//! takes the lowest free place that is at most the limit minus the number of leases. Leases hold no place, but a lease is
+//! taken only if as many of the highest places are free. So leases and held claims together never exceed the limit.
 
 use super::expression::{checked, column, list, next};
 use super::groups::Selection;
@@ -14,8 +16,8 @@ use super::row::carried;
 use super::with::With;
 use crate::spec::TenantLimit;
 
-/// Gives the open transaction the first place of `$1` that is free, if there is one among `$2`. It is told those that it has
-/// once more, so that they are noted.
+/// Gives the open transaction the first free place of `$1` up to `$2`, if one is free, and adds it to the setting
+/// `leasehold.places`. Places that the transaction already has do not count as free.
 pub(crate) const PLACE: &str = "SELECT p.place, pg_catalog.set_config('leasehold.places', \
      pg_catalog.concat(pg_catalog.current_setting('leasehold.places', true), ' ', $1::int4, ':', p.place, ' '), true) \
      FROM (SELECT n AS place FROM pg_catalog.generate_series(1, $2::int4) n WHERE CASE WHEN pg_catalog.strpos( \
@@ -23,7 +25,7 @@ pub(crate) const PLACE: &str = "SELECT p.place, pg_catalog.set_config('leasehold
      THEN false ELSE pg_catalog.pg_try_advisory_xact_lock($1::int4, n) END LIMIT 1) p";
 
 impl Selection<'_> {
-    /// The statement that tells how many places leases leave to the tenant of the row with the key `$1` and `$2`.
+    /// Builds the statement that counts the places that leases leave to the tenant of the row with the key `$1` and `$2`.
     pub(crate) fn count(&self) -> String {
         format!(
             "SELECT {} AS room FROM (SELECT {} AS g FROM {}) f",
@@ -33,7 +35,7 @@ impl Selection<'_> {
         )
     }
 
-    /// How many more rows of the tenant `g` may be worked on, as far as leases count.
+    /// Builds the number of further rows of tenant `g` that can be in progress, counting only leases.
     fn room(&self, g: &str) -> String {
         let (parts, tenant) = (self.parts, self.group);
         let most = parts.inner().limit.as_ref().map_or(0, |TenantLimit { most, .. }| *most);
@@ -58,7 +60,7 @@ impl Selection<'_> {
         format!("{most} - (SELECT pg_catalog.count(*) FROM ({leased} LIMIT {most}) b)")
     }
 
-    /// What is answered of the rows `t`.
+    /// Selects the columns of the rows `t` for the reply.
     fn answered(&self) -> String {
         let (parts, tenant) = (self.parts, column("t", self.group));
         let queue = parts.queue.as_ref().map_or("NULL::text".to_owned(), |queue| format!("{queue}::text"));
@@ -69,14 +71,14 @@ impl Selection<'_> {
         )
     }
 
-    /// Which rows may be taken, behind the cursor.
+    /// Builds the condition for claimable rows behind the cursor.
     fn behind(&self, nulls: Option<&[bool]>) -> String {
         let behind =
             nulls.map_or(String::new(), |nulls| format!(" AND {}", self.order.behind(nulls, FREE + 2)));
         self.request.everywhere(self.parts) + &behind
     }
 
-    /// The first rows, whosever they are.
+    /// Finds the first rows of all tenants.
     pub(crate) fn look_in_order(&self, nulls: Option<&[bool]>) -> String {
         let found = format!(
             "SELECT {} FROM {} t WHERE {} ORDER BY {} LIMIT $5",
@@ -97,7 +99,7 @@ impl Selection<'_> {
         ))
     }
 
-    /// The first rows of each tenant with room that was not seen, and of none.
+    /// Finds the first rows of each new tenant with room, and rows without a tenant.
     pub(crate) fn look_by_tenant(&self, nulls: Option<&[bool]>) -> String {
         let (parts, inner) = (self.parts, self.parts.inner());
         let (table, tenant, by) = (&parts.table, column("t", self.group), self.order.order());
@@ -105,7 +107,7 @@ impl Selection<'_> {
         stored.extend(inner.states.taken.iter().filter(|_| inner.on_read).cloned());
         let stored = format!("{} IN ({})", parts.state(), list(&stored));
         let most = inner.limit.as_ref().map_or(0, |limit| limit.most);
-        // From each tenant to the next by the index, however many rows each has.
+        // Goes from tenant to tenant by the index, independent of the number of their rows.
         let tenants = format!(
             "(SELECT {tenant} FROM {table} t WHERE {stored} AND {tenant} IS NOT NULL ORDER BY {tenant} LIMIT 1) \
              UNION ALL SELECT (SELECT {tenant} FROM {table} t WHERE {stored} AND {tenant} > e.g ORDER BY {tenant} LIMIT 1) \
@@ -122,7 +124,7 @@ impl Selection<'_> {
              ORDER BY {tenant}, {by} LIMIT $1)",
             answered = self.answered(),
             ready = self.behind(nulls),
-            // A number that the server knows when it plans.
+            // In the text, because the planner then knows the number.
             each = most.min(self.limit.next_power_of_two()),
         );
         let with = parts.begin().recursive("tenant(g)", &tenants).step("roomy", &roomy).step("found", &found);
@@ -133,8 +135,8 @@ impl Selection<'_> {
         ))
     }
 
-    /// Begins a statement with the step `picked`: the rows that were chosen. Under leases these are rows of tenants that are
-    /// locked, as many as there is room for. Those beyond it are locked in vain until the statement's transaction ends.
+    /// Begins a statement with the step `picked`, the chosen rows. Under leases, these are as many rows of the locked tenants as
+    /// have room. Rows beyond the room stay locked until the transaction ends.
     pub(crate) fn chosen(&self) -> With {
         let Self { parts, order, request, .. } = *self;
         let (inner, tenant, leased) = (parts.inner(), column("t", self.group), parts.mode == Mode::Leased);
@@ -163,7 +165,7 @@ impl Selection<'_> {
         );
         let with = parts.begin().step("lead", &lead);
         if !leased {
-            // The places of a transaction that stays open were taken before.
+            // A transaction that stays open took its places before.
             return with.step("picked", &locked);
         }
         let tenants = format!(
@@ -176,12 +178,12 @@ impl Selection<'_> {
     }
 }
 
-/// As many rows of a tenant as there are free places in a row below the first `top` ones. The places of open transactions
-/// are locked.
+/// Computes the room of each tenant: the number of free places below its first `top` ones, from the top. Open transactions
+/// have locked their places.
 const ROOMY: &str = "SELECT f.g, f.top - COALESCE((SELECT n FROM pg_catalog.generate_series(f.top, \
      GREATEST(f.top - f.wanted, 0) + 1, -1) n WHERE NOT pg_catalog.pg_try_advisory_xact_lock(f.class, n::int4) LIMIT 1), \
      GREATEST(f.top - f.wanted, 0)) AS room FROM tenant f";
 
-/// The first rows of each tenant, as many as have room, and rows of none.
+/// Selects the first rows of each tenant, as many as have room, and rows without a tenant.
 const PICKED: &str = "SELECT l.* FROM (SELECT k.*, pg_catalog.row_number() OVER (PARTITION BY k.g ORDER BY k.claim) AS nth \
      FROM locked k) l LEFT JOIN roomy r ON r.g = l.g WHERE l.g IS NULL OR l.nth <= r.room ORDER BY l.claim";

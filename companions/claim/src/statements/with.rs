@@ -12,7 +12,7 @@ impl With {
         Self::default()
     }
 
-    /// Adds a query whose rows later steps read. It is carried out once.
+    /// Adds a query whose rows later steps read. The server runs it once.
     pub(crate) fn step(self, name: &str, query: &str) -> Self {
         self.with(format!("{name} AS MATERIALIZED ({query})"))
     }
@@ -33,7 +33,7 @@ impl With {
         self
     }
 
-    /// The whole statement: these steps, and then `last`.
+    /// Builds the whole statement: these steps, and then `last`.
     pub(crate) fn end(self, last: &str) -> String {
         let recursive = if self.is_recursive { "RECURSIVE " } else { "" };
         format!("WITH {recursive}{}\n{last}", self.steps.join(",\n"))

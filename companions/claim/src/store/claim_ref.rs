@@ -1,4 +1,4 @@
-//! A claim as later calls name it, and as text outside of the process.
+//! References to claims, which later calls take, and their text form for use outside the process.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write as _};
@@ -11,50 +11,50 @@ use crate::error::ClaimError;
 use crate::spec::Inner;
 use crate::spec::ids::{OwnerToken, RowId, RowKey};
 
-/// What the text begins with; the number is that of its form.
+/// The prefix of the text, with the version of the format.
 const FORM: &str = "lc1";
 
-/// The longest text that is read, in bytes.
+/// The longest text that is parsed, in bytes.
 const LONGEST: usize = 1 << 20;
 
-/// A claim as later calls name it. Cheap to clone.
+/// A reference to a claim, which later calls take. Cheap to clone.
 ///
-/// Its text form outlives the process: whatever can store a few bytes for each row can settle the claim later, or
-/// elsewhere, through any store of the same table.
+/// Its text form outlives the process. A system that can store a few bytes per row can settle the claim later, or
+/// in another process, through any store of the same table.
 ///
 /// ```
 /// use leasehold_claim::{ClaimError, ClaimRef, ClaimStore, Claimed, Outcome};
 ///
-/// /// What a broker sends along with a message ..
+/// The receipt that a broker sends along with a message ..
 /// fn receipt(claimed: &Claimed) -> String {
 ///     claimed.claim.to_string()
 /// }
 ///
-/// /// .. and gets back as its acknowledgement. `Superseded`: too late, somebody else has the message by now.
+/// .. and gets back as its acknowledgement. `Superseded`: too late, another worker has the message.
 /// async fn acknowledge(store: &dyn ClaimStore, receipt: &str) -> Result<(), ClaimError> {
 ///     let claim: ClaimRef = receipt.parse()?;
 ///     store.settle_one(&claim, Outcome::Done).await.map(drop)
 /// }
 /// ```
 ///
-/// The text consists of ASCII letters, digits and `-`, `.`, `_`, `~` alone, so that it can stand in a URL or a header as it
-/// is. It begins with the version of its form. A row takes its id, its queue and up to 25 bytes; a character of an
-/// id or queue other than an ASCII letter, a digit or `-` takes three for each of its bytes. A text above 1 MiB is not read:
-/// a group of 10,000 rows fits unless its ids are long.
+/// The text consists of ASCII letters, digits and `-`, `.`, `_`, `~`, so it needs no escaping in a URL or a
+/// header. It begins with the version of the format. A row takes its id, its queue and up to 25 bytes. Each byte
+/// of a character other than an ASCII letter, a digit or `-` takes three. A text above 1 MiB is refused: a group
+/// of 10,000 rows fits unless its ids are long.
 ///
-/// Whoever has the text can end the claim: give it to those alone who may. It cannot be guessed where owners are random,
-/// which they are unless they are numbers of a sequence.
+/// The holder of the text can end the claim, so give it only to trusted parties. It cannot be guessed if owners
+/// are random, which is the case unless they are numbers of a sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ClaimRef {
-    /// Made for this claim alone.
+    /// Unique to this claim.
     pub owner: OwnerToken,
     /// Its rows, each with the epoch under which it was taken.
     pub rows: Arc<[(RowKey, i64)]>,
 }
 
 impl ClaimRef {
-    /// Whether a table of this spec may have such a claim; one that was read from text may be of another.
+    /// Returns whether a table of this spec can have such a claim. A claim from text might be of another table.
     pub(crate) fn fits(&self, spec: &Inner) -> bool {
         let is_number = matches!(self.owner, OwnerToken::Number(_));
         let is_row = |key: &RowKey| {
@@ -91,11 +91,11 @@ impl fmt::Display for ClaimRef {
 impl FromStr for ClaimRef {
     type Err = ClaimError;
 
-    /// Reads what [`Display`](fmt::Display) has written.
+    /// Parses the output of [`Display`](fmt::Display).
     ///
     /// # Errors
     ///
-    /// [`Malformed`](ClaimError::Malformed) for anything else, which was cut off, for example, or is of a later version.
+    /// [`Malformed`](ClaimError::Malformed) for any other text, for example one that was cut off or is of a later version.
     fn from_str(text: &str) -> Result<Self, ClaimError> {
         if text.len() > LONGEST {
             return Err(malformed(format!("it has {} bytes, and {LONGEST} are the most", text.len())));
@@ -130,7 +130,7 @@ fn row(text: &str) -> Option<(RowKey, i64)> {
     let mut parts = text.split('~');
     let (epoch, id, queue) = (number(parts.next()?)?, typed(parts.next()?)?, parts.next());
     let queue = queue.map(unescape);
-    // Nothing behind it, and no queue that cannot be read.
+    // No further parts, and no queue that cannot be read.
     let is_whole = parts.next().is_none() && queue.as_ref().is_none_or(Option::is_some);
     is_whole.then(|| (RowKey { queue: queue.flatten().map(Arc::from), id }, epoch))
 }
@@ -145,7 +145,7 @@ fn typed(text: &str) -> Option<RowId> {
     }
 }
 
-/// As it was written: there is one text for each claim.
+/// Parses a number only in the form in which it is written, because each claim has exactly one text.
 fn number(text: &str) -> Option<i64> {
     text.parse().ok().filter(|number: &i64| number.to_string() == text)
 }

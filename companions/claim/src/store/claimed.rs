@@ -18,22 +18,22 @@ use crate::spec::states::State;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Claimed {
-    /// Who has it, and which rows under which epochs: what later calls match.
+    /// The owner, and the rows with their epochs. Later calls match all of them.
     pub claim: ClaimRef,
     /// The rows, in order.
     pub rows: Vec<ClaimedRow>,
-    /// The group, where the spec names one and the row has one.
+    /// The group, if the spec has groups and the row is in one.
     pub group: Option<Arc<str>>,
-    /// The shortest lease of its rows.
+    /// The shortest lease of the rows.
     pub lease: Duration,
-    /// The shortest timeout that its rows have of their own.
+    /// The shortest timeout that one of the rows has in its own column.
     pub(crate) timeout: Option<Duration>,
 }
 
 impl Claimed {
-    /// A number that grows with every claim of a row, to be passed to whatever the work changes elsewhere: who
-    /// comes with a smaller one than was seen for this row is late. The greatest of its rows; `None` where
-    /// the spec keeps none.
+    /// Returns a number that grows with every claim of a row: the greatest epoch of the rows. Pass it to every resource
+    /// that the work changes, which must refuse a smaller number than it has seen for the row. `None` if the spec has no
+    /// epochs.
     #[must_use]
     pub fn epoch(&self) -> Option<i64> {
         self.rows.iter().map(|row| row.epoch).max().filter(|epoch| *epoch > 0)
@@ -44,27 +44,26 @@ impl Claimed {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ClaimedRow {
-    /// Which row.
+    /// The key of the row.
     pub key: RowKey,
-    /// The epoch of this claim; 0 where the spec keeps none.
+    /// The epoch of this claim, or 0 if the spec has no epochs.
     pub epoch: i64,
-    /// The state in which it was found.
+    /// The state of the row before the claim.
     pub found: State,
-    /// The kind of work, where the spec has kinds.
+    /// The kind of work, if the spec has kinds.
     pub kind: Option<Arc<str>>,
-    /// How often it can be tried after this time, where the spec counts attempts.
+    /// The number of attempts left after this one, if the spec counts attempts.
     pub attempts_left: Option<i32>,
-    /// The columns that the spec names as work, as an object; `Null` where it names none, and their JSON as text
-    /// where it cannot be read.
+    /// The work columns of the spec as an object. `Null` if the spec has none, and text if their JSON cannot be parsed.
     pub work: Value,
 }
 
 impl ClaimedRow {
-    /// Its id as a number, UUID or text, or as whatever reads such a text: `row.id::<i64>()`.
+    /// Returns the id as a number, UUID or text, or as any type that parses it: `row.id::<i64>()`.
     ///
     /// # Errors
     ///
-    /// [`InvalidSpec`](ClaimError::InvalidSpec) when it is not of that type, or too large for it.
+    /// [`InvalidSpec`](ClaimError::InvalidSpec) if the id is not of that type, or too large for it.
     pub fn id<T: FromStr<Err: fmt::Display>>(&self) -> Result<T, ClaimError> {
         let id = self.key.id.to_string();
         id.parse().map_err(|error| {
@@ -72,19 +71,20 @@ impl ClaimedRow {
         })
     }
 
-    /// The columns of the work as a value of your own.
+    /// Deserializes the columns of the work.
     ///
     /// # Errors
     ///
-    /// [`InvalidSpec`](ClaimError::InvalidSpec) when they do not fit its type.
+    /// [`InvalidSpec`](ClaimError::InvalidSpec) if they do not fit the type.
     pub fn work<T: DeserializeOwned>(&self) -> Result<T, ClaimError> {
         T::deserialize(&self.work).map_err(|error| {
             ClaimError::spec(format!("the work of row {} is not what was expected: {error}", self.key))
         })
     }
 
-    /// The same text each time the row is worked on, for whoever has to recognise a repetition: the table,
-    /// the queue, the id. Lengths keep `a` + `bc` and `ab` + `c` apart.
+    /// Returns a text that is the same each time the row is worked on, so that another service can recognise a
+    /// repetition. It consists of the table, the queue and the id, with lengths that keep `a` + `bc` and `ab` + `c`
+    /// apart.
     #[must_use]
     pub fn dedupe_key(&self, spec: &ClaimSpec) -> String {
         let (table, id) = (spec.table().to_string(), self.key.id.to_string());

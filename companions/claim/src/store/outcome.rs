@@ -1,46 +1,46 @@
-//! How claims end.
+//! Outcomes of claims.
 
 use std::time::Duration;
 
 use crate::spec::ids::RowKey;
 use crate::spec::states::State;
 
-/// How a claim ends.
+/// The way in which a claim ends.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The work is done: the rows are settled (or deleted, as the spec's retention says).
+    /// The work is done. The rows are settled, or deleted if the spec's retention says so.
     Done,
-    /// The work was tried and failed for good: settled too, with a message.
+    /// The work has failed for good. The rows are settled, with a message.
     Failed(String),
-    /// The work failed this time: back to where it can be taken, after a pause. The attempt counts; if it was
-    /// the last one, the row is exhausted. A pause needs a column for the time.
+    /// The work has failed this time. The row is claimable again after a pause, and the attempt counts. After the last
+    /// attempt the row is exhausted. A pause needs the column `ready_at`.
     Retry {
         /// The message of the failure.
         error: Option<String>,
-        /// How long it is left alone.
+        /// The time during which the row is not taken.
         after: Duration,
     },
-    /// Not tried: back to where it can be taken, and the attempt does not count.
+    /// The work was not tried. The row is claimable again, and the attempt does not count.
     PutBack,
-    /// Not tried and put off: as [`PutBack`](Self::PutBack), but left alone for this long, because a service that
-    /// it needs said "later" for example. A pause above zero needs a column for the time.
+    /// The work was not tried and is postponed, for example because a service that it needs was not ready. The attempt
+    /// does not count, as for [`PutBack`](Self::PutBack). A pause above zero needs the column `ready_at`.
     Snooze(Duration),
-    /// To another state of the spec, along one of its transitions.
+    /// The row changes to another state of the spec, along an allowed transition.
     To(State),
 }
 
-/// For handlers that have nothing more to say: the work is done.
+/// Lets a handler return `()`, which means that the work is done.
 impl From<()> for Outcome {
     fn from((): ()) -> Self {
         Self::Done
     }
 }
 
-/// A claim has ended: all of its rows at once.
+/// The report on a claim whose rows were all settled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settled {
-    /// Rows that are exhausted now instead of taken again.
+    /// Rows that are exhausted and will not be taken again.
     pub exhausted: Vec<RowKey>,
 }

@@ -1,4 +1,4 @@
-//! What a store says of its table: how much there is to do, what is taken, what was swept.
+//! Reports of a store on its table: counts of rows, rows that are taken, rows that were swept.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,69 +6,69 @@ use std::time::Duration;
 use crate::spec::ids::{OwnerToken, RowKey};
 use crate::spec::states::State;
 
-/// How many rows a table has in each condition: see [`ClaimStore::stats`](crate::ClaimStore::stats).
+/// The number of rows in each condition. See [`ClaimStore::stats`](crate::ClaimStore::stats).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Rows that can be taken now, but for others who are at them or at their group.
+    /// Rows that are claimable now, including rows that other transactions have locked themselves or by their group.
     pub ready: u64,
-    /// Rows that can be taken later.
+    /// Rows that are claimable later.
     pub later: u64,
-    /// Rows that wait for one that is not done yet.
+    /// Rows that depend on an unfinished row.
     pub waiting: u64,
-    /// Rows that wait for one that has failed, or is not there, and that the spec blocks for that.
+    /// Rows that the spec blocks because a row that they depend on has failed or does not exist.
     pub blocked: u64,
-    /// Rows that are taken under a lease, also those whose lease has ended and was not swept yet.
+    /// Rows that are taken under a lease, including ended leases that were not swept yet.
     pub taken: u64,
-    /// Rows that have no attempt left.
+    /// Rows without attempts left.
     pub exhausted: u64,
     /// Rows that have failed.
     pub failed: u64,
-    /// For how long the row that can be taken now has been ready that came first, by the server's clock: since its
-    /// `ready_at`. `None` where there is none, or the spec has no such column, or it is NULL in all of them.
+    /// The time since the `ready_at` of the row that became ready first, by the server's clock. `None` if no row is
+    /// ready, or the spec has no such column, or it is NULL in all of them.
     pub oldest: Option<Duration>,
-    /// Whether there may be more ready, later, waiting and blocked rows than these.
+    /// Whether more ready, later, waiting and blocked rows might exist than were counted.
     pub is_capped: bool,
 }
 
-/// What a sweep has found.
+/// The result of a sweep.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Swept {
-    /// Rows whose lease had ended, and that can be taken again.
+    /// Rows whose lease had ended and that are claimable again.
     pub returned: Vec<RowKey>,
-    /// Rows whose lease had ended, or that lay waiting, without an attempt left.
+    /// Rows without attempts left whose lease had ended, or that were not claimed.
     pub exhausted: Vec<RowKey>,
 }
 
-/// What was done in the background for all who use the table, and when there will be more to do.
+/// The result of one round of background work for all users of the table.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Upkeep {
-    /// What was swept.
+    /// The result of the sweep.
     pub swept: Swept,
-    /// In how long the first lease ends; zero where it has ended, or it is not known. `None` where nothing is taken.
+    /// The time until the first lease ends. Zero if a lease has ended or the time is unknown, `None` if no row is taken.
     pub next: Option<Duration>,
 }
 
-/// A row that is taken, as an operator sees it.
+/// A taken row, as an operator sees it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct TakenRow {
-    /// Which row.
+    /// The key of the row.
     pub key: RowKey,
-    /// Its group, where the spec names one.
+    /// Its group, if the spec has groups.
     pub group: Option<Arc<str>>,
     /// Its state.
     pub state: State,
-    /// Who has it.
+    /// The owner of the claim.
     pub owner: Option<OwnerToken>,
-    /// Under which epoch.
+    /// The epoch of the claim.
     pub epoch: Option<i64>,
-    /// How long it has been taken, by the server's clock; `None` where the spec has no column for it.
+    /// The time since the row was taken, by the server's clock. `None` if the spec has no column for it.
     pub held_for: Option<Duration>,
-    /// How long its lease lasts; zero when it has ended and nobody has swept it yet.
+    /// The remaining time of the lease. Zero if it has ended and was not swept yet.
     pub remaining: Option<Duration>,
-    /// How often it can be tried after this time.
+    /// The number of attempts left after this one.
     pub attempts_left: Option<i32>,
 }

@@ -1,4 +1,4 @@
-//! What is to be taken, and what was.
+//! Requests for rows, and their results.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,10 +9,10 @@ use crate::spec::ids::RowKey;
 use crate::spec::states::State;
 use crate::store::Claimed;
 
-/// The most rows, or groups, that one call takes.
+/// The largest number of rows, or groups, in one call.
 const MOST: u32 = 10_000;
 
-/// What is to be taken.
+/// A request for rows.
 ///
 /// ```
 /// use std::time::Duration;
@@ -28,13 +28,13 @@ pub struct Take {
     pub(crate) queue: Option<Arc<str>>,
     pub(crate) from: Vec<State>,
     pub(crate) after: Option<PassCursor>,
-    /// Left out, because they could not be written.
+    /// Rows to leave out, because they could not be written.
     pub(crate) excluded: Excluded,
-    /// These rows alone.
+    /// If set, only these rows are taken.
     pub(crate) only: Option<Vec<RowKey>>,
 }
 
-/// Rows, and groups where the spec groups rows, that a claimer leaves alone for a time.
+/// Rows, and groups if the spec groups rows, that a claimer skips for a time.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Excluded {
     pub(crate) rows: Vec<RowKey>,
@@ -48,10 +48,10 @@ impl Excluded {
 }
 
 impl Take {
-    /// The lease that a claim asks for by default.
+    /// The default lease of a claim.
     pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 
-    /// At most `limit` rows, or at most `limit` groups where the spec groups rows; 10,000 at the most.
+    /// Requests at most `limit` rows, or groups if the spec groups rows. The maximum is 10,000.
     #[must_use]
     pub fn up_to(limit: u32) -> Self {
         Self {
@@ -65,42 +65,42 @@ impl Take {
         }
     }
 
-    /// How long the lease lasts unless it is renewed; of rows with a timeout of their own, that one counts.
-    /// In whole milliseconds, at least one.
+    /// Sets the time after which the lease ends unless it is renewed, in whole milliseconds, at least one. If a row has
+    /// its own timeout, the timeout is its lease.
     #[must_use]
     pub fn lease(mut self, lease: Duration) -> Self {
         self.lease = lease;
         self
     }
 
-    /// Only rows of this queue. Without it, of all queues.
+    /// Restricts the request to one queue. The default is all queues.
     #[must_use]
     pub fn queue(mut self, queue: impl Into<Arc<str>>) -> Self {
         self.queue = Some(queue.into());
         self
     }
 
-    /// Only rows in one of these states, which must be among those that the spec allows to be taken.
+    /// Restricts the request to rows in one of these states, which the spec must allow to be taken.
     #[must_use]
     pub fn from<S: Into<State>>(mut self, states: impl IntoIterator<Item = S>) -> Self {
         self.from = states.into_iter().map(Into::into).collect();
         self
     }
 
-    /// Only rows behind `cursor`, where a pass has got to.
+    /// Restricts the request to rows behind `cursor`, the position of a pass.
     #[must_use]
     pub fn after(mut self, cursor: Option<PassCursor>) -> Self {
         self.after = cursor;
         self
     }
 
-    /// The most rows, or groups, that are taken.
+    /// Returns the largest number of rows, or groups, to take.
     #[must_use]
     pub fn limit(&self) -> u32 {
         self.limit
     }
 
-    /// Refuses what no table could answer.
+    /// Returns an error if no table of the spec could serve the request.
     pub(crate) fn check(&self, spec: &Inner) -> Result<(), ClaimError> {
         if self.limit == 0 {
             return Err(ClaimError::spec("a claim takes at least one row; give a limit of 1 or more"));
@@ -132,36 +132,34 @@ pub(crate) fn check_lease(lease: Duration) -> Result<(), ClaimError> {
     Ok(())
 }
 
-/// How far a pass over the table has got, in the order in which rows are taken. What lies
-/// before it is not offered again in this pass.
+/// The position of a pass over the table, in the order in which rows are taken. The pass does not offer earlier rows
+/// again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PassCursor(pub(crate) Arc<[String]>);
 
-/// What was taken.
+/// The result of a call that takes rows.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Taken {
-    /// In the order in which they are to be done.
+    /// The claims in the order in which they are to be done.
     pub claims: Vec<Claimed>,
-    /// Rows or groups that could have been taken but for somebody else who is at them at this moment, as far
-    /// as the statement has seen them.
+    /// The number of claimable rows or groups that the statement saw but that another transaction had locked.
     pub skipped: u64,
-    /// How far the pass has got; `None` where nothing was seen.
+    /// The position of the pass, or `None` if the statement saw no row.
     pub cursor: Option<PassCursor>,
-    /// Rows that could have been taken, but that the table does not allow to be written. The cursor is past them, so that the
-    /// others get their turn.
+    /// Claimable rows that the table refused to write. The cursor is behind them, so the pass reaches the other rows.
     pub refused: Vec<RefusedRow>,
 }
 
-/// A row that the table does not allow to be written, for example because it breaks a constraint that was added
-/// `NOT VALID`, or because a trigger raises an error.
+/// A row that the table refused to write, for example because it breaks a constraint that was added `NOT VALID`,
+/// or because a trigger raised an error.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct RefusedRow {
-    /// Which row; the first that was to be taken, where the spec groups rows.
+    /// The key of the row, or of the group's first row if the spec groups rows.
     pub key: RowKey,
-    /// Its group, where the spec groups rows. None of the group's rows was taken then.
+    /// Its group, if the spec groups rows. No row of the group was taken.
     pub group: Option<Arc<str>>,
-    /// What the server said.
+    /// The error of the server.
     pub error: Arc<ClaimError>,
 }

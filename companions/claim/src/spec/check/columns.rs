@@ -128,7 +128,7 @@ impl TableCheck<'_> {
         }
     }
 
-    /// Columns in which NULL means something that is easily overlooked.
+    /// Checks columns in which NULL has a meaning that is easily overlooked.
     fn nulls(&mut self) {
         let (spec, facts) = (self.spec, self.facts);
         let (inner, table) = (&spec.inner, spec.table().quoted());

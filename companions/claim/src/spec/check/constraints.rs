@@ -1,4 +1,4 @@
-//! Constraints that claims need, and those that would stand in their way.
+//! Checks constraints that claims need, and constraints that would block them.
 
 use leasehold_table_schema::sql::{literal, quote, regclass};
 use leasehold_table_schema::{Column, Table, TableFacts, server_message};
@@ -11,7 +11,7 @@ use crate::spec::{ClaimSpec, Tracking};
 const TAKEN: &str = "be claimed";
 
 impl TableCheck<'_> {
-    /// Is a row what its key says?
+    /// Checks that the key identifies one row.
     pub(super) fn identity(&mut self) {
         let (spec, facts) = (self.spec, self.facts);
         let (inner, table) = (&spec.inner, spec.table().quoted());
@@ -33,12 +33,12 @@ impl TableCheck<'_> {
         ));
     }
 
-    /// Rows are identified by more columns than the spec names.
+    /// Reports a key with more columns than the spec names.
     fn wide(&mut self, key: &[String]) {
         let (spec, facts) = (self.spec, self.facts);
         let (table, id, key) = (spec.table(), &spec.inner.id, key.join(", "));
         if facts.is_partitioned() {
-            // The server has no narrower unique index for such a table.
+            // The server allows no narrower unique index on such a table.
             return self.warning(format!(
                 "rows of the partitioned table {table} are unique by {key} alone, so that one claim could settle several \
                  rows of the same {id}; see that no {id} comes twice: GENERATED ALWAYS AS IDENTITY, or UUIDs"
@@ -51,7 +51,7 @@ impl TableCheck<'_> {
         ));
     }
 
-    /// Can the column hold each state?
+    /// Checks that the column can hold each state.
     pub(super) async fn states(&mut self) -> Result<(), ClaimError> {
         let (spec, facts) = (self.spec, self.facts);
         let Some(fact) = facts.column(&spec.inner.state) else { return Ok(()) };
@@ -74,7 +74,7 @@ impl TableCheck<'_> {
     }
 }
 
-/// A row at a moment of its life: what claims write into it then, as SQL.
+/// The values that claims write into a row at one step of its life, as SQL.
 struct WrittenRow<'a> {
     doing: &'static str,
     state: Option<&'a State>,
@@ -118,7 +118,7 @@ fn moments(spec: &ClaimSpec) -> Vec<WrittenRow<'_>> {
 }
 
 impl TableCheck<'_> {
-    /// Does a CHECK refuse what claims write?
+    /// Checks whether a CHECK refuses values that claims write.
     pub(super) async fn checks(&mut self) -> Result<(), ClaimError> {
         let (spec, facts) = (self.spec, self.facts);
         let table = spec.table();
@@ -154,15 +154,15 @@ impl TableCheck<'_> {
     }
 }
 
-/// An expression tried out with the values of a moment.
+/// A CHECK expression to evaluate with such values.
 struct Trial {
     columns: Vec<String>,
-    /// Whether all of its columns are written by the claim. Others are taken from rows of the table.
+    /// Whether the claim writes all of its columns. Otherwise rows of the table supply the others.
     is_certain: bool,
 }
 
 impl Trial {
-    /// `None` where the expression has nothing to do with what claims write.
+    /// Returns `None` if the expression does not depend on values that claims write.
     fn of(spec: &ClaimSpec, facts: &TableFacts, moment: &WrittenRow<'_>, keys: &[i64]) -> Option<Self> {
         let (mut columns, mut is_certain, mut is_concerned) = (Vec::new(), true, false);
         for key in keys {
@@ -183,7 +183,7 @@ impl Trial {
         is_concerned.then_some(Self { columns, is_certain })
     }
 
-    /// Whether `expression` is false for all of them.
+    /// Builds the query whether `expression` is false for all of them.
     fn sql(&self, table: &Table, expression: &str) -> String {
         let (columns, name) = (self.columns.join(", "), quote(table.name()));
         let from = if self.is_certain {
@@ -198,7 +198,7 @@ impl Trial {
 }
 
 impl TableCheck<'_> {
-    /// Does a unique index keep a row from changing its state while another is in the same one?
+    /// Checks whether a unique index prevents a row from changing its state while another row is in the new one.
     pub(super) async fn collisions(&mut self) -> Result<(), ClaimError> {
         let (spec, facts) = (self.spec, self.facts);
         let (inner, states) = (&spec.inner, &spec.inner.states);
@@ -247,13 +247,12 @@ impl TableCheck<'_> {
         Ok(())
     }
 
-    /// Whether a predicate holds for rows in `state`; `None` where that is not all that it depends on, or nobody
-    /// knows.
+    /// Returns whether a predicate holds for rows in `state`. `None` if it depends on another column, or the value is unknown.
     pub(super) async fn holds(&mut self, predicate: &str, state: &State) -> Result<Option<bool>, ClaimError> {
         let (spec, facts) = (self.spec, self.facts);
         let Some(fact) = facts.column(&spec.inner.state) else { return Ok(None) };
         let name = spec.inner.state.quoted();
-        // A predicate that uses another column cannot be tried out, and is refused.
+        // A predicate on another column cannot be evaluated, so the server refuses it.
         let sql = format!(
             "SELECT ({predicate})::pg_catalog.text FROM (SELECT {}::{} AS {name}) AS {}",
             literal(state.as_str()),

@@ -1,4 +1,4 @@
-//! Whether inserted rows are announced. They are found without, only later.
+//! Checks whether inserted rows are announced. Without that, polls find them later.
 
 use leasehold_table_schema::Column;
 

@@ -1,4 +1,4 @@
-//! Does the server find the rows to take without looking at all the others?
+//! Checks whether the server finds claimable rows without reading all others.
 
 use leasehold_table_schema::{IndexFacts, TableFacts, server_message};
 use serde_json::Value;
@@ -11,14 +11,13 @@ use crate::statements::parts::SqlParts;
 use crate::statements::pick::{TakeRequest, alone};
 use crate::store::Take;
 
-/// So many rows are read quickly whatever the plan.
+/// The number of rows that any plan reads quickly.
 const FEW: i64 = 1_000;
 
 impl TableCheck<'_> {
     pub(super) async fn plan(&mut self) -> Result<(), ClaimError> {
         let (spec, facts) = (self.spec, self.facts);
-        // Of a small table the server reads every row, whatever indexes there are: it is asked what it would do if
-        // that were expensive.
+        // The server reads small tables completely, whatever indexes exist. EXPLAIN therefore runs with such plans disabled.
         let explain = format!(
             "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off; \
              SET LOCAL max_parallel_workers_per_gather = 0; EXPLAIN (FORMAT JSON) {}",
@@ -43,7 +42,7 @@ impl TableCheck<'_> {
             return Ok(());
         }
         if let Some(index) = own {
-            // Where most rows may be taken, another index does as well, and the server may like it better.
+            // If most rows are claimable, another index does as well, and the server might prefer it.
             if facts.rows >= FEW && plan.estimate.is_some_and(|rows| rows < facts.rows / 2) {
                 self.warning(format!(
                     "the server would not use index {index} to take rows ({}); ANALYZE {}, and see EXPLAIN of the claim",
@@ -62,7 +61,7 @@ impl TableCheck<'_> {
     }
 }
 
-/// The statement by which rows are picked.
+/// Builds the statement that picks rows.
 fn pick(spec: &ClaimSpec, facts: &TableFacts) -> Result<String, ClaimError> {
     let is_given = |name: &str| facts.columns.iter().any(|column| column.name == name && column.is_required);
     let parts = SqlParts::leased(spec);
@@ -75,14 +74,14 @@ fn pick(spec: &ClaimSpec, facts: &TableFacts) -> Result<String, ClaimError> {
     Ok(picked.end("SELECT FROM picked"))
 }
 
-/// What the server would do.
+/// The server's plan.
 #[derive(Default)]
 struct TakePlan {
     sorts: bool,
     scans_all: bool,
-    /// Name and condition of the index that it would use.
+    /// Name and condition of its index.
     index: Option<(String, String)>,
-    /// Rows that it expects.
+    /// The number of rows that it expects.
     estimate: Option<i64>,
 }
 
@@ -95,7 +94,7 @@ impl TakePlan {
 
     fn visit(&mut self, node: &Value) {
         let text = |key: &str| node[key].as_str().unwrap_or_default();
-        // Other rows and tables are looked at as well: those that a row waits for, and leases.
+        // The plan also reads other rows and tables: preconditions and leases.
         let is_picked = text("Alias") == "t" || text("Alias").starts_with("t_");
         match text("Node Type") {
             "Sort" => self.sorts = true,
@@ -124,8 +123,8 @@ impl TakePlan {
 }
 
 impl TableCheck<'_> {
-    /// Whether it finds the rows in order and meets no settled ones. An incremental sort is no harm: it sorts
-    /// those that are equal in what the index has.
+    /// Returns whether the plan finds rows in order and without settled ones. An incremental sort does no harm, because it only
+    /// sorts rows that are equal in the index.
     async fn is_good(&mut self, plan: &TakePlan) -> Result<bool, ClaimError> {
         let (spec, facts) = (self.spec, self.facts);
         let Some((name, condition)) = &plan.index else { return Ok(false) };
@@ -142,7 +141,7 @@ impl TableCheck<'_> {
         })
     }
 
-    /// What a limit needs beside.
+    /// Checks the further indexes of a limit.
     async fn limit(&mut self) -> Result<(), ClaimError> {
         let (spec, facts) = (self.spec, self.facts);
         let Some(limit) = &spec.inner.limit else { return Ok(()) };
@@ -170,7 +169,7 @@ impl TableCheck<'_> {
         Ok(())
     }
 
-    /// An index that has the rows to be taken, no settled ones, and in their order, behind the column `first`.
+    /// Finds an index of only the claimable rows, in their order, behind the column `first`.
     async fn fitting(&mut self, first: Option<i64>) -> Result<Option<String>, ClaimError> {
         let (spec, facts) = (self.spec, self.facts);
         let inner = &spec.inner;
@@ -193,7 +192,7 @@ impl TableCheck<'_> {
                 }
                 continue;
             }
-            // One state in front of the order does as well as a condition.
+            // One state in front of the order does as well as a predicate.
             let by_state = keys.first() == Some(&(state, 0)) && keys[1..].starts_with(&order);
             let is_plain =
                 by_state && index.predicate.is_none() && inner.states.takeable.len() == 1 && !inner.on_read;

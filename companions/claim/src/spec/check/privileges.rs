@@ -1,4 +1,4 @@
-//! What has to be there beside the table, and whether this role may use it.
+//! Checks the objects beside the table, and the privileges of this role.
 
 use leasehold_table_schema::sql::{literal, quote, regclass};
 use leasehold_table_schema::{Table, TableFacts};
@@ -11,7 +11,7 @@ use crate::spec::migration::state_function_is_missing;
 use crate::spec::{Retention, Tracking};
 
 impl TableCheck<'_> {
-    /// Side table, sequences, function.
+    /// Checks side table, sequences and function.
     pub(super) async fn objects(&mut self) -> Result<(), ClaimError> {
         let spec = self.spec;
         let inner = &spec.inner;
@@ -87,8 +87,8 @@ impl TableCheck<'_> {
         Ok(())
     }
 
-    /// Does the side table have leases under the table's name without a schema? Whose they are in a database with several
-    /// tables of that name, the server does not know.
+    /// Checks for leases in the side table under the table's name without a schema. In a database with several tables of that
+    /// name the server does not know their table.
     async fn leases_of_before(&mut self, side: &Table) -> Result<(), ClaimError> {
         let (table, side_name) = (self.spec.table(), side.quoted());
         let bare = literal(&quote(table.name()));
@@ -105,7 +105,7 @@ impl TableCheck<'_> {
         Ok(())
     }
 
-    /// What this role may do with the table.
+    /// Checks the privileges of this role on the table.
     pub(super) async fn privileges(&mut self) -> Result<(), ClaimError> {
         let (spec, facts) = (self.spec, self.facts);
         let table = spec.table();

@@ -14,7 +14,7 @@ pub(super) fn unusable(facts: &TableFacts, table: &Table) -> Option<Finding> {
     Some(Finding::Error(format!("{table} is {what}; name the table itself, whose rows can be locked")))
 }
 
-/// Returns the properties of the table that make claims less than they should be.
+/// Returns the properties of the table that weaken claims.
 pub(super) fn doubtful(facts: &TableFacts, table: &Table) -> Vec<Finding> {
     let mut findings = Vec::new();
     if facts.is_unlogged {

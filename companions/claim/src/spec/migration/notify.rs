@@ -1,4 +1,4 @@
-//! The trigger that announces inserted rows to those who listen.
+//! The trigger that announces inserted rows to listeners.
 
 use leasehold_table_schema::sql::{dollar_tag, hash, literal, quote, regclass};
 use leasehold_table_schema::{MigrationStep, Table};
@@ -9,8 +9,8 @@ use crate::statements::payload::INSERTED;
 const COMMENT: &str = "Wakes workers that claim rows of the table. Made by leasehold-claim; \
                        see ClaimSpecBuilder::notify_on_insert.";
 
-/// A trigger for each statement that inserts, and the function that it calls. There is none for updates: takes and
-/// settlements are updates, and what they return is announced by the statements themselves.
+/// A trigger for each inserting statement, and its function. Updates have none, because takes and settlements are updates, and
+/// their statements announce returned rows themselves.
 pub(crate) struct NotifyTrigger {
     table: Table,
     function: Table,
@@ -18,13 +18,13 @@ pub(crate) struct NotifyTrigger {
 }
 
 impl NotifyTrigger {
-    /// `None` where the spec wants none, and where nobody listens because only held claims are possible.
+    /// Returns `None` if the spec wants no trigger, or has only held claims, which have no listeners.
     pub(crate) fn of(spec: &ClaimSpec) -> Option<Self> {
         if !spec.inner.notify_on_insert || !spec.has_lease() {
             return None;
         }
         let channel = spec.channel();
-        // The channel is part of the name, so that two specs of one table each have theirs.
+        // The channel is part of the name, so that two specs of one table have separate functions.
         let function = spec.table().beside(&["claim_notify", &hash(channel)[..8]]);
         let body = format!(
             "\nBEGIN\n  PERFORM pg_catalog.pg_notify({}, pg_catalog.concat({}, TG_TABLE_SCHEMA));\n  RETURN NULL;\nEND\n",
@@ -34,7 +34,7 @@ impl NotifyTrigger {
         Some(Self { table: spec.table().clone(), function, body })
     }
 
-    /// What makes it. A trigger that somebody has disabled stays so.
+    /// Builds the migration steps. A trigger that was disabled by hand stays disabled.
     pub(super) fn steps(&self) -> Vec<MigrationStep> {
         let (here, name) = (regclass(&self.table), self.function.quoted());
         let (table, trigger) = (self.table.quoted(), quote(self.function.name()));
@@ -68,19 +68,19 @@ impl NotifyTrigger {
             literal(COMMENT)
         );
         vec![
-            // It runs with the rights of whoever inserts, so nobody but the owner of the table is to change it.
+            // The function runs with the rights of the inserting role, so only the owner of the table must be able to change it.
             MigrationStep::only_if("Inserted rows are announced to those who listen,", &is_missing, &create),
             MigrationStep::only_if("once for each transaction that inserts.", &is_off, &call),
         ]
     }
 
-    /// An expression: are inserts announced, by a trigger of whatever name?
+    /// Builds the expression whether a trigger of any name announces inserts.
     pub(crate) fn announces(&self) -> String {
         format!("EXISTS (SELECT {} AND {FIRES})", self.found())
     }
 
-    /// A query for what announces inserts, the best first: the name of the trigger, whether it fires, whether its
-    /// function is of the table's owner, that function, that owner.
+    /// Builds the query for triggers that announce inserts, the best first. Columns: its name, whether it fires, whether the
+    /// table's owner has the function, the function, the owner.
     pub(crate) fn look(&self) -> String {
         format!(
             "SELECT t.tgname::text, ({FIRES})::text, (p.proowner = c.relowner)::text, \
@@ -101,8 +101,8 @@ impl NotifyTrigger {
     }
 }
 
-/// After each statement that inserts, without a condition.
+/// After each inserting statement, without a condition.
 const EACH_INSERT: &str = "tgtype = 4 AND tgqual IS NULL";
 
-/// Not disabled, nor for replicas alone.
+/// Neither disabled nor only for replicas.
 const FIRES: &str = "t.tgenabled IN ('O', 'A')";

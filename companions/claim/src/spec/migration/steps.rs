@@ -8,14 +8,14 @@ use super::notify::NotifyTrigger;
 use crate::spec::states::{State, StateType};
 use crate::spec::{ClaimSpec, Inner, Retention, Tracking};
 
-/// What is decided by whoever migrates.
+/// Options of a migration.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Choices {
     pub(super) attempts: Option<u32>,
     pub(super) keeps_unique_id: bool,
 }
 
-/// Every statement that `spec` needs, in order.
+/// Lists every statement that `spec` needs, in order.
 pub(super) fn steps(spec: &ClaimSpec, choices: &Choices) -> Vec<MigrationStep> {
     let inner = &*spec.inner;
     let writer = Writer { spec, inner, choices, table: spec.table().quoted() };
@@ -43,7 +43,7 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// The labels of an enum. The states of a text column are a constraint, which comes after the columns.
+    /// Adds the labels of an enum. The states of a text column are a constraint, which comes after the columns.
     fn states(&self) -> Vec<MigrationStep> {
         let StateType::Enum(name) = &self.inner.states.kind else { return Vec::new() };
         let states = self.inner.states.all();
@@ -124,7 +124,7 @@ impl Writer<'_> {
         let (inner, table) = (self.inner, self.spec.table());
         let mut steps = Vec::new();
         let mut add = |what: &'static str, kind: &str, definition: String| {
-            // The definition is part of the name, so that two versions of a spec each have theirs.
+            // The definition is part of the name, so that two versions of a spec have separate indexes.
             let name = derived(&[table.name(), "claim", kind, &hash(&definition)[..8]]);
             steps.extend(MigrationStep::index(what, table, &name, false, &definition));
         };
@@ -192,7 +192,7 @@ impl Writer<'_> {
             let tenant = limit.column.quoted();
             let within: Vec<&str> =
                 order.iter().filter(|column| **column != tenant).map(String::as_str).collect();
-            // The rows of a queue are found as it is.
+            // The index for picking within a queue does the same.
             if inner.queue.as_ref() != Some(&limit.column) {
                 let what = "Rows of each value that has a limit are found by this one, in their order.";
                 add(what, "limit", format!("({tenant}, {}) {wanted}", within.join(", ")));
@@ -225,7 +225,7 @@ impl Writer<'_> {
         steps
     }
 
-    /// Rows that are taken, as an index has to have them; `None` where leases are kept elsewhere.
+    /// Builds the index predicate for taken rows. `None` if the table has no lease columns.
     fn taken_rows(&self) -> Option<String> {
         let Tracking::Columns { owner, .. } = &self.inner.tracking else { return None };
         Some(match &self.inner.states.taken {
@@ -279,10 +279,10 @@ impl Writer<'_> {
     }
 }
 
-/// The function that says in which state a row counts as being. Not stable, because a lease may end during a
-/// statement, and the server puts a function into the query that calls it only if it is declared as what it is.
+/// The function for the effective state of a row. Volatile, because a lease can end during a statement, and the server
+/// inlines a function only if its declaration is true.
 pub(super) struct StateFunction {
-    /// Is it missing, or of another spec? An expression.
+    /// An expression that is true if the function is missing or of another spec.
     pub(super) is_missing: String,
     create: String,
 }
@@ -328,7 +328,7 @@ impl StateFunction {
     }
 }
 
-/// The suggested settings for a table of which many rows change.
+/// Suggests settings for a table of which many rows change.
 pub(super) fn suggestion(spec: &ClaimSpec) -> String {
     format!(
         "ALTER TABLE {} SET (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_insert_scale_factor = 0.02, \
