@@ -1,9 +1,9 @@
 //! `capture(limit)` and `set_status(id, status)`: tasks that are run again and again, as a state machine.
 //!
-//! The status is an enum of the database: who captures a task in one of the states that are asked for sets it
-//! to `in_progress`, and alone may set another. A task has a timeout of its own, after which a sweep sets it
-//! to `failed` and whoever had it is refused, and a number of retries, after which it is `exhausted` until it
-//! is topped up. Everything is in a schema of its own, which is made anew each time.
+//! The status is an enum of the database. A worker captures tasks in the requested states, which sets them to
+//! `in_progress`. Only that worker can then set another status. A task has its own timeout, after which a sweep sets
+//! it to `failed` and later calls of the worker are refused. It also has a number of retries, after which it is
+//! `exhausted` until it is requeued. Everything is in a separate schema, which is recreated on each run.
 //!
 //! ```text
 //! DATABASE_URL=postgres://localhost/test cargo run -p leasehold-claim --example capture
@@ -35,18 +35,18 @@ const TABLES: &str = "
     );
     INSERT INTO task (id) SELECT n FROM generate_series(1, 5) n";
 
-/// What a task is at.
+/// The status of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// It was run, or never yet; it can be run again.
+    /// It was run, or never yet, and can be run again.
     Done,
-    /// Somebody runs it, and nobody else may.
+    /// A worker is running it, and no other worker can.
     InProgress,
-    /// It went wrong, or took too long.
+    /// It has failed, or took too long.
     Failed,
     /// No retries are left.
     Exhausted,
-    /// It is not to be run any more.
+    /// It must not be run again.
     Retired,
 }
 
@@ -63,8 +63,8 @@ impl From<Status> for State {
     }
 }
 
-/// Which tasks there are, and what may become of them. A captured one may become `done` or `failed`, which
-/// can be captured again (a sweep leaves the first of them behind), or `retired`, which cannot.
+/// Describes the tasks and their transitions. A captured task can become `done` or `failed`, from which it can be
+/// captured again, or `retired`, from which it cannot. A sweep returns tasks to the first claimable state, `failed`.
 fn spec() -> Result<ClaimSpec, ClaimError> {
     let states =
         States::enumeration(Table::new("task_status")?, [Status::Failed, Status::Done], Status::Retired);
@@ -76,7 +76,7 @@ fn spec() -> Result<ClaimSpec, ClaimError> {
         .build()
 }
 
-/// Somebody who runs tasks, and the tasks that it has captured.
+/// A worker, and the tasks that it has captured.
 #[derive(Debug)]
 pub struct Tasks {
     claims: PgClaims,
@@ -84,7 +84,7 @@ pub struct Tasks {
 }
 
 impl Tasks {
-    /// Nothing is captured yet.
+    /// Builds a worker without captured tasks.
     pub fn new(claims: PgClaims) -> Self {
         Self { claims, captured: BTreeMap::new() }
     }
@@ -101,8 +101,7 @@ impl Tasks {
         Ok(ids)
     }
 
-    /// Sets the status of a task that was captured here, and lets go of it. One that may not be set is
-    /// refused, and the task is still captured.
+    /// Sets the status of a captured task and releases it. After a refused status the task is still captured.
     pub async fn set_status(&mut self, id: i64, status: Status) -> Result<(), ClaimError> {
         let claim = self.captured.get(&id).cloned();
         let claim = claim.ok_or_else(|| ClaimError::NotFound { row: RowKey::new(id) })?;
@@ -130,7 +129,7 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// The table, and whoever uses it.
+/// The table and its users.
 #[derive(Debug)]
 pub struct Example {
     pool: PgPool,
@@ -149,7 +148,7 @@ impl Example {
         Ok(Self { claims: PgClaims::new(pool.clone(), spec), pool })
     }
 
-    /// Two capture tasks, each others than the other, and set what may be set.
+    /// Lets two workers capture different tasks and set their status.
     pub async fn two_capture(&self) -> Result<Vec<String>> {
         let (mut a, mut b) = (Tasks::new(self.claims.clone()), Tasks::new(self.claims.clone()));
         let all = [Status::Done, Status::Failed];
@@ -167,11 +166,11 @@ impl Example {
         ])
     }
 
-    /// A task takes longer than its timeout.
+    /// Lets a task take longer than its timeout.
     pub async fn one_is_too_late(&self) -> Result<Vec<String>> {
         let (mut a, mut b) = (Tasks::new(self.claims.clone()), Tasks::new(self.claims.clone()));
         let mut said = vec![format!("A captures {:?}", a.capture(1, &[Status::Done]).await?)];
-        // Its minute passes.
+        // Simulates the end of its timeout of a minute.
         raw_sql("UPDATE task SET lease_until = lease_until - interval '1 minute' WHERE id = 1")
             .execute(&self.pool)
             .await?;
@@ -183,7 +182,7 @@ impl Example {
         Ok(said)
     }
 
-    /// A task that fails each time, and one that is topped up.
+    /// Lets a task fail until it is exhausted, and requeues it.
     pub async fn until_exhausted(&self) -> Result<Vec<String>> {
         raw_sql("INSERT INTO task (id, status, retries_left) VALUES (6, 'failed', 3)")
             .execute(&self.pool)
@@ -197,7 +196,7 @@ impl Example {
                 a.set_status(id, Status::Failed).await?;
             }
         }
-        // Sweeps also find what lies waiting without a retry left.
+        // A sweep also finds unclaimed tasks without retries left.
         self.claims.sweep(100).await?;
         said.push(format!("6 is {}", self.status(6).await?));
         said.push(format!("{} topped up", self.claims.requeue(&[RowKey::new(6)], 1).await?));
@@ -210,7 +209,7 @@ impl Example {
     }
 }
 
-/// What became of a call, by the kind of the error.
+/// Describes the result of a call by the kind of its error.
 fn told(what: &str, result: Result<(), ClaimError>) -> String {
     match result {
         Ok(()) => what.to_owned(),

@@ -1,8 +1,8 @@
-//! A table that is used as it is: payments with an id and a column `processed boolean`.
+//! Uses an existing table: payments with an id and a column `processed boolean`.
 //!
-//! Four workers take payments, book them, and mark them as processed, all in one transaction each, so that
-//! a payment is booked once even if a worker dies in between. Nothing is added to the table: what keeps a
-//! payment is the lock on its row. Everything is in a schema of its own, which is made anew each time.
+//! Four workers take payments, book them, and mark them as processed, in one transaction per batch. A payment is
+//! booked once even if a worker dies in between. Nothing is added to the table, because the row lock protects a
+//! payment. Everything is in a separate schema, which is recreated on each run.
 //!
 //! ```text
 //! DATABASE_URL=postgres://localhost/test cargo run -p leasehold-claim --example processed
@@ -36,18 +36,18 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// What the database says in the end.
+/// The counts in the database at the end.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Books {
-    /// All of them.
+    /// The number of payments.
     pub payments: i64,
-    /// Those that are marked.
+    /// The number of payments marked as processed.
     pub processed: i64,
-    /// By whomever.
+    /// The number of bookings of all workers.
     pub bookings: i64,
-    /// Payments with a booking.
+    /// The number of payments with a booking.
     pub booked_payments: i64,
-    /// Bookings of the worker that died.
+    /// The number of bookings of the worker that died.
     pub booked_by_the_dead: i64,
 }
 
@@ -76,7 +76,7 @@ pub async fn run(url: &str) -> Result<Books> {
     books(&pool).await
 }
 
-/// Takes payments, ten at a time, until there are none left.
+/// Takes payments, ten at a time, until none are left.
 async fn work(held: &PgHeld, worker: &str) -> Result<()> {
     let take = Take::up_to(10);
     loop {
@@ -88,14 +88,14 @@ async fn work(held: &PgHeld, worker: &str) -> Result<()> {
                 }
                 hold.commit().await?;
             }
-            // Others are at what is left. They may die, so this is not the end.
+            // Other workers have claimed the remaining payments. They might die, so this is not the end.
             None if held.pending(&take).await? => tokio::time::sleep(Duration::from_millis(10)).await,
             None => return Ok(()),
         }
     }
 }
 
-/// Books payments and never commits: as if it had never been there.
+/// Books payments without a commit, which leaves no trace.
 async fn die_in_between(held: &PgHeld) -> Result<()> {
     let mut hold = held.begin(&Take::up_to(10)).await?.ok_or("there are payments")?;
     for claimed in hold.taken().claims.clone() {
@@ -106,7 +106,7 @@ async fn die_in_between(held: &PgHeld) -> Result<()> {
     Ok(())
 }
 
-/// The work: in the same transaction as the claim and its end.
+/// Books a payment in the same transaction as the claim and its end.
 async fn book(connection: &mut PgConnection, payment: &ClaimedRow, worker: &str) -> Result<()> {
     #[derive(serde::Deserialize)]
     struct Payment {

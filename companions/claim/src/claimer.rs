@@ -33,14 +33,13 @@ use shared::{ClaimerCore, WaitingWorker};
 
 /// Takes claims from a store and hands them to the workers of this process.
 ///
-/// One of these feeds any number of workers: clones are handles of the same claimer, and each may ask for
-/// claims. One statement takes what many workers will do, one renews what all of them have, and ends that are
-/// written at the same time are written together. A claimer per worker would do all of that for each, and
-/// have each step over the rows that the others are at.
+/// One claimer feeds any number of workers: clones are handles of the same claimer, and each can request claims. The
+/// claimer batches their work: one statement takes claims for many workers, one renews all leases, and ends that come
+/// at the same time are written together. With a claimer per worker, each would send its own statements and step over
+/// rows that the others have claimed.
 ///
-/// While there is nothing to do, it asks next to nothing: it is woken by the store's notifications, by what its own
-/// workers finish, by the first lease that ends, and by a poll now and then, which alone is enough to get all work
-/// done.
+/// While there is no work, it sends next to nothing. Notifications of the store, ends of its own claims, the end of
+/// the first lease and an occasional poll wake it. The poll alone is enough to get all work done.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -52,7 +51,7 @@ use shared::{ClaimerCore, WaitingWorker};
 ///         let claimer = claimer.clone();
 ///         tokio::spawn(async move {
 ///             while let Some(claim) = claimer.next().await {
-///                 // ... the work, in the time that `claim.lost()` leaves for it ...
+///                 // ... the work, which must stop at `claim.lost()` ...
 ///                 if let Err(error) = claim.done().await {
 ///                     eprintln!("{error}");
 ///                 }
@@ -64,15 +63,15 @@ use shared::{ClaimerCore, WaitingWorker};
 /// }
 /// ```
 ///
-/// When the last handle is dropped, nothing more is taken, and what nobody has begun with is put back. Claims
-/// that workers have are renewed and can be settled until they end, as long as the runtime lives.
+/// When the last handle is dropped, the claimer takes nothing more and puts back claims that no worker has started.
+/// Claims of workers are renewed and can be settled until they end, while the runtime lives.
 #[derive(Clone)]
 pub struct Claimer {
     pub(crate) shared: Arc<ClaimerCore>,
     handle: Arc<Handle>,
 }
 
-/// As long as one lives, claims are taken.
+/// Shuts the claimer when the last handle is dropped.
 struct Handle(Arc<ClaimerCore>);
 
 impl Drop for Handle {
@@ -82,7 +81,7 @@ impl Drop for Handle {
 }
 
 impl Claimer {
-    /// Begins to set up a claimer of `store`.
+    /// Sets up a claimer of `store`.
     pub fn builder(store: Arc<dyn ClaimStore>) -> ClaimerBuilder {
         ClaimerBuilder::new(store)
     }
@@ -92,18 +91,17 @@ impl Claimer {
         Self { shared, handle }
     }
 
-    /// The next claim, as soon as there is one; `None` when the claimer is closed. Any number of workers may
-    /// wait at once.
+    /// Returns the next claim, or `None` after the claimer was closed. Any number of workers can wait at once.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call takes no claim away from others.
+    /// If dropped, the call takes no claim away from other workers.
     pub async fn next(&self) -> Option<Claim> {
         let shared = &self.shared;
         let mut waiting = None;
         loop {
             let mut arrived = std::pin::pin!(shared.arrived.notified());
-            // From here on no arrival is missed, though it is not waited for yet.
+            // The notification is registered before the check, so that no arrival is missed.
             arrived.as_mut().enable();
             if shared.stop.is_cancelled() {
                 return None;
@@ -116,18 +114,18 @@ impl Claimer {
         }
     }
 
-    /// Takes nothing more, puts back what nobody has begun with, and waits until workers have ended their
-    /// claims, for as long as [`close_limit`](ClaimerBuilder::close_limit) says. All handles are closed.
+    /// Closes all handles. Takes nothing more, puts back claims that no worker has started, and waits until workers
+    /// have ended theirs, up to [`close_limit`](ClaimerBuilder::close_limit).
     ///
     /// # Errors
     ///
-    /// [`Store`](ClaimError::Store) of kind `Timeout` when claims are left. They are renewed on, and can be
-    /// settled; call again to wait longer, or drop [`run`](Self::run) or the claims, which puts them back: attempts do not
-    /// count then.
+    /// [`Store`](ClaimError::Store) of kind `Timeout` if claims are left. Their leases are still renewed, and workers
+    /// can settle them. Call again to wait longer. Or drop [`run`](Self::run) or the claims, which puts them back
+    /// without counting the attempts.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call has closed it, and only does not wait.
+    /// If dropped, the claimer is closed, but the call does not wait.
     pub async fn close(&self) -> Result<(), ClaimError> {
         self.shared.shut();
         if timeout(self.shared.config.close_limit, self.shared.drained()).await.is_ok() {
@@ -140,7 +138,7 @@ impl Claimer {
         Err(Error::new(ErrorKind::Timeout, message).into())
     }
 
-    /// Says that there may be new work, as a notification of the store would.
+    /// Announces possible new work, as a notification of the store does.
     pub fn wake(&self) {
         self.shared.wake_now();
     }

@@ -42,8 +42,8 @@ pub enum ClaimError {
         row: RowKey,
     },
 
-    /// Another transaction has locked the row, or a row that it depends on. Nothing was changed. Go on with the next row
-    /// and come back.
+    /// Another transaction has locked the row, or a row that it depends on. Nothing was changed. Go on with the next
+    /// row and come back.
     #[error("{what} is locked by somebody else; go on with the next row and come back")]
     #[non_exhaustive]
     Busy {

@@ -1,4 +1,4 @@
-//! Claims under leases, on a table in Postgres. `statements` makes the statements that are sent here.
+//! Claims under leases, on a table in Postgres. `statements` builds the SQL.
 
 mod groups;
 mod listen;
@@ -50,20 +50,20 @@ const PURGE: &str = "delete settled rows";
 const REQUEUE: &str = "requeue rows";
 const CANCEL: &str = "cancel rows";
 
-/// How long the server has for a call unless told otherwise.
+/// The default time limit of a call.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// Claims on a table in Postgres, under leases. Cheap to clone; clones share what they know of the table.
+/// Claims on a table in Postgres, under leases. Cheap to clone. Clones share their knowledge of the table.
 ///
-/// Each call is one statement, in a transaction of its own (three for claims of groups), and uses a connection
-/// of the pool for that long. It works whatever isolation the sessions of the pool are set to.
+/// Each call is one statement in its own transaction (three for claims of groups), on a connection of the pool. The
+/// isolation level of the pool's sessions does not matter.
 #[derive(Clone)]
 pub struct PgClaims {
     server: Server,
     sql: Arc<LeasedSql>,
 }
 
-/// What follows from the spec and the table.
+/// The SQL that depends on the spec and the table.
 struct LeasedSql {
     spec: ClaimSpec,
     parts: SqlParts,
@@ -72,7 +72,7 @@ struct LeasedSql {
 }
 
 impl PgClaims {
-    /// Claims as `spec` says, through connections of `pool`. Nothing is sent yet.
+    /// Builds a store for `spec` on connections of `pool`. Sends nothing yet.
     #[must_use]
     pub fn new(pool: PgPool, spec: ClaimSpec) -> Self {
         let sql = LeasedSql {
@@ -84,40 +84,40 @@ impl PgClaims {
         Self { server: Server::new(pool, ANSWER), sql: Arc::new(sql) }
     }
 
-    /// The pool leads to a pooler that gives each transaction another session, as PgBouncer does in
-    /// transaction mode: nothing is prepared, and each call is a transaction. There is no listening then.
+    /// Adapts the store to a pooler that gives each transaction another session, such as PgBouncer in transaction
+    /// mode. No statement is prepared, and each call is a transaction. Listening is then impossible.
     #[must_use]
     pub fn behind_pooler(mut self) -> Self {
         self.server.pooled = true;
         self
     }
 
-    /// How long the server has for each call, the wait for a connection included; 10 seconds by default. A
-    /// connection whose call was given up is closed.
+    /// Sets the time limit of each call, including the wait for a connection. The default is 10 seconds. The
+    /// connection of a call that ran out of time is closed.
     #[must_use]
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.server.limit = limit;
         self
     }
 
-    /// The pool.
+    /// Returns the pool.
     #[must_use]
     pub fn pool(&self) -> &PgPool {
         &self.server.pool
     }
 
-    /// What is claimed.
+    /// Returns the spec of the claimed table.
     #[must_use]
     pub fn spec(&self) -> &ClaimSpec {
         &self.sql.spec
     }
 
-    /// How long the server has for a call.
+    /// Returns the time limit of a call.
     pub(crate) fn limit(&self) -> Duration {
         self.server.limit
     }
 
-    /// Whether statements are prepared.
+    /// Returns whether statements are prepared.
     pub(crate) fn prepares(&self) -> bool {
         !self.server.pooled
     }
@@ -130,7 +130,7 @@ impl PgClaims {
         &self.server
     }
 
-    /// The statement of that name, made when it is first used.
+    /// Returns the statement of that name, and builds it on first use.
     fn remembered(&self, name: String, make: impl FnOnce() -> String) -> Arc<str> {
         let mut texts = self.sql.texts.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(texts.entry(name).or_insert_with(|| make().into()))
@@ -166,7 +166,7 @@ impl ClaimStore for PgClaims {
         let mut wanted = ClaimParameters::default();
         for (at, claim) in claims.iter().enumerate() {
             match claim.rows.first().filter(|_| !claim.fits(self.parts().inner())) {
-                // It is of another table.
+                // The claim is of another table.
                 Some((row, _)) => {
                     renewals[at] = Renewal::Lost { row: row.clone(), current_epoch: None, state: None };
                 }
@@ -208,7 +208,7 @@ impl ClaimStore for PgClaims {
         self.spec().needs_lease()?;
         let mut answers: Vec<Option<Result<Settled, ClaimError>>> = Vec::new();
         answers.resize_with(settlements.len(), || None);
-        // Claims that end alike are written together, in the order in which they came.
+        // Claims with the same ending are written together, in the order of the call.
         let mut alike: Vec<(Ending, Vec<usize>)> = Vec::new();
         for (at, (claim, outcome)) in settlements.iter().enumerate() {
             match Ending::of(self.parts(), outcome) {
@@ -256,7 +256,7 @@ impl ClaimStore for PgClaims {
             let sql = self.remembered("use up".to_owned(), || sql);
             match self.server().rows(&Query::new(sql).bind(left)?).await {
                 Ok(rows) => self.add_swept(&mut swept, &rows)?,
-                // The caller must get the rows that were returned before.
+                // Not an error, because the caller must get the rows that were returned before.
                 Err(fault) if swept != Swept::default() => {
                     tracing::warn!(error = %fault.error(SWEEP), "rows without attempts were not looked for");
                 }
@@ -353,7 +353,7 @@ impl ClaimStore for PgClaims {
         let sql = self.remembered("purge".to_owned(), || purge::purge(parts, &oldest()));
         match claims.server().rows(&Query::new(sql).bind(i64::from(limit))?).await {
             Ok(rows) => Ok(rows.len() as u64),
-            // Such as a foreign key from a row that is still needed.
+            // For example by a foreign key of a row that is still needed.
             Err(fault) if fault.is_of_row() => {
                 let all = purge::oldest(parts, &parts.key_text());
                 let some = purge::purge(parts, &purge::picked_by_key(parts));

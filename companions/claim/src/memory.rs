@@ -28,13 +28,12 @@ use crate::spec::ids::RowKey;
 use crate::spec::{ClaimSpec, Inner};
 use table::{TableState, Transaction};
 
-/// How long a change waits for a row that somebody has locked.
+/// The longest wait of a change for a locked row.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
-/// Claims on a table in the memory of this process: for tests of what is built on claims, and for work that
-/// need not outlive the process. It follows the rules of [`ClaimStore`](crate::ClaimStore) and of
-/// [`PgHeld`](crate::PgHeld), with the same results as the table in Postgres. Cheap to clone; clones
-/// share the table.
+/// Claims on a table in the memory of this process, for tests of code that uses claims, and for work that need not
+/// outlive the process. It follows the rules of [`ClaimStore`](crate::ClaimStore) and of [`PgHeld`](crate::PgHeld),
+/// with the same results as the table in Postgres. Cheap to clone. Clones share the table.
 ///
 /// ```
 /// use leasehold_claim::{ClaimSpec, ClaimStore, MemoryClaims, MemoryRow, Outcome, RowKey};
@@ -68,7 +67,7 @@ struct MemoryShared {
     spec: ClaimSpec,
     clock: MemoryClock,
     table: Mutex<TableState>,
-    /// Counts what there is to wake for.
+    /// Counts events that wake listeners.
     news: watch::Sender<u64>,
     /// Counts the transactions that have ended.
     ended: watch::Sender<u64>,
@@ -76,21 +75,20 @@ struct MemoryShared {
 }
 
 impl MemoryClaims {
-    /// An empty table that is claimed as `spec` says.
+    /// Builds an empty table for `spec`.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](ClaimError::Unsupported) for a spec with a filter: what its SQL means is known to the
-    /// server only.
+    /// [`Unsupported`](ClaimError::Unsupported) for a spec with a filter, because only the server can evaluate its SQL.
     pub fn new(spec: ClaimSpec) -> Result<Self, ClaimError> {
         Self::with_clock(spec, MemoryClock::running())
     }
 
-    /// The same, with leases that end by `clock`.
+    /// Builds an empty table for `spec` whose leases end by `clock`.
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new).
+    /// The errors of [`new`](Self::new).
     pub fn with_clock(spec: ClaimSpec, clock: MemoryClock) -> Result<Self, ClaimError> {
         if let Some(filter) = &spec.inner.filter {
             return Err(ClaimError::unsupported(format!(
@@ -104,18 +102,18 @@ impl MemoryClaims {
         Ok(Self { shared: Arc::new(MemoryShared { spec, clock, table, news, ended, is_silent }) })
     }
 
-    /// The clock by which its leases end.
+    /// Returns the clock by which leases end.
     #[must_use]
     pub fn clock(&self) -> &MemoryClock {
         &self.shared.clock
     }
 
-    /// Inserts a row, and wakes whoever listens.
+    /// Inserts a row and wakes listeners.
     ///
     /// # Errors
     ///
-    /// [`Duplicate`](ClaimError::Duplicate) if it is there already, [`InvalidSpec`](ClaimError::InvalidSpec)
-    /// for a value that the table could not hold.
+    /// - [`Duplicate`](ClaimError::Duplicate) if the row already exists.
+    /// - [`InvalidSpec`](ClaimError::InvalidSpec) for a value that the table cannot hold.
     pub fn insert(&self, mut row: MemoryRow) -> Result<RowKey, ClaimError> {
         row.check(self.inner())?;
         order::OrderKey::of(self.inner(), &row)?;
@@ -134,36 +132,37 @@ impl MemoryClaims {
         Ok(key)
     }
 
-    /// Inserts the row with these columns, named as in the spec, with values as the server's JSON has them;
-    /// times are text with a zone. Columns that are missing are NULL, the state that to which rows return.
+    /// Inserts a row from columns, named as in the spec, with values as in the server's JSON. Times are text with a
+    /// zone. Missing columns are NULL, except the state, which is the one to which rows return.
     ///
     /// # Errors
     ///
-    /// As [`insert`](Self::insert).
+    /// The errors of [`insert`](Self::insert).
     pub fn insert_columns(&self, columns: Map<String, Value>) -> Result<RowKey, ClaimError> {
         self.insert(MemoryRow::from_columns(self.inner(), columns)?)
     }
 
-    /// A copy of a row, as anybody sees it: what an open [`MemoryHold`] has done is not in it.
+    /// Returns a copy of a row in its committed state, without changes of an open [`MemoryHold`].
     #[must_use]
     pub fn row(&self, key: &RowKey) -> Option<MemoryRow> {
         self.table().rows.get(key).cloned()
     }
 
-    /// Copies of all rows, by queue and id.
+    /// Returns copies of all rows, by queue and id.
     #[must_use]
     pub fn rows(&self) -> Vec<MemoryRow> {
         self.table().rows.values().cloned().collect()
     }
 
-    /// Changes one column of a row by hand, past every claim on it, as an UPDATE would that knows nothing of
-    /// claims. It wakes nobody.
+    /// Changes one column of a row by hand, past every claim on it, as an UPDATE of another application would. Wakes
+    /// no listener.
     ///
     /// # Errors
     ///
-    /// [`NotFound`](ClaimError::NotFound), [`Busy`](ClaimError::Busy) while a transaction has the row locked,
-    /// [`Duplicate`](ClaimError::Duplicate) when its new queue has such a row, and
-    /// [`InvalidSpec`](ClaimError::InvalidSpec) for a value that the column could not hold.
+    /// - [`NotFound`](ClaimError::NotFound) if the row does not exist.
+    /// - [`Busy`](ClaimError::Busy) while a transaction has locked the row.
+    /// - [`Duplicate`](ClaimError::Duplicate) if its new queue already has such a row.
+    /// - [`InvalidSpec`](ClaimError::InvalidSpec) for a value that the column cannot hold.
     pub fn update(&self, key: &RowKey, column: &str, value: Value) -> Result<(), ClaimError> {
         let mut table = self.table();
         let mut row = table.row(key)?.clone();
@@ -186,18 +185,20 @@ impl MemoryClaims {
     ///
     /// # Errors
     ///
-    /// [`NotFound`](ClaimError::NotFound), and [`Busy`](ClaimError::Busy) while a transaction has it locked.
+    /// [`NotFound`](ClaimError::NotFound) if the row does not exist, [`Busy`](ClaimError::Busy) while a transaction
+    /// has locked it.
     pub fn delete(&self, key: &RowKey) -> Result<MemoryRow, ClaimError> {
         let mut table = self.table();
         free(&table, key)?;
         table.rows.remove(key).ok_or_else(|| ClaimError::NotFound { row: key.clone() })
     }
 
-    /// Lets the lease of a row end now. Answers whether it had one.
+    /// Ends the lease of a row now. Returns whether it had one.
     ///
     /// # Errors
     ///
-    /// [`NotFound`](ClaimError::NotFound), and [`Busy`](ClaimError::Busy) while a transaction has it locked.
+    /// [`NotFound`](ClaimError::NotFound) if the row does not exist, [`Busy`](ClaimError::Busy) while a transaction
+    /// has locked it.
     pub fn expire(&self, key: &RowKey) -> Result<bool, ClaimError> {
         let now = self.shared.clock.micros();
         let mut table = self.table();
@@ -208,11 +209,12 @@ impl MemoryClaims {
         Ok(had)
     }
 
-    /// Locks a row as a transaction would that knows nothing of claims, until the lock is dropped.
+    /// Locks a row until the lock is dropped, as a transaction of another application would.
     ///
     /// # Errors
     ///
-    /// [`NotFound`](ClaimError::NotFound), and [`Busy`](ClaimError::Busy) while a transaction has it locked.
+    /// [`NotFound`](ClaimError::NotFound) if the row does not exist, [`Busy`](ClaimError::Busy) while a transaction
+    /// has locked it.
     pub fn lock(&self, key: &RowKey) -> Result<MemoryLock, ClaimError> {
         let mut table = self.table();
         table.row(key)?;
@@ -222,14 +224,14 @@ impl MemoryClaims {
         Ok(MemoryLock(TransactionGuard { claims: self.clone(), transaction }))
     }
 
-    /// Wakes whoever listens, as inserting and settling do.
+    /// Wakes listeners, as inserting and settling do.
     pub fn wake(&self) {
         if !self.shared.is_silent.load(Ordering::SeqCst) {
             self.shared.news.send_modify(|count| *count = count.wrapping_add(1));
         }
     }
 
-    /// From now on every wake-up is lost, or none is.
+    /// Sets whether wake-ups are lost.
     pub fn lose_wake_ups(&self, lose: bool) {
         self.shared.is_silent.store(lose, Ordering::SeqCst);
     }
@@ -239,7 +241,7 @@ impl MemoryClaims {
     }
 
     fn table(&self) -> MutexGuard<'_, TableState> {
-        // Nothing under the lock leaves the table half changed, so a panic elsewhere does not matter.
+        // Code under the lock never leaves the table half changed, so a panic elsewhere does not matter.
         self.shared.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -262,7 +264,7 @@ impl fmt::Display for MemoryClaims {
 #[must_use = "dropping it unlocks the row"]
 pub struct MemoryLock(#[expect(dead_code, reason = "it is there to be dropped")] TransactionGuard);
 
-/// An open transaction, which ends when this is dropped.
+/// An open transaction, which ends on drop.
 struct TransactionGuard {
     claims: MemoryClaims,
     transaction: Transaction,

@@ -1,4 +1,4 @@
-//! What claimers do, for the program's own recorder through the `metrics` facade. `docs/metrics.md` describes it.
+//! Publishes metrics of claimers through the `metrics` facade. `docs/metrics.md` describes them.
 
 #[cfg(not(feature = "metrics"))]
 pub(crate) use off::{ClaimerMetrics, record_depth};
@@ -29,7 +29,7 @@ mod on {
     const ROWS: &str = "leasehold.claim.rows";
     const OLDEST: &str = "leasehold.claim.oldest";
 
-    /// What a claimer publishes. Every series begins at zero.
+    /// The metrics of a claimer. Every series begins at zero.
     #[derive(Debug)]
     pub(crate) struct ClaimerMetrics {
         store: String,
@@ -68,19 +68,19 @@ mod on {
             counter!(name, "store" => self.store.clone(), label => value.to_owned()).increment(by as u64);
         }
 
-        /// Claims were taken, and lie ready.
+        /// Counts claims that were taken and wait for a worker.
         pub(crate) fn taken(&self, claims: usize) {
             self.taken.increment(claims as u64);
             self.ahead.increment(claims as f64);
         }
 
-        /// A worker begins with one.
+        /// Counts a claim that a worker has started.
         pub(crate) fn begun(&self) {
             self.ahead.decrement(1.0);
             self.at_work.increment(1.0);
         }
 
-        /// One is out no more: after so long with a worker, if there was one, and for this reason, if it was lost.
+        /// Counts a claim that is gone. `worked` is the time with a worker, `lost` the reason of a loss.
         pub(crate) fn gone(&self, worked: Option<Duration>, lost: Option<LossReason>) {
             match worked {
                 Some(worked) => {
@@ -94,7 +94,7 @@ mod on {
             }
         }
 
-        /// The end of one was written.
+        /// Counts a claim whose end was written.
         pub(crate) fn ended(&self, outcome: &Outcome) {
             let outcome = match outcome {
                 Outcome::Done => "done",
@@ -121,7 +121,7 @@ mod on {
         }
     }
 
-    /// How much there is to do, as somebody has just asked.
+    /// Records the result of `stats`.
     pub(crate) fn record_depth(store: &dyn Display, take: &Take, stats: &Stats) {
         describe();
         let (store, queue) = (store.to_string(), take.queue.as_deref().unwrap_or("all").to_owned());

@@ -1,11 +1,11 @@
 //! Takes rows of groups, and of tenants that have a limit, under leases and in open transactions.
 //!
-//! A take is a transaction of three statements. The first finds rows. The second locks their groups or tenants, so that only
-//! one of several workers gets each. The third sees what others have committed until then, and takes the rows. In one
-//! statement it would see the table as it was before the lock.
+//! A take is a transaction of three statements. The first finds rows. The second locks their groups or tenants, so
+//! that each goes to one of several workers. The third sees the commits of other workers before the lock, and takes
+//! the rows. A single statement would see the table as it was before the lock.
 //!
-//! The first statement reads a window of rows and leaves it to this module to count each group once, because a statement
-//! that did so itself would read every row of a group that has very many.
+//! The first statement reads a window of rows, and this module counts each group once. A statement that did so itself
+//! would read every row of a very large group.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -24,40 +24,40 @@ use crate::statements::tenants::PLACE;
 use crate::statements::{TAKE, group_number};
 use crate::store::{Claimed, PassCursor, Taken};
 
-/// How many rows a look reads beyond the claims that were requested, because several may be of one group.
+/// The number of rows that a query reads beyond the requested claims, because several can be of one group.
 const WINDOW: u32 = 64;
 
 /// The transaction in which rows are searched and taken.
 pub(crate) trait SearchTransaction: Send {
-    /// Why there is no answer.
+    /// The error of a statement.
     type Error: From<ClaimError> + Send;
 
-    /// Carries out a statement.
+    /// Runs a statement.
     fn rows(&mut self, query: &Query) -> impl Future<Output = Result<Vec<PgRow>, Self::Error>> + Send;
 
-    /// Locks the groups or tenants of `found`, and takes the rows of those that it has locked.
+    /// Locks the groups or tenants of `found`, and takes rows of the locked ones.
     fn take(
         &mut self,
         search: &mut Search<'_>,
         found: Vec<Candidate>,
     ) -> impl Future<Output = Result<Vec<Claimed>, Self::Error>> + Send;
 
-    /// Called before each look.
+    /// Called before each query for rows.
     fn begin_look(&mut self) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
-    /// Called after a look with which nothing was taken, before the next.
+    /// Called before the next query, if nothing was taken.
     fn undo_look(&mut self) -> impl Future<Output = Result<(), Self::Error>> + Send;
 }
 
-/// A row of no entity, or the first of one.
+/// A row without a group, or the first row of a group.
 #[derive(Clone, Debug)]
 pub(crate) struct Candidate {
     id: String,
     queue: Option<String>,
     pub(crate) group: Option<String>,
-    /// Which claim it will be.
+    /// The number of its claim in the batch.
     pub(crate) number: i64,
-    /// The number of its group's lock, or its tenant's.
+    /// The lock number of its group or tenant.
     lock: Option<i64>,
 }
 
@@ -67,24 +67,24 @@ impl Candidate {
         Ok(RowKey { queue: self.queue.as_deref().map(Arc::from), id })
     }
 
-    /// The half of the numbers of its tenant's places. Two tenants that meet have fewer.
+    /// Returns the half of the place numbers that identifies the tenant. Two tenants with the same half share places.
     fn class(&self) -> i32 {
         let [a, b, c, d, ..] = self.lock.unwrap_or_default().to_le_bytes();
         i32::from_le_bytes([a, b, c, d])
     }
 }
 
-/// A call on its way through the table.
+/// A search through the table.
 pub(crate) struct Search<'a> {
     pub(crate) selection: Selection<'a>,
-    /// How far it has got.
+    /// The position of the search.
     pub(crate) cursor: Option<PassCursor>,
-    /// Groups that were found, or tenants that have no room.
+    /// Groups that were found, or tenants without room.
     seen: HashSet<String>,
 }
 
 impl<'a> Search<'a> {
-    /// For at most `limit` groups behind `cursor`, or rows where tenants have a limit.
+    /// Builds a search behind `cursor` for at most `limit` groups, or rows if tenants have a limit.
     pub(crate) fn new(
         parts: &'a SqlParts,
         order: &'a RowOrder,
@@ -96,7 +96,7 @@ impl<'a> Search<'a> {
         Ok(Self { selection, cursor, seen: HashSet::new() })
     }
 
-    /// Looks at most `looks` times for rows that can be taken, until some are.
+    /// Searches up to `looks` times, until rows are taken.
     pub(crate) async fn take<T: SearchTransaction>(
         &mut self,
         transaction: &mut T,
@@ -126,7 +126,7 @@ impl<'a> Search<'a> {
         Ok(Taken { claims, skipped, cursor, ..Taken::default() })
     }
 
-    /// Returns the first rows of groups that were not seen yet, without any lock, and whether there are no more.
+    /// Returns the first rows of new groups, without locks, and whether none are left.
     async fn look<T: SearchTransaction>(
         &mut self,
         transaction: &mut T,
@@ -148,7 +148,7 @@ impl<'a> Search<'a> {
         Ok((found, !is_full))
     }
 
-    /// Returns the first rows behind the cursor that are of tenants with room, and whether there are none.
+    /// Returns the first rows behind the cursor whose tenants have room, and whether there are none.
     async fn look_for_room<T: SearchTransaction>(
         &mut self,
         transaction: &mut T,
@@ -156,7 +156,8 @@ impl<'a> Search<'a> {
         let (rows, is_full) = self.rows(transaction, Selection::look_in_order).await?;
         let mut found = self.choose(&rows)?;
         if found.is_empty() && is_full {
-            // The first rows are of tenants without room: goes from one tenant to the next, however many rows each has.
+            // The first rows are of tenants without room, so this goes from tenant to tenant, independent of the
+            // number of their rows.
             let (rows, _) = self.rows(transaction, Selection::look_by_tenant).await?;
             found = self.choose(&rows)?;
         }
@@ -164,7 +165,7 @@ impl<'a> Search<'a> {
         Ok((found, is_last))
     }
 
-    /// Carries out a statement that finds rows. Returns them, and whether there may be more.
+    /// Runs a statement that finds rows. Returns them, and whether more might exist.
     async fn rows<T: SearchTransaction>(
         &self,
         transaction: &mut T,
@@ -212,7 +213,7 @@ impl<'a> Search<'a> {
     }
 
     fn candidate(&self, row: &PgRow, group: Option<String>, number: usize) -> Result<Candidate, ClaimError> {
-        // Of the statement that found the row, and not of another that may be carried out on another search path.
+        // From the same statement as the row, because another might run with another search path.
         let relation = get(row, "relation", TAKE)?;
         let lock = group.as_ref().map(|group| match &self.selection.parts.inner().limit {
             // Differs from the group's own lock number, which stays locked while a claim is held.
@@ -223,17 +224,17 @@ impl<'a> Search<'a> {
         Ok(Candidate { id: get(row, "id", TAKE)?, queue: get(row, "queue", TAKE)?, group, number, lock })
     }
 
-    /// Rows of its tenant are not looked for any more.
+    /// Skips the candidate's tenant in the rest of the search.
     pub(crate) fn pass_over(&mut self, one: &Candidate) {
         self.seen.extend(one.group.clone());
     }
 
-    /// Whether its tenant was passed over.
+    /// Returns whether the candidate's tenant is skipped.
     pub(crate) fn passed_over(&self, one: &Candidate) -> bool {
         one.group.as_ref().is_some_and(|tenant| self.seen.contains(tenant))
     }
 
-    /// Those whose locks are granted, until the transaction ends.
+    /// Returns the candidates whose locks were granted. The locks last until the transaction ends.
     pub(crate) async fn lock<T: SearchTransaction>(
         &self,
         transaction: &mut T,
@@ -253,7 +254,7 @@ impl<'a> Search<'a> {
         Ok(locked)
     }
 
-    /// As [`lock`](Self::lock). Tenants that it could not lock are passed over by this call.
+    /// Locks as [`lock`](Self::lock) does, and skips tenants that it could not lock.
     pub(crate) async fn lock_or_pass_over<T: SearchTransaction>(
         &mut self,
         transaction: &mut T,
@@ -268,7 +269,7 @@ impl<'a> Search<'a> {
         Ok(locked)
     }
 
-    /// The values of a statement that takes `candidates`.
+    /// Binds the values of a statement that takes `candidates`.
     pub(crate) fn bind<'c>(
         &self,
         sql: String,
@@ -288,13 +289,13 @@ impl<'a> Search<'a> {
         if self.selection.is_limited() { query.bind(classes) } else { Ok(query) }
     }
 
-    /// Asks for a place of the candidate's tenant.
+    /// Builds the statement that takes a place of the candidate's tenant.
     pub(crate) fn place(&self, of: &Candidate) -> Result<Query, ClaimError> {
         let most = self.selection.parts.inner().limit.as_ref().map_or(0, |limit| limit.most);
         Query::new(PLACE).bind(of.class())?.bind(i32::try_from(most).unwrap_or(i32::MAX))
     }
 
-    /// Asks how many places leases have left to its tenant.
+    /// Builds the statement that counts the places that leases leave to its tenant.
     pub(crate) fn count(&self, of: &Candidate) -> Result<Query, ClaimError> {
         Query::new(self.selection.count()).bind(vec![of.id.clone()])?.bind(vec![of.queue.clone()])
     }

@@ -53,7 +53,8 @@ pub(crate) enum Tracking {
     None,
     /// Columns of the table.
     Columns { owner: Column, epoch: Column, until: Column },
-    /// A separate table with one row for each taken row, because the claimed table must not get columns. See `migration`.
+    /// A separate table with one row for each taken row, because the claimed table must not get columns. See
+    /// `migration`.
     Side(Table),
 }
 
@@ -81,8 +82,8 @@ pub(crate) struct Precondition {
 pub enum Unmet {
     /// The row is worked on anyway.
     Run,
-    /// The row is not taken and is listed as blocked, and workers can idle. It becomes claimable if the row that it depends
-    /// on is done after all.
+    /// The row is not taken and is listed as blocked, and workers can idle. It becomes claimable if the row that it
+    /// depends on is done after all.
     Block,
 }
 
@@ -99,8 +100,8 @@ pub enum Retention {
     DeleteOnSettle,
 }
 
-/// A table and the rules for claiming its rows. Built from typed names by [`ClaimSpec::builder`]. Immutable and cheap to
-/// clone.
+/// A table and the rules for claiming its rows. Built from typed names by [`ClaimSpec::builder`]. Immutable and cheap
+/// to clone.
 #[derive(Clone)]
 pub struct ClaimSpec {
     pub(crate) inner: Arc<Inner>,
@@ -183,9 +184,9 @@ impl ClaimSpec {
         &self.inner.states
     }
 
-    /// Returns the notification channel that wakes workers. Its name is derived from the table's name, at most 63 bytes.
-    /// Tables with the same name in several schemas share it. The payload names the schema, and an unknown payload wakes the
-    /// workers of all of them.
+    /// Returns the notification channel that wakes workers. Its name is derived from the table's name, at most 63
+    /// bytes. Tables with the same name in several schemas share it. The payload names the schema, and an unknown
+    /// payload wakes the workers of all of them.
     #[must_use]
     pub fn channel(&self) -> &str {
         &self.inner.channel

@@ -1,4 +1,5 @@
-//! Builds every statement on the claimed table from its spec, and parses the replies. `sql/*.sql` shows the finished statements.
+//! Builds every statement on the claimed table from its spec, and parses the replies. `sql/*.sql` shows the finished
+//! statements.
 //!
 //! | Calls | Built in |
 //! |---|---|

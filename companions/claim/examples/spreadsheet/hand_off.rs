@@ -1,7 +1,7 @@
-//! A table through which recorders hand work to workers: what makes it, how its rows are claimed, and how one is recorded.
+//! A table through which recorders pass work to workers: its definition, its spec, and the recording of a row.
 //!
-//! Its rows have a number, a state and a kind of closed sets, and the entity that they are about, which is created once
-//! and then updated any number of times. All outstanding rows of an entity are one claim.
+//! Its rows have a number, a state and a kind from closed sets, and their entity, which is created once and then
+//! updated any number of times. All outstanding rows of an entity are one claim.
 
 use leasehold_claim::sqlx::{PgConnection, PgPool, query_scalar, raw_sql};
 use leasehold_claim::{ClaimError, ClaimSpec, State, States, Table, Unmet};
@@ -65,15 +65,15 @@ pub(crate) fn spec() -> Result<ClaimSpec, ClaimError> {
         .build()
 }
 
-/// Makes the table, or brings it up to date, and checks it.
+/// Makes or updates the table, and checks it.
 pub(crate) async fn create(pool: &PgPool, spec: &ClaimSpec) -> Result<(), ClaimError> {
     raw_sql(TABLE).execute(pool).await.map_err(|error| ClaimError::of(error, "make the table"))?;
     spec.migration().apply(pool).await?;
     spec.ensure(pool).await
 }
 
-/// Records that there is work, and wakes workers: both with the commit of the transaction that `connection` is in.
-/// Answers the row's number, or `None` where the entity was created already.
+/// Records work and wakes workers, both at the commit of the transaction of `connection`. Returns the row's number,
+/// or `None` if the entity was created already.
 pub(crate) async fn record(
     connection: &mut PgConnection,
     kind: &str,

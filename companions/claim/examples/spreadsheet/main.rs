@@ -1,10 +1,10 @@
-//! Recorders hand work to workers, in processes of their own, through one table.
+//! Recorders pass work to workers in separate processes through one table.
 //!
-//! First a recorder writes down what changed in some spreadsheets while no worker runs, and a worker that is
-//! started later does all of it: each sheet's creation first, its updates after that, in one claim. Then two
-//! processes, A and B, go through a schedule step by step: B passes over the updates of a sheet that A is
-//! still creating, takes another sheet instead, and gets the updates in one claim when A is done; once under
-//! leases, once in open transactions. Everything is in a schema of its own, which is made anew each time.
+//! First a recorder writes changes of some spreadsheets while no worker runs. A worker that starts later does all of
+//! them: for each sheet first its creation, then its updates in one claim. Then two processes, A and B, follow a
+//! schedule step by step. B skips the updates of a sheet that A is still creating, takes another sheet, and gets the
+//! updates in one claim when A is done. The schedule runs once under leases and once in open transactions. Everything
+//! is in a separate schema, which is recreated on each run.
 //!
 //! ```text
 //! DATABASE_URL=postgres://localhost/test cargo run -p leasehold-claim --example spreadsheet
@@ -34,7 +34,7 @@ type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 const SCHEMA: &str = "leasehold_spreadsheet";
 
-/// Only a broken server needs this long for an answer.
+/// A limit that only a broken server exceeds.
 const LONG: Duration = Duration::from_secs(60);
 
 #[tokio::main]
@@ -58,7 +58,7 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// A recorder works while no worker runs, and is gone when a worker is started.
+/// Runs a recorder while no worker runs, and starts a worker after the recorder has ended.
 pub async fn hand_over(url: &str, start: impl Fn(&str) -> Command) -> Result<Vec<String>> {
     prepare(url).await?;
     let mut told = Vec::new();
@@ -69,7 +69,7 @@ pub async fn hand_over(url: &str, start: impl Fn(&str) -> Command) -> Result<Vec
             told.push(recorder.ask(&format!("update {sheet}")).await?);
         }
     }
-    // A sheet is created once; the database sees to it.
+    // The database refuses a second creation of a sheet.
     told.push(recorder.ask("create 1").await?);
     recorder.end().await?;
 
@@ -81,7 +81,7 @@ pub async fn hand_over(url: &str, start: impl Fn(&str) -> Command) -> Result<Vec
     Ok(told)
 }
 
-/// Two processes at one table. Whatever they do, they are told to, so that it is the same each time.
+/// Runs two processes on one table. The schedule orders each step, so that the result is the same each time.
 pub async fn replay(url: &str, start: impl Fn(&str) -> Command) -> Result<Vec<String>> {
     prepare(url).await?;
     let changes = ["create 10", "update 10", "update 10", "create 20", "update 10"];
@@ -102,7 +102,7 @@ pub async fn replay(url: &str, start: impl Fn(&str) -> Command) -> Result<Vec<St
     Ok(told)
 }
 
-/// Two processes whose claims are open transactions. Sheet 20 was created before, and is not waited for.
+/// Runs two processes whose claims are open transactions. Sheet 20 was created before, so its update does not wait.
 pub async fn replay_held(url: &str, start: impl Fn(&str) -> Command) -> Result<Vec<String>> {
     prepare(url).await?;
     let changes = ["create 10", "update 10", "update 10", "create 20", "update 20"];
@@ -127,7 +127,7 @@ pub async fn replay_held(url: &str, start: impl Fn(&str) -> Command) -> Result<V
     Ok(told)
 }
 
-/// What a recorder that was told of `changes` has answered.
+/// Returns the answers of a recorder to `changes`.
 async fn recorded(url: &str, start: impl Fn(&str) -> Command, changes: &[&str]) -> Result<Vec<String>> {
     let mut told = Vec::new();
     let mut recorder = Process::start(start("recorder"), url)?;
@@ -138,7 +138,7 @@ async fn recorded(url: &str, start: impl Fn(&str) -> Command, changes: &[&str]) 
     Ok(told)
 }
 
-/// What two processes in this role have answered to the orders of `schedule`.
+/// Returns the answers of two processes in this role to the orders of `schedule`.
 async fn steps(
     url: &str,
     start: impl Fn(&str) -> Command,
@@ -170,7 +170,7 @@ async fn connect(url: &str) -> Result<PgPool> {
     Ok(PgPoolOptions::new().connect_with(options).await?)
 }
 
-/// What a process of the example does: it reads orders and writes answers, each a line.
+/// Runs a process of the example, which reads orders and writes answers, one per line.
 pub async fn process(role: &str, url: &str) -> Result<()> {
     let (pool, requests) = (connect(url).await?, hand_off::spec()?);
     match role {
@@ -182,7 +182,7 @@ pub async fn process(role: &str, url: &str) -> Result<()> {
     }
 }
 
-/// Records each change that it is told of.
+/// Records each change that it reads.
 async fn record(pool: &PgPool) -> Result<()> {
     for order in io::stdin().lines() {
         let order = order?;
@@ -196,7 +196,7 @@ async fn record(pool: &PgPool) -> Result<()> {
     Ok(())
 }
 
-/// Does whatever there is, until its input ends.
+/// Does all work until its input ends.
 async fn work(pool: PgPool, requests: &ClaimSpec) -> Result<()> {
     let claimer = Claimer::builder(Arc::new(PgClaims::new(pool, requests.clone()))).start()?;
     let closer = claimer.clone();
@@ -216,10 +216,10 @@ async fn work(pool: PgPool, requests: &ClaimSpec) -> Result<()> {
     closing.await?
 }
 
-/// Takes one claim when it is told to, and settles it when it is told to.
+/// Takes one claim on the order `take`, and settles it on the order `settle`.
 async fn step(pool: PgPool, requests: &ClaimSpec) -> Result<()> {
     let claims = PgClaims::new(pool, requests.clone());
-    // The cursor of the pass: what was seen in this pass is not offered again in it.
+    // The cursor of the pass, which does not offer a row twice.
     let (mut cursor, mut at_work) = (None, VecDeque::<Claimed>::new());
     for order in io::stdin().lines() {
         if order? == "take" {
@@ -243,7 +243,7 @@ async fn step(pool: PgPool, requests: &ClaimSpec) -> Result<()> {
     Ok(())
 }
 
-/// The same in open transactions.
+/// Takes and settles in open transactions.
 async fn hold(pool: PgPool, requests: &ClaimSpec) -> Result<()> {
     let held = PgHeld::new(pool, requests.clone());
     let (mut cursor, mut at_work) = (None, None::<PgHold>);
@@ -283,7 +283,7 @@ async fn hold(pool: PgPool, requests: &ClaimSpec) -> Result<()> {
     Ok(())
 }
 
-/// Of several rows, the kind is that of all: an update is not taken before the creation is done.
+/// Describes the rows of a claim. All have the same kind, because an update is not taken before the creation is done.
 fn describe(rows: &[ClaimedRow], sheet: Option<&str>) -> String {
     let ids: Vec<String> = rows.iter().map(|row| row.key.id.to_string()).collect();
     let kind = rows.first().and_then(|row| row.kind.as_deref()).unwrap_or("nothing");
@@ -324,7 +324,7 @@ impl Process {
         }
     }
 
-    /// Ends its input, and waits until it has ended.
+    /// Ends its input, and waits for its end.
     async fn end(mut self) -> Result<()> {
         drop(self.orders);
         let status = timeout(LONG, self.child.wait()).await??;

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-/// Beyond that, pauses cannot be counted with: a hundred years.
+/// A hundred years, because times beyond it would overflow.
 const CENTURY: Duration = Duration::from_secs(100 * 366 * 86_400);
 
-/// How long a row is left alone before it is tried again.
+/// The pause before a row is tried again.
 ///
 /// ```
 /// use std::time::Duration;
@@ -24,28 +24,29 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Always this long; zero is at once.
+    /// Always pauses for this time. Zero means at once.
     #[must_use]
     pub const fn constant(pause: Duration) -> Self {
         Self { first: pause, longest: pause, grows: false }
     }
 
-    /// This long after the first attempt, and twice as long after each further one, up to an hour: less up to
-    /// half of it, at random, so that rows which failed together do not come back together. Attempts count as
-    /// [`Claim::attempt`](crate::Claim::attempt) says; where it does not know, as often as the row was claimed.
+    /// Pauses for this time after the first attempt, and twice as long after each further one, up to an hour. A
+    /// random part of up to half is subtracted, so that rows which failed together do not come back together.
+    /// Attempts count as in [`Claim::attempt`](crate::Claim::attempt). If it is unknown, each claim of the row
+    /// counts.
     #[must_use]
     pub const fn exponential(first: Duration) -> Self {
         Self { first, longest: Duration::from_secs(3600), grows: true }
     }
 
-    /// Never longer than this.
+    /// Sets the longest pause.
     #[must_use]
     pub const fn at_most(mut self, longest: Duration) -> Self {
         self.longest = longest;
         self
     }
 
-    /// The pause after attempt number `attempt`, which is 1 for the first.
+    /// Returns the pause after attempt number `attempt`, which is 1 for the first.
     pub(crate) fn after(&self, attempt: u32) -> Duration {
         if !self.grows {
             return self.first.min(self.longest);

@@ -1,4 +1,4 @@
-//! How a claimer is set up.
+//! Sets up claimers.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,11 +16,11 @@ use crate::spec::ids::RowKey;
 use crate::spec::states::State;
 use crate::store::{ClaimStore, Claimed, Take};
 
-/// How long an idle claimer sleeps where new work is known to be announced, and where it is not.
+/// The longest sleep of an idle claimer if new work is known to be announced, and if not.
 const ANNOUNCED: Duration = Duration::from_secs(30);
 const UNANNOUNCED: Duration = Duration::from_secs(2);
 
-/// As good as never.
+/// A year, which is as good as never.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
 pub(crate) type OnExhausted = Arc<dyn Fn(&[RowKey]) + Send + Sync>;
@@ -38,62 +38,62 @@ pub(crate) struct Config {
     pub(crate) close_limit: Duration,
     max_hold: Option<Duration>,
     is_timeout_max_hold: bool,
-    /// `None` where it was not said and the spec has nothing for it: then there is no running of handlers.
+    /// `None` if it was not set and the spec lacks the state for the default: then `run` is refused.
     pub(crate) on_failure: Option<OnFailure>,
     pub(crate) on_exhausted: Option<OnExhausted>,
     pub(crate) on_error: Option<OnError>,
 }
 
 impl Config {
-    /// What to take, at most `limit` of it.
+    /// Returns the request for at most `limit` claims.
     pub(crate) fn take(&self, limit: u32) -> Take {
         let mut take = Take::up_to(limit).lease(self.lease).from(self.from.iter().cloned());
         take.queue.clone_from(&self.queue);
         take
     }
 
-    /// How long to sleep at most, where new work is announced or is not.
+    /// Returns the longest sleep, depending on whether new work is announced.
     pub(crate) fn poll(&self, announced: bool) -> Duration {
         self.poll.unwrap_or(if announced { ANNOUNCED } else { UNANNOUNCED })
     }
 
-    /// How soon to look again after a sweep.
+    /// Returns the shortest pause after a sweep.
     pub(crate) fn sweep_pause(&self) -> Duration {
         (self.lease / 4).clamp(Duration::from_millis(20), Duration::from_millis(500))
     }
 
-    /// The longest that a worker may have a claim.
+    /// Returns the longest time for which a worker can have the claim.
     pub(crate) fn most(&self, claimed: &Claimed) -> Option<Duration> {
         let own = claimed.timeout.filter(|_| self.is_timeout_max_hold);
         own.into_iter().chain(self.max_hold).min()
     }
 
-    /// Whether there is such a bound.
+    /// Returns whether claims have such a bound.
     pub(crate) fn is_bounded(&self) -> bool {
         self.max_hold.is_some() || self.is_timeout_max_hold
     }
 
-    /// After which part of its lease a claim is renewed.
+    /// Returns the part of a lease after which it is renewed.
     pub(crate) fn renewal_part(&self) -> f64 {
         self.renew_every.as_secs_f64() / self.lease.as_secs_f64()
     }
 
-    /// How long a claim may lie ready before it was one too many: a tenth of its lease.
+    /// Returns the time for which a claim can wait for a worker before the prefetch is too large: a tenth of its lease.
     pub(crate) fn patience(&self) -> Duration {
         self.lease / 10
     }
 
-    /// The limit of one call of the store: an answer that takes longer than the lease is of no use.
+    /// Returns the limit of one call of the store. A reply after the end of the lease would be useless.
     pub(crate) fn call_limit(&self) -> Duration {
         self.lease.max(Duration::from_secs(1))
     }
 }
 
-/// A claimer that is being set up. What is left out has a default that suits most work.
+/// Builds a claimer. The defaults suit most work.
 #[must_use = "call `start`"]
 pub struct ClaimerBuilder {
     store: Arc<dyn ClaimStore>,
-    /// The same store, where claims are held.
+    /// The same store, if claims are held.
     held: Option<Arc<HeldStore>>,
     clock: Arc<dyn Clock>,
     renew_every: Option<Duration>,
@@ -132,134 +132,136 @@ impl ClaimerBuilder {
         Self { held: Some(Arc::clone(&store)), ..Self::new(store) }
     }
 
-    /// The most claims (rows, or groups where the spec groups) that one statement takes. By default 100.
+    /// Sets the largest number of claims (rows, or groups if the spec groups them) per statement. The default is 100.
     pub fn batch(mut self, claims: u32) -> Self {
         self.config.batch = claims;
         self
     }
 
-    /// The most claims that may lie ready for workers who have not asked yet. By default none: only what somebody waits
-    /// for is taken. Many tiny claims are quicker with some; but a process that is killed costs each of them an attempt,
-    /// although no worker has begun with it. It is a bound: how many are really taken ahead follows the workers, so that
-    /// none lies about for more than a tenth of its lease.
+    /// Sets the largest number of claims that are taken before a worker requests them. The default is 0. Many tiny
+    /// claims are faster with some prefetch, but each costs an attempt if the process is killed before a worker has
+    /// started it. The actual number adapts to the workers, so that no claim waits for more than a tenth of its
+    /// lease.
     pub fn ahead(mut self, claims: u32) -> Self {
         self.config.ahead = claims;
         self
     }
 
-    /// How long a lease lasts unless it is renewed, which the claimer does for as long as the process lives.
-    /// It bounds for how long the rows of a process that was killed are left alone. By default 30 seconds.
+    /// Sets the length of a lease. The claimer renews leases while the process lives, so the length bounds how long
+    /// the rows of a killed process are blocked. The default is 30 seconds.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.config.lease = lease;
         self
     }
 
-    /// How long after a claim or a renewal it is renewed: by default a third of the lease, at most half.
+    /// Sets the time between renewals. The default is a third of the lease, the maximum half.
     pub fn renew_every(mut self, interval: Duration) -> Self {
         self.renew_every = Some(interval);
         self
     }
 
-    /// Only rows of this queue. Without it, of all queues; how they share the workers is then up to the order
-    /// of the spec.
+    /// Restricts the claimer to one queue. The default is all queues, which then share the workers by the order of
+    /// the spec.
     pub fn queue(mut self, queue: impl Into<Arc<str>>) -> Self {
         self.config.queue = Some(queue.into());
         self
     }
 
-    /// Only rows in one of these states, which must be among those that the spec allows to be taken.
+    /// Restricts the claimer to rows in one of these states, which the spec must allow to be taken.
     pub fn from<S: Into<State>>(mut self, states: impl IntoIterator<Item = S>) -> Self {
         self.config.from = states.into_iter().map(Into::into).collect();
         self
     }
 
-    /// How long an idle claimer goes without looking for work, at most: up to a fifth less, at random. Work
-    /// whose notification was lost, or that became ready by the passing of time, is found by then. By default
-    /// 2 seconds, and 30 seconds as long as it listens and knows that new work is announced: it has heard of some, or
-    /// there is the trigger that announces inserts ([`notify_on_insert`](crate::ClaimSpecBuilder::notify_on_insert)) and
-    /// a notification that it has sent itself came back.
+    /// Sets the longest time between polls of an idle claimer. A random part of up to a fifth is subtracted. Polls
+    /// find work whose notification was lost, or that became ready by time. The default is 2 seconds. It is 30
+    /// seconds while the claimer listens and knows that new work is announced. It knows this from an earlier
+    /// notification, or because the insert trigger ([`notify_on_insert`](crate::ClaimSpecBuilder::notify_on_insert))
+    /// exists and a test notification came back.
     pub fn poll(mut self, interval: Duration) -> Self {
         self.config.poll = Some(interval);
         self
     }
 
-    /// The longest that it sleeps while it watches over the leases of others. It sleeps until the first of them
-    /// ends, and sweeps then, unless another process is at it. By default as long as a lease, because what is taken
-    /// meanwhile lasts for that long; processes with shorter leases than this one's are swept up to that much
-    /// later. A second where rows have timeouts of their own. Where nobody sweeps, the rows of processes that
-    /// died stay taken.
+    /// Sets the longest sleep between checks for ended leases of all processes. The claimer sleeps until the first
+    /// lease ends and then sweeps, unless another process is sweeping. The default is the lease, because new claims
+    /// last for that long. Shorter leases of other processes can then be swept that much later. With row timeouts the
+    /// default is a second. If no process sweeps, the rows of dead processes stay taken.
     pub fn sweep_every(mut self, interval: Duration) -> Self {
         self.sweep_every = Some(interval);
         self
     }
 
-    /// How long [`close`](super::Claimer::close) waits for claims that workers have. By default 10 seconds.
+    /// Sets the time for which [`close`](super::Claimer::close) waits for claims of workers. The default is 10 seconds.
     pub fn close_limit(mut self, limit: Duration) -> Self {
         self.config.close_limit = limit;
         self
     }
 
-    /// The longest that a worker may have a claim, counted from when it got it. By default there is no such bound: a worker
-    /// that lives and hangs keeps its rows, because the claimer renews its leases.
+    /// Sets the longest time for which a worker can have a claim. The default is none: a worker that hangs keeps its
+    /// rows, because the claimer renews its leases.
     ///
-    /// A claim that is held for longer is lost, for the reason [`HeldTooLong`](leasehold_api::LossReason::HeldTooLong), and
-    /// its attempt counts: others can take the row, after the pause that follows a panic. `on_error` is told. A handler of
-    /// [`run`](super::Claimer::run) is dropped where it awaits. One that blocks its thread cannot be dropped and takes up its
-    /// place in `run` until it returns; whatever it writes through the claim is refused. The transaction of a held claim is
-    /// rolled back. If the worker does not let go of it within a second, another session of the pool ends its session:
-    /// therefore the pool needs one connection more than claims that are out. If another process takes the row in that very
-    /// moment, the attempt does not count. Another thread of the runtime has to be free.
+    /// A claim held for longer is lost for the reason [`HeldTooLong`](leasehold_api::LossReason::HeldTooLong), and
+    /// its attempt counts. Other workers can take the row after the pause that follows a panic, and `on_error` gets
+    /// the error. A handler of [`run`](super::Claimer::run) is dropped at its next await. A handler that blocks its
+    /// thread cannot be dropped. It occupies its place in `run` until it returns, and its writes through the claim
+    /// are refused. If another process takes the row at that moment, the attempt does not count.
+    ///
+    /// The transaction of a held claim is rolled back. If the worker does not release it within a second, another
+    /// session of the pool ends its session. The pool therefore needs one connection more than the number of held
+    /// claims. Another thread of the runtime must be free.
     pub fn max_hold(mut self, longest: Duration) -> Self {
         self.config.max_hold = Some(longest);
         self
     }
 
-    /// The timeout of a row ([`timeout_seconds`](crate::ClaimSpecBuilder::timeout_seconds)) also bounds how long a worker may have its
-    /// claim, as [`max_hold`](Self::max_hold) does for all; the smaller of both counts. Without this, such a lease is renewed
-    /// as every other.
+    /// Makes the timeout of a row ([`timeout_seconds`](crate::ClaimSpecBuilder::timeout_seconds)) also bound how long
+    /// a worker can have its claim, like [`max_hold`](Self::max_hold). The smaller bound applies. Without this
+    /// option, such a lease is renewed like any other.
     pub fn timeout_is_max_hold(mut self) -> Self {
         self.config.is_timeout_max_hold = true;
         self
     }
 
-    /// What [`run`](super::Claimer::run) does with a claim whose handler answered an error. By default it
-    /// is failed. The same goes for a claim whose end as done, or in another state, the table refuses. What the spec has no
-    /// state or column for is refused by [`start`](Self::start).
+    /// Sets the treatment of a claim whose handler returned an error, or whose end as done or in another state the
+    /// table refuses. The default is to settle it as failed. [`start`](Self::start) returns an error if the spec
+    /// lacks the state or column for it.
     pub fn on_failure(mut self, policy: OnFailure) -> Self {
         self.config.on_failure = Some(policy);
         self
     }
 
-    /// Is told of rows that have no attempt left. Called from a task of the claimer: be quick.
+    /// Sets a callback for rows without attempts left. A task of the claimer calls it, so it must be quick.
     pub fn on_exhausted(mut self, tell: impl Fn(&[RowKey]) + Send + Sync + 'static) -> Self {
         self.config.on_exhausted = Some(Arc::new(tell));
         self
     }
 
-    /// Is told of errors that no caller gets: of taking, sweeping and listening, which are all tried again, and of each row
-    /// that the table does not allow to be written ([`Row`](ClaimError::Row)), which is left alone for a time.
-    /// Called from a task of the claimer: be quick.
+    /// Sets a callback for errors that no caller gets: errors of taking, sweeping and listening, which are all
+    /// retried, and each row that the table refuses to write ([`Row`](ClaimError::Row)), which is skipped for a time.
+    /// A task of the claimer calls it, so it must be quick.
     pub fn on_error(mut self, tell: impl Fn(&ClaimError) + Send + Sync + 'static) -> Self {
         self.config.on_error = Some(Arc::new(tell));
         self
     }
 
-    /// The clock by which leases end here, for stores whose time is virtual. By default one that never goes
-    /// back and also runs while the machine is suspended.
+    /// Sets the clock by which leases end in this process, for stores with virtual time. The default is monotonic and
+    /// also runs while the machine is suspended.
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.clock = clock;
         self
     }
 
-    /// Starts its tasks on the current tokio runtime. Nothing is taken before somebody asks for a claim. Where the
-    /// spec keeps settled rows for a time, those that are older are deleted in the background, 500 at a time: up to
-    /// a tenth of that time later, within a minute and an hour.
+    /// Starts the tasks of the claimer on the current tokio runtime. It takes nothing before a worker requests a
+    /// claim. If the spec keeps settled rows for a time, the claimer deletes older rows in the background, 500 at a
+    /// time. A row goes up to a tenth of that time later, within the limits of a minute and an hour.
     ///
     /// # Errors
     ///
-    /// [`Store`](ClaimError::Store) of kind `NoRuntime` outside of a tokio runtime and of kind `InvalidOption`
-    /// for a zero where there must be more, and [`Unsupported`](ClaimError::Unsupported) when the spec keeps
-    /// no lease, or has no state or column for what [`on_failure`](Self::on_failure) says.
+    /// - [`Store`](ClaimError::Store) of kind `NoRuntime` outside a tokio runtime, and of kind `InvalidOption` for a
+    ///   zero that must be positive.
+    /// - [`Unsupported`](ClaimError::Unsupported) if the spec has no lease, or lacks the state or column for
+    ///   [`on_failure`](Self::on_failure).
     pub fn start(self) -> Result<Claimer, ClaimError> {
         let Self { store, held, clock, renew_every, sweep_every, mut config } = self;
         if held.is_none() {
@@ -267,7 +269,7 @@ impl ClaimerBuilder {
         }
         config.on_failure = match config.on_failure {
             Some(policy) => Some(policy.check(store.spec())?),
-            // Whoever asks for claims one by one needs none.
+            // Workers that call `next` need no policy.
             None => OnFailure::usual(store.spec()).ok(),
         };
         let wrong = |message: String| Err(Error::new(ErrorKind::InvalidOption, message).into());
@@ -292,7 +294,7 @@ impl ClaimerBuilder {
         config.renew_every = renew_every.unwrap_or(config.lease / 3).min(config.lease / 2);
         let is_timed = store.spec().inner.timeout.is_some();
         let usual = if is_timed { config.lease.min(Duration::from_secs(1)) } else { config.lease };
-        // Beyond that, moments in time cannot be counted with.
+        // Longer times would overflow when added to the current time.
         config.sweep_every = sweep_every.unwrap_or(usual).min(LONGEST);
         config.poll = config.poll.map(|poll| poll.min(LONGEST));
         if let Some(held) = held.as_ref().filter(|_| config.is_bounded()) {

@@ -1,4 +1,4 @@
-//! A claim as a worker has it.
+//! Claims in the hands of workers.
 
 use std::fmt;
 use std::sync::Arc;
@@ -17,29 +17,28 @@ use crate::leased::PgClaims;
 use crate::spec::ids::OwnerToken;
 use crate::store::{ClaimRef, ClaimedRow, Outcome, Settled};
 
-/// What a claim that nobody settled is returned with.
+/// The message of a claim that was dropped without an end.
 const DROPPED: &str = "dropped";
 
-/// A row, or all outstanding rows of a group, that this worker has until the lease ends, which the claimer
-/// renews in the background.
+/// A row, or all outstanding rows of a group, that this worker has until the lease ends. The claimer renews the lease
+/// in the background.
 ///
-/// End it with [`done`](Self::done), [`fail`](Self::fail), [`retry`](Self::retry),
-/// [`put_back`](Self::put_back) or [`snooze`](Self::snooze). A claim that is dropped is returned, and the attempt counts,
-/// unless the claimer was closed before;
-/// that of a handler of [`Claimer::run`](crate::Claimer::run) ends as the handler answers instead. Where the store
-/// refuses an end and nothing was written, the claim ends as [`on_failure`](crate::ClaimerBuilder::on_failure) says of an
-/// error, because the work counts as tried.
+/// End it with [`done`](Self::done), [`fail`](Self::fail), [`retry`](Self::retry), [`put_back`](Self::put_back) or
+/// [`snooze`](Self::snooze). A dropped claim is returned and its attempt counts, unless the claimer was closed
+/// before. In [`Claimer::run`](crate::Claimer::run) the result of the handler ends the claim instead. If the store
+/// refuses an end and nothing was written, [`on_failure`](crate::ClaimerBuilder::on_failure) applies, because the
+/// work counts as tried.
 ///
-/// A process that stood still may come back when somebody else has the row. Then whatever it writes through
-/// the claim answers [`Superseded`](ClaimError::Superseded) and changes nothing. For what it changes elsewhere,
-/// pass [`epoch`](Self::epoch) on, and stop at [`lost`](Self::lost).
+/// A process that was paused can resume after another worker has claimed the row. Its writes through the claim then
+/// return [`Superseded`](ClaimError::Superseded) and change nothing. For other resources, pass [`epoch`](Self::epoch)
+/// on, and stop at [`lost`](Self::lost).
 #[must_use = "a dropped claim is returned, and the attempt counts"]
 pub struct Claim {
     hold: Arc<InFlight>,
     shared: Arc<ClaimerCore>,
-    /// Of a held claim, once its worker has asked for it.
+    /// The transaction of a held claim, while its worker has it.
     transaction: Option<PgHold>,
-    /// Whether dropping it returns it.
+    /// Whether a drop returns the claim.
     returns: bool,
 }
 
@@ -48,13 +47,13 @@ impl Claim {
         Self { hold, shared, transaction: None, returns: true }
     }
 
-    /// The same claim for a handler, whose answer ends it unless the handler does.
+    /// Makes the same claim for a handler. The handler's result ends it, unless the handler does.
     pub(crate) fn for_handler(&self) -> Self {
         let (hold, shared) = (Arc::clone(&self.hold), Arc::clone(&self.shared));
         Self { hold, shared, transaction: None, returns: false }
     }
 
-    /// As [`lost`](Self::lost), but never where a worker is writing or has written its end, which says more.
+    /// Resolves like [`lost`](Self::lost), but not while a worker writes the end, because the end says more.
     pub(crate) async fn lost_in_hand(&self) -> LossReason {
         let reason = self.lost().await;
         if reason != LossReason::HeldTooLong && !self.hold.is_begun() {
@@ -63,78 +62,79 @@ impl Claim {
         reason
     }
 
-    /// The end of a claim whose worker had it for too long and was dropped.
+    /// Ends a claim that its worker held for too long, after the handler was dropped.
     pub(crate) fn overdue(&self) {
         self.shared.end_overdue(&self.hold);
     }
 
-    /// Its rows, in order; at least one.
+    /// Returns the rows in order. At least one exists.
     #[must_use]
     pub fn rows(&self) -> &[ClaimedRow] {
         &self.hold.claimed.rows
     }
 
-    /// The row, or the first of the group.
+    /// Returns the row, or the first of the group.
     #[must_use]
     pub fn row(&self) -> &ClaimedRow {
-        // The claimer drops claims without rows before they become one of these.
+        // The claimer drops claims without rows before this type is built.
         &self.hold.claimed.rows[0]
     }
 
-    /// The columns of the work of the row, or of the first of the group, as a value of your own.
+    /// Deserializes the work columns of the row, or of the first of the group.
     ///
     /// # Errors
     ///
-    /// [`InvalidSpec`](ClaimError::InvalidSpec) when they do not fit its type.
+    /// [`InvalidSpec`](ClaimError::InvalidSpec) if they do not fit the type.
     pub fn work<T: DeserializeOwned>(&self) -> Result<T, ClaimError> {
         self.row().work()
     }
 
-    /// The group, where the spec names one and the row has one.
+    /// Returns the group, if the spec has groups and the row is in one.
     #[must_use]
     pub fn group(&self) -> Option<&str> {
         self.hold.claimed.group.as_deref()
     }
 
-    /// Who has it. Made for this claim alone.
+    /// Returns the owner, which is unique to this claim.
     #[must_use]
     pub fn owner(&self) -> OwnerToken {
         self.hold.claimed.claim.owner
     }
 
-    /// A number that is greater for each later claim of the same row, to be passed to whatever the work
-    /// changes elsewhere. `None` where the spec keeps none.
+    /// Returns a number that grows with each claim of the row. Pass it to every resource that the work changes.
+    /// `None` if the spec has no epochs.
     #[must_use]
     pub fn epoch(&self) -> Option<i64> {
         self.hold.claimed.epoch()
     }
 
-    /// Which attempt this is: 1 is the first. Of several rows, the greatest. `None` where the spec does not say
-    /// how many attempts a row has ([`max_attempts`](crate::ClaimSpecBuilder::max_attempts)), or the row has no
-    /// limit. Rows that were given more attempts than that have their first for longer.
+    /// Returns the number of this attempt, from 1. For several rows it is the greatest. `None` if the spec has no
+    /// [`max_attempts`](crate::ClaimSpecBuilder::max_attempts), or the row has no limit. If a row was given more
+    /// attempts, this is 1 for longer.
     #[must_use]
     pub fn attempt(&self) -> Option<u32> {
         self.hold.attempt(self.shared.store.spec())
     }
 
-    /// The error with the row that it is of.
+    /// Adds the row to an error.
     pub(crate) fn named(&self, error: ClaimError) -> ClaimError {
         self.hold.named(error)
     }
 
-    /// How often it has been tried, for a backoff.
+    /// Returns the number of tries, for a backoff.
     pub(crate) fn tries(&self) -> u32 {
         self.hold.tries(self.shared.store.spec())
     }
 
-    /// The connection with the open transaction of a held claim ([`PgHeld::claimer`](crate::PgHeld::claimer)), for the
-    /// work: it is committed with the claim's end as done, and rolled back with any other. Transactions begun on it are
-    /// savepoints; end it by the end of the claim alone.
+    /// Returns the connection with the open transaction of a held claim
+    /// ([`PgHeld::claimer`](crate::PgHeld::claimer)), for the work. The end as done commits the work, and any other
+    /// end rolls it back. Transactions begun on the connection are savepoints. Only the end of the claim must end the
+    /// transaction.
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](ClaimError::Unsupported) for a claim under a lease, which may end in a transaction of yours
-    /// ([`settle_with`](Self::settle_with)), and for one that has ended.
+    /// [`Unsupported`](ClaimError::Unsupported) for a claim that has ended, or is under a lease. A leased claim can
+    /// end in a transaction of the caller ([`settle_with`](Self::settle_with)).
     pub fn connection(&mut self) -> Result<&mut PgConnection, ClaimError> {
         if self.transaction.is_none() {
             self.transaction = self.shared.held.as_ref().and_then(|held| held.lend(self.owner()));
@@ -146,129 +146,128 @@ impl Claim {
         })
     }
 
-    /// Gives the transaction back to whoever ends it.
+    /// Returns the transaction to the store, which ends it.
     fn leave_transaction(&mut self) {
         let (Some(transaction), Some(held)) = (self.transaction.take(), &self.shared.held) else { return };
         held.take_back(self.owner(), transaction);
         if self.hold.has_ended() {
-            // Too late: it is rolled back.
+            // The claim has already ended, so the transaction is rolled back.
             drop(held.lend(self.owner()));
         }
     }
 
-    /// The claim as calls of the store name it.
+    /// Returns the claim's reference for calls of the store.
     #[must_use]
     pub fn claim_ref(&self) -> &ClaimRef {
         &self.hold.claimed.claim
     }
 
-    /// Whether nobody else can have the row. Computed from the clock at each look, so it is right also when
-    /// the process was stopped and no task has run since.
+    /// Returns whether no other worker can have the row. The result is computed from the clock, so it is right even
+    /// after the process was stopped and no task has run since.
     #[must_use]
     pub fn is_valid(&self) -> bool {
         !self.remaining().is_zero()
     }
 
-    /// For how long nobody else can have the row, if the lease is not renewed: counted from when the claim or
-    /// its renewal was asked for, and a tenth less than the lease. Zero when it is lost.
+    /// Returns the time for which no other worker can have the row without a renewal. It counts from the request of
+    /// the claim or renewal, and is a tenth less than the lease. Zero if the claim is lost.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.hold.remaining(&*self.shared.clock)
     }
 
-    /// Resolves when the claim is lost, with the reason: somebody else has the row, or the lease ended before
-    /// the store confirmed a renewal. Never, when it was settled.
+    /// Resolves with the reason if the claim is lost: another worker has the row, or the lease ended before the store
+    /// confirmed a renewal. Never resolves after the claim was settled.
     pub fn lost(&self) -> Lost {
         self.hold.lost()
     }
 
-    /// The work is done.
+    /// Ends the claim as done.
     ///
     /// # Errors
     ///
-    /// As [`settle`](Self::settle).
+    /// The errors of [`settle`](Self::settle).
     ///
     /// # Cancel safety
     ///
-    /// As [`settle`](Self::settle).
+    /// See [`settle`](Self::settle).
     pub async fn done(self) -> Result<Settled, ClaimError> {
         self.settle(Outcome::Done).await
     }
 
-    /// The work was tried and failed for good.
+    /// Ends the claim as failed for good.
     ///
     /// # Errors
     ///
-    /// As [`settle`](Self::settle).
+    /// The errors of [`settle`](Self::settle).
     ///
     /// # Cancel safety
     ///
-    /// As [`settle`](Self::settle).
+    /// See [`settle`](Self::settle).
     pub async fn fail(self, message: impl Into<String>) -> Result<Settled, ClaimError> {
         self.settle(Outcome::Failed(message.into())).await
     }
 
-    /// The work failed this time and is to be tried again `after` a pause, if attempts are left: the answer
-    /// names rows that have none.
+    /// Ends the claim as failed this time. It is tried again `after` a pause, if attempts are left. The result lists
+    /// rows without attempts left.
     ///
     /// # Errors
     ///
-    /// As [`settle`](Self::settle).
+    /// The errors of [`settle`](Self::settle).
     ///
     /// # Cancel safety
     ///
-    /// As [`settle`](Self::settle).
+    /// See [`settle`](Self::settle).
     pub async fn retry(self, message: impl Into<String>, after: Duration) -> Result<Settled, ClaimError> {
         self.settle(Outcome::Retry { error: Some(message.into()), after }).await
     }
 
-    /// The work was not tried: somebody else may, and the attempt does not count.
+    /// Returns the rows untried. They are claimable at once, and the attempt does not count.
     ///
     /// # Errors
     ///
-    /// As [`settle`](Self::settle).
+    /// The errors of [`settle`](Self::settle).
     ///
     /// # Cancel safety
     ///
-    /// As [`settle`](Self::settle).
+    /// See [`settle`](Self::settle).
     pub async fn put_back(self) -> Result<Settled, ClaimError> {
         self.settle(Outcome::PutBack).await
     }
 
-    /// The work was not tried and is put off: nobody takes it before this pause is over, and the attempt does not
-    /// count.
+    /// Postpones the rows untried. They are not taken before the pause has passed, and the attempt does not count.
     ///
     /// # Errors
     ///
-    /// As [`settle`](Self::settle).
+    /// The errors of [`settle`](Self::settle).
     ///
     /// # Cancel safety
     ///
-    /// As [`settle`](Self::settle).
+    /// See [`settle`](Self::settle).
     pub async fn snooze(self, pause: Duration) -> Result<Settled, ClaimError> {
         self.settle(Outcome::Snooze(pause)).await
     }
 
-    /// Ends the claim: all of its rows, or none. When the store cannot be reached, it is asked again until
-    /// the lease has ended.
+    /// Ends the claim: all of its rows, or none. If the store cannot be reached, the claimer retries until the lease
+    /// has ended.
     ///
     /// # Errors
     ///
-    /// [`Superseded`](ClaimError::Superseded) when a row is not this claim's any more,
-    /// [`IllegalTransition`](ClaimError::IllegalTransition), [`Unsupported`](ClaimError::Unsupported) and
-    /// constraints of the table when the store refuses; nothing was written then. `Store` of kind
-    /// `OutcomeUnknown` when it did not answer in time.
+    /// - [`Superseded`](ClaimError::Superseded) if the claim has lost a row.
+    /// - [`IllegalTransition`](ClaimError::IllegalTransition), [`Unsupported`](ClaimError::Unsupported) or a
+    ///   constraint of the table if the store refuses the end. Nothing was written.
+    /// - [`Store`](ClaimError::Store) of kind `OutcomeUnknown` if the store did not answer in time.
     ///
     /// # Cancel safety
     ///
-    /// A call that was polled once goes on when it is dropped, without telling how it ended. One that was not
+    /// If dropped after its first poll, the call goes on in the background without a result. If dropped before, it
     /// returns the claim.
     pub async fn settle(mut self, outcome: Outcome) -> Result<Settled, ClaimError> {
         self.leave_transaction();
         self.settle_shared(outcome).await.unwrap_or_else(|| Err(self.ended()))
     }
 
-    /// `None` when it was settled already.
+    /// Ends the claim. `None` if it was settled already.
     pub(crate) async fn settle_shared(&self, outcome: Outcome) -> Option<Result<Settled, ClaimError>> {
         if !self.hold.try_settle() {
             return None;
@@ -278,7 +277,7 @@ impl Claim {
         Some(answer.await.unwrap_or_else(|_| Err(closed())))
     }
 
-    /// Why it cannot be ended any more.
+    /// Returns the reason why the claim cannot be ended any longer.
     fn ended(&self) -> ClaimError {
         match self.hold.signal.reason() {
             Some(LossReason::HeldTooLong) => Error::lost(LossReason::HeldTooLong).into(),
@@ -286,20 +285,20 @@ impl Claim {
         }
     }
 
-    /// Ends the claim in a transaction of yours, in which the work was done, and commits it: both count, or
-    /// neither. `claims` is the store that the claim is from.
+    /// Ends the claim in a transaction of the caller, in which the work was done, and commits it: both count, or
+    /// neither. `claims` is the store of the claim.
     ///
-    /// After an error the transaction is rolled back and the claim is still held, unless it was lost: try
-    /// again with a new transaction, end it otherwise, or drop it. If a commit was not answered, both may
-    /// count all the same; whatever is tried then answers `Superseded`.
+    /// After an error the transaction is rolled back. Unless the claim was lost, it is still held: try again with a
+    /// new transaction, end it in another way, or drop it. If the commit got no answer, both might count. Any further
+    /// call then returns `Superseded`.
     ///
     /// # Errors
     ///
-    /// As [`PgClaims::settle_in`], and what keeps the server from committing.
+    /// The errors of [`PgClaims::settle_in`] and of the commit.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call rolls back, or may have committed if it was committing. The claim is still held.
+    /// If dropped, the call rolls back, or might have committed if the commit was sent. The claim is still held.
     pub async fn settle_with(
         &mut self,
         claims: &PgClaims,
@@ -334,7 +333,7 @@ impl Drop for Claim {
         if !self.returns {
             return;
         }
-        // After `close` it is the program that ends, and not the work that failed.
+        // After `close` the program ends, which is not a failure of the work.
         let outcome = if self.shared.stop.is_cancelled() && !std::thread::panicking() {
             Outcome::PutBack
         } else {
@@ -344,13 +343,13 @@ impl Drop for Claim {
     }
 }
 
-/// A claim whose end is being written by its worker. Unless it has ended, it is held on after this.
+/// A claim whose worker is writing its end. Afterwards the claim is held on, unless it has ended.
 struct Settling<'a>(&'a Claim);
 
 impl Drop for Settling<'_> {
     fn drop(&mut self) {
         self.0.hold.unsettled();
-        // Its deadline may have passed meanwhile.
+        // The deadline might have passed while the end was written.
         self.0.shared.new_holds.notify_one();
     }
 }

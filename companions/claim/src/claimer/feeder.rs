@@ -1,4 +1,4 @@
-//! Takes claims for the workers: passes over the table, pauses, sleep.
+//! Takes claims for the workers, in passes over the table with pauses and sleep.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,27 +13,26 @@ use crate::claimer::pass::{Pass, PassEnd};
 use crate::error::ClaimError;
 use crate::store::Outcome;
 
-/// How long the first look waits for the listener to listen, so that nothing can come in between.
+/// The time for which the first take waits for the listener, so that no notification is missed.
 const PRIMING: Duration = Duration::from_secs(1);
 
-/// After this long a pass that gets work done goes back to the start, so that rows which came to lie before
-/// the cursor do not wait for the end of a table that others keep filling.
+/// The longest pass that still finds work. After it the pass restarts, so that new rows before the cursor do not wait
+/// for the end of a table that others keep filling.
 const LONGEST_PASS: Duration = Duration::from_secs(1);
 
-/// The pauses after passes that only met rows which others are at, or which were put back, and after failures.
+/// Pauses after passes that found only locked or returned rows, and after failures.
 const PAUSES: Backoff = Backoff::exponential(Duration::from_millis(20));
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 const FAILURES: Backoff = Backoff::exponential(Duration::from_millis(200));
 const LONGEST_FAILURE: Duration = Duration::from_secs(10);
 
-/// After so many calls in a row that only met rows which cannot be written, there is a pause before the next.
+/// The number of calls in a row with only refused rows before the feeder pauses.
 const FRUITLESS: u32 = 8;
 
-/// After a pass that found nothing, the next one begins no sooner: a thousand notifications in a row are not
-/// a thousand passes.
+/// The shortest time from a pass that found nothing to the next, so that many notifications in a row cause few passes.
 const GAP: Duration = Duration::from_millis(10);
 
-/// What comes after a step.
+/// The action after a step.
 enum Next {
     Go,
     Pause(Duration),
@@ -46,7 +45,8 @@ pub(crate) async fn run(shared: Arc<ClaimerCore>) {
     while feeder.demand().await {
         match feeder.step().await {
             Next::Go => {}
-            // News shorten a pause, and cannot make it none: they may be of the very rows that it is for.
+            // A notification shortens the pause but does not cancel it, because it might be of the rows that caused
+            // the pause.
             Next::Pause(pause) => feeder.rest(pause, GAP.max(pause / 4)).await,
             Next::Idle => feeder.idle().await,
         }
@@ -56,12 +56,12 @@ pub(crate) async fn run(shared: Arc<ClaimerCore>) {
 struct Feeder {
     shared: Arc<ClaimerCore>,
     pass: Pass,
-    /// When the pass began; `None` at its start.
+    /// The start of the pass, or `None` before it.
     began: Option<Instant>,
-    /// How many in a row.
+    /// The number of pauses in a row.
     pauses: u32,
     failures: u32,
-    /// Calls that only met rows which the table does not allow to be written.
+    /// The number of calls in a row with only refused rows.
     refusals: u32,
 }
 
@@ -70,7 +70,7 @@ impl Feeder {
         Self { shared, pass: Pass::new(), began: None, pauses: 0, failures: 0, refusals: 0 }
     }
 
-    /// Waits until somebody wants claims. False when there will be none.
+    /// Waits until a worker wants claims. Returns false when the claimer is stopped.
     async fn demand(&self) -> bool {
         loop {
             if self.shared.stop.is_cancelled() {
@@ -102,7 +102,7 @@ impl Feeder {
         let began = match self.began {
             Some(began) => began,
             None => {
-                // Whatever was announced by now is seen by a pass that begins now.
+                // A pass that starts now sees all work announced before.
                 self.shared.take_woken();
                 *self.began.insert(Instant::now())
             }
@@ -122,7 +122,7 @@ impl Feeder {
             self.shared.refused(refused);
         }
         if self.refusals > FRUITLESS {
-            // Perhaps it is the same with all rows. The pass goes on from here.
+            // All rows might be refused, so the pass goes on after a pause.
             return Ok(Next::Pause(self.at_most(FAILURES, LONGEST_PAUSE).after(self.refusals - FRUITLESS)));
         }
         let is_end = taken.claims.is_empty() && (taken.cursor.is_none() || taken.cursor == cursor);
@@ -148,7 +148,7 @@ impl Feeder {
         })
     }
 
-    /// Sleeps until there may be work. A poll is one question, because the answer is mostly no.
+    /// Sleeps until work might exist. A poll is one query, because the result is usually no.
     async fn idle(&mut self) {
         while self.sleep().await && self.shared.wanted() > 0 {
             let take = self.shared.take(1);
@@ -158,10 +158,10 @@ impl Feeder {
         }
     }
 
-    /// Sleeps until woken, at most until the next poll. Whether nothing else than the poll has woken it.
+    /// Sleeps until woken, at most until the next poll. Returns whether only the poll ended the sleep.
     async fn sleep(&mut self) -> bool {
         let gap = Instant::now() + GAP;
-        // Not all at once: up to a fifth sooner.
+        // Polls up to a fifth earlier, so that processes do not poll together.
         let poll = self.shared.config.poll(self.shared.announced.load(Ordering::Acquire));
         let poll = Instant::now() + poll.mul_f64(1.0 - fastrand::f64() / 5.0);
         let is_news = loop {
@@ -185,7 +185,7 @@ impl Feeder {
         false
     }
 
-    /// Sleeps for `pause`, or until there is new work, but for `least`.
+    /// Sleeps for `pause`, or until new work might exist, but at least for `least`.
     async fn rest(&self, pause: Duration, least: Duration) {
         let now = Instant::now();
         let (least, until) = (now + least, now + pause);
@@ -210,7 +210,7 @@ impl Feeder {
         self.at_most(PAUSES, LONGEST_PAUSE).after(self.pauses)
     }
 
-    /// Within the usual time between two polls, on average.
+    /// Limits the pauses to the usual time between two polls, on average.
     fn at_most(&self, pauses: Backoff, longest: Duration) -> Backoff {
         pauses.at_most(longest.min(self.shared.config.poll(true) * 2))
     }
@@ -228,7 +228,7 @@ impl Feeder {
 
 impl Drop for Feeder {
     fn drop(&mut self) {
-        // Also when the runtime ends: those who wait must hear that nothing will come.
+        // Also runs when the runtime ends, because waiting workers must learn that no claim will come.
         for hold in self.shared.unbegun(None) {
             self.shared.give_back(&hold, Outcome::PutBack);
         }

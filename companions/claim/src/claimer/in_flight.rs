@@ -1,4 +1,4 @@
-//! A claim while it is out, and until when it may be worked on.
+//! A claim of this process, and the time until which it is valid.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
@@ -12,37 +12,37 @@ use crate::error::ClaimError;
 use crate::spec::{ClaimSpec, Tracking};
 use crate::store::{Claimed, ClaimedRow};
 
-/// Taken, and nobody has begun with it.
+/// Taken, and not started by a worker.
 const READY: u8 = 0;
-/// A worker has it.
+/// A worker has started it.
 const BEGUN: u8 = 1;
-/// Its end is being written.
+/// The settler writes its end.
 const SETTLING: u8 = 2;
-/// Its worker writes the end, in a transaction of its own.
+/// The worker writes the end in its own transaction.
 const COMMITTING: u8 = 4;
-/// It has ended, one way or another.
+/// It has ended.
 const ENDED: u8 = 3;
 
-/// A claim of this process. Only the keeper moves its deadline on.
+/// A claim of this process. Only the keeper extends its deadline.
 pub(crate) struct InFlight {
     pub(crate) serial: u64,
     pub(crate) claimed: Claimed,
     pub(crate) signal: Arc<LossSignal>,
     stage: AtomicU8,
-    /// The longest that a worker may have it.
+    /// The longest time for which a worker can have it.
     most: Option<Duration>,
-    /// When a worker began with it.
+    /// The time at which a worker started it.
     pub(crate) begun_at: OnceLock<Moment>,
-    /// From here on somebody else may have it.
+    /// Time (ns) after which another worker can have it.
     deadline: AtomicU64,
-    /// When it is renewed next.
+    /// Time (ns) of the next renewal.
     due: AtomicU64,
-    /// Whether a renewal is under way: there is one at a time, so that they cannot overtake each other.
+    /// Whether a renewal is in flight. There is at most one, so that no older reply overtakes a newer one.
     pub(crate) renewing: AtomicBool,
 }
 
 impl InFlight {
-    /// A claim whose taking was asked for at `asked`. It is to be renewed after `part` of its lease.
+    /// Builds a claim that was requested at `asked`. It is due for renewal after `part` of its lease.
     pub(crate) fn new(
         serial: u64,
         claimed: Claimed,
@@ -65,15 +65,15 @@ impl InFlight {
         hold
     }
 
-    /// The store has renewed it, asked at `sent`. It is due again after `part` of its lease.
+    /// Records a renewal that was requested at `sent`. The next is due after `part` of the lease.
     pub(crate) fn renewed(&self, sent: Moment, part: f64) {
-        // A lease is over here a tenth before it is over in the store, for clocks that do not run alike.
+        // The lease ends a tenth earlier here than in the store, because the clocks might differ.
         let safe = self.lease() - self.lease() / 10;
         self.deadline.store(sent.after(safe).as_nanos(), Ordering::Release);
         self.due_at(sent.after(self.lease().mul_f64(part)));
     }
 
-    /// Which attempt this is, where that is known: see [`Claim::attempt`](crate::Claim::attempt).
+    /// Returns the number of the attempt if it is known. See [`Claim::attempt`](crate::Claim::attempt).
     pub(crate) fn attempt(&self, spec: &ClaimSpec) -> Option<u32> {
         let most = spec.inner.max_attempts?;
         let attempt =
@@ -81,8 +81,8 @@ impl InFlight {
         self.claimed.rows.iter().filter_map(attempt).max()
     }
 
-    /// How often it has been tried, for a backoff: where attempts are not numbered, it may be as often as it was
-    /// claimed, which also counts what was put back or swept.
+    /// Returns the number of tries, for a backoff. Without numbered attempts it counts claims, which includes rows
+    /// that were put back or swept.
     pub(crate) fn tries(&self, spec: &ClaimSpec) -> u32 {
         let counts =
             spec.inner.epoch_sequence.is_none() && matches!(spec.inner.tracking, Tracking::Columns { .. });
@@ -91,7 +91,7 @@ impl InFlight {
         self.attempt(spec).unwrap_or_else(epoch)
     }
 
-    /// The error with the row that it is of, where it does not say so itself.
+    /// Adds the row to an error, if the error does not name one.
     pub(crate) fn named(&self, error: ClaimError) -> ClaimError {
         match (&error, self.claimed.rows.first()) {
             (ClaimError::Superseded { .. } | ClaimError::NotFound { .. } | ClaimError::Row { .. }, _)
@@ -112,7 +112,7 @@ impl InFlight {
         Moment::from_nanos(self.deadline.load(Ordering::Acquire))
     }
 
-    /// That of its rows which lasts the shortest, where rows have a timeout of their own.
+    /// Returns the shortest lease of its rows.
     pub(crate) fn lease(&self) -> Duration {
         self.claimed.lease
     }
@@ -125,7 +125,7 @@ impl InFlight {
         self.signal.reason().is_some()
     }
 
-    /// Whether the store itself has said that it is somebody else's.
+    /// Returns whether the store has reported that another worker has it.
     pub(crate) fn is_gone(&self) -> bool {
         self.signal.reason() == Some(LossReason::Gone)
     }
@@ -134,51 +134,51 @@ impl InFlight {
         self.signal.subscribe()
     }
 
-    /// Nobody may go on under it, unless it is being settled, when the store's answer will say so.
+    /// Marks the claim as lost, unless its end is being written, because the store's reply then decides.
     pub(crate) fn lose(&self, reason: LossReason) -> bool {
         matches!(self.stage.load(Ordering::Acquire), READY | BEGUN) && self.signal.fire(reason)
     }
 
-    /// When a worker has had it for as long as it may.
+    /// Returns the time at which the worker has had it for too long.
     pub(crate) fn over(&self) -> Option<Moment> {
         Some(self.begun_at.get()?.after(self.most?)).filter(|_| !self.has_ended())
     }
 
-    /// The longest that a worker may have it.
+    /// Returns the longest time for which a worker can have it.
     pub(crate) fn most(&self) -> Option<Duration> {
         self.most
     }
 
-    /// It was held for too long. Returns whether that is news. An end that is handed over is written all the same, because
-    /// it has a limit; one in a transaction of the worker may wait for anything.
+    /// Marks the claim as held for too long. Returns whether it was not marked before. An end at the settler is still
+    /// written, because it has a time limit, but the worker's own transaction can wait for anything.
     pub(crate) fn lose_over(&self) -> bool {
         matches!(self.stage.load(Ordering::Acquire), READY | BEGUN | COMMITTING)
             && self.signal.fire(LossReason::HeldTooLong)
     }
 
-    /// A worker begins with it.
+    /// Marks the claim as started by a worker.
     pub(crate) fn begin(&self) {
         self.stage.store(BEGUN, Ordering::Release);
     }
 
-    /// Whether a worker has it, who is not writing its end.
+    /// Returns whether a worker has it and is not writing its end.
     pub(crate) fn is_begun(&self) -> bool {
         self.stage.load(Ordering::Acquire) == BEGUN
     }
 
-    /// From now on only the caller may write its end. False if somebody was quicker.
+    /// Reserves the end for the caller. Returns false if another caller was first.
     pub(crate) fn try_settle(&self) -> bool {
         let from =
             |stage| self.stage.compare_exchange(stage, SETTLING, Ordering::AcqRel, Ordering::Acquire).is_ok();
         from(BEGUN) || from(READY)
     }
 
-    /// From now on the worker writes its end. False if somebody was quicker.
+    /// Reserves the end for the worker's transaction. Returns false if another caller was first.
     pub(crate) fn try_commit(&self) -> bool {
         self.stage.compare_exchange(BEGUN, COMMITTING, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Its end was not written.
+    /// Marks the worker's end as not written.
     pub(crate) fn unsettled(&self) {
         let _ = self.stage.compare_exchange(COMMITTING, BEGUN, Ordering::AcqRel, Ordering::Acquire);
     }

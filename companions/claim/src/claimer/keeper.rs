@@ -1,7 +1,7 @@
-//! Keeps claims: renews their leases, all in one statement, and tells when one is lost.
+//! Renews the leases of all claims in one statement, and reports lost claims.
 //!
-//! It never awaits the store itself: calls are futures of its own set, so that a silent store delays neither
-//! a loss nor the next renewal.
+//! It never awaits the store itself. Calls are futures in a separate set, so that a silent store delays neither a
+//! loss nor the next renewal.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,14 +19,14 @@ use super::shared::ClaimerCore;
 use crate::error::ClaimError;
 use crate::store::{Outcome, Renewal};
 
-/// The longest it sleeps while something is held: leases also end while the machine is suspended, when the
-/// runtime's timers may stand still.
+/// The longest sleep while claims are held, because leases also end while the machine is suspended and the runtime's
+/// timers might stand still.
 const GLANCE: Duration = Duration::from_secs(1);
 
-/// How often a claimer with a maximum hold looks, whatever becomes of the runtime's timers.
+/// The interval of checks with a maximum hold, independent of the runtime's timers.
 const PULSE: Duration = Duration::from_millis(250);
 
-/// How soon it looks again at a claim that was held for too long and has not ended.
+/// The interval of checks of a claim that was held for too long and has not ended.
 const OVERDUE: Duration = Duration::from_millis(20);
 
 pub(crate) async fn run(shared: Arc<ClaimerCore>) {
@@ -37,8 +37,8 @@ pub(crate) async fn run(shared: Arc<ClaimerCore>) {
     Keeper { shared, calls: FuturesUnordered::new(), part }.run().await;
 }
 
-/// Wakes the keeper from a thread of its own: a worker of the runtime that blocks may keep the runtime's timers from
-/// everybody, until another one is woken from outside.
+/// Wakes the keeper from a separate thread. A blocked worker of the runtime can stop the runtime's timers until an
+/// outside event wakes another worker.
 fn pulse(shared: &Arc<ClaimerCore>) {
     let shared = Arc::downgrade(shared);
     let pulse = move || {
@@ -57,11 +57,11 @@ fn pulse(shared: &Arc<ClaimerCore>) {
 struct Keeper {
     shared: Arc<ClaimerCore>,
     calls: FuturesUnordered<BoxFuture<'static, RenewalReply>>,
-    /// Which part of a lease passes before it is renewed.
+    /// The part of a lease after which it is renewed.
     part: f64,
 }
 
-/// A renewal that was answered, or not.
+/// The reply to a renewal, or its error.
 struct RenewalReply {
     holds: Vec<Arc<InFlight>>,
     sent: Moment,
@@ -84,7 +84,7 @@ impl Keeper {
         }
     }
 
-    /// Looks after everything that is held. Answers when to look again.
+    /// Checks all held claims. Returns the time of the next check.
     fn look(&mut self) -> Option<Instant> {
         let now = self.shared.clock.now();
         self.return_unbegun();
@@ -92,7 +92,7 @@ impl Keeper {
         for hold in &holds {
             self.shared.overdue(hold, now);
         }
-        // Again then, and until those that are over have ended.
+        // Checks again at that time, and then until such claims have ended.
         let over = holds.iter().filter_map(|hold| hold.over());
         let over = over.min().map(|over| over.since(now).min(GLANCE).max(OVERDUE));
         holds.retain(|hold| {
@@ -116,14 +116,14 @@ impl Keeper {
         look.into_iter().chain(stale).min()
     }
 
-    /// What nobody begins with is better off with others.
+    /// Returns claims that no worker has started, because other processes can use them.
     fn return_unbegun(&self) {
         for hold in self.shared.unbegun(Some(self.shared.config.patience() * 2)) {
             self.shared.give_back(&hold, Outcome::PutBack);
         }
     }
 
-    /// Renews what is due, and with it what would be due soon, in one statement.
+    /// Renews due claims, together with those due soon, in one statement.
     fn renew(&mut self, holds: &[Arc<InFlight>], now: Moment) {
         let mut holds: Vec<_> =
             holds.iter().filter(|hold| !hold.renewing.load(Ordering::Acquire)).cloned().collect();
@@ -137,7 +137,7 @@ impl Keeper {
         let store = Arc::clone(&self.shared.store);
         let sent = self.shared.clock.now();
         let lease = self.shared.config.lease;
-        // Whatever is not answered by then is asked again on another connection.
+        // The keeper retries renewals unanswered within `limit` on another connection.
         let shortest = holds.iter().map(|hold| hold.lease()).min().unwrap_or(lease);
         let limit = (shortest / 4).max(Duration::from_millis(10));
         self.calls.push(Box::pin(async move {
@@ -170,14 +170,14 @@ impl Keeper {
                 return;
             }
         };
-        // They stay together, and not in step with other processes.
+        // All claims of the call get the same part, so they stay together but out of step with other processes.
         let part = self.part * (0.9 + fastrand::f64() / 10.0);
         for (hold, answer) in holds.iter().zip(answers) {
             match answer {
                 Renewal::Renewed => hold.renewed(sent, part),
                 Renewal::Busy => self.again_soon(hold, now),
                 Renewal::Lost { row, current_epoch, .. } => {
-                    // It may be its own end, which is being written, that the store has seen.
+                    // The store might have seen this claim's own end, which is being written.
                     self.again_soon(hold, now);
                     if hold.lose(LossReason::Gone) {
                         tracing::warn!(%row, ?current_epoch, "a claim was lost to somebody else");

@@ -1,4 +1,4 @@
-//! Rows that are left alone for a time, because the table did not allow them to be written.
+//! Rows that are skipped for a time, because the table refused to write them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -11,13 +11,13 @@ use crate::spec::ClaimSpec;
 use crate::spec::ids::RowKey;
 use crate::store::{ClaimedRow, Excluded};
 
-/// The pause grows with each time that a row could not be written.
+/// The pause doubles each time that a row could not be written.
 const PAUSES: Backoff = Backoff::exponential(Duration::from_secs(2)).at_most(Duration::from_secs(600));
 
-/// The most rows that are left alone at a time. With one more, that which comes back next comes back at once.
+/// The largest number of skipped rows. One more makes the row with the earliest return claimable at once.
 const MOST: usize = 500;
 
-/// What is left alone: a row, or a group where the spec groups rows, because rows of a group are done in order.
+/// A skipped row, or group if the spec groups rows, because rows of a group are done in order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum LeftAloneKey {
     Row(RowKey),
@@ -30,12 +30,12 @@ struct Entry {
     until: Instant,
 }
 
-/// The rows that this claimer leaves alone.
+/// The rows that this claimer skips.
 #[derive(Debug, Default)]
 pub(super) struct LeftAlone(HashMap<LeftAloneKey, Entry>);
 
 impl LeftAlone {
-    /// Leaves a row alone for longer than the last time. Returns for how long.
+    /// Skips a row for longer than the last time. Returns for how long.
     pub(super) fn leave(&mut self, spec: &ClaimSpec, row: &RowKey, group: Option<&Arc<str>>) -> Duration {
         let (what, now) = (of(spec, row, group), Instant::now());
         let times = self.0.get(&what).map_or(1, |entry| entry.times.saturating_add(1));
@@ -48,7 +48,7 @@ impl LeftAlone {
         pause
     }
 
-    /// The row was written.
+    /// Removes rows that were written.
     pub(super) fn forget(&mut self, spec: &ClaimSpec, rows: &[ClaimedRow], group: Option<&Arc<str>>) {
         if !self.0.is_empty() {
             for row in rows {
@@ -57,7 +57,7 @@ impl LeftAlone {
         }
     }
 
-    /// What is not to be taken now.
+    /// Returns the rows and groups to skip now.
     pub(super) fn now(&self) -> Excluded {
         let (now, mut excluded) = (Instant::now(), Excluded::default());
         for (what, _) in self.0.iter().filter(|(_, entry)| entry.until > now) {

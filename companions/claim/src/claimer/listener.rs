@@ -1,4 +1,4 @@
-//! Hears of new work. Notifications are hints: nothing is lost without them, only later.
+//! Listens for new work. Notifications are only hints: without them work is found later.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -11,7 +11,7 @@ use super::backoff::Backoff;
 use super::shared::ClaimerCore;
 use crate::error::ClaimError;
 
-/// Between tries to listen.
+/// The pauses between tries to listen.
 const PAUSES: Backoff = Backoff::exponential(Duration::from_millis(400)).at_most(Duration::from_secs(60));
 
 pub(crate) async fn run(shared: Arc<ClaimerCore>) {
@@ -21,7 +21,7 @@ pub(crate) async fn run(shared: Arc<ClaimerCore>) {
             () = shared.stop.cancelled() => return,
             error = listen(&shared, &mut failures) => error,
         };
-        // It is deaf for a while: what came until now is looked for, and from here on the poll finds it.
+        // Not listening: check once for missed work, then rely on polls.
         shared.announced.store(false, Ordering::Release);
         shared.wake_now();
         if matches!(error, ClaimError::Unsupported(_)) {
@@ -36,7 +36,7 @@ pub(crate) async fn run(shared: Arc<ClaimerCore>) {
     }
 }
 
-/// Listens until it cannot.
+/// Listens until an error.
 async fn listen(shared: &ClaimerCore, failures: &mut u32) -> ClaimError {
     let mut wake = match timeout(shared.config.call_limit(), shared.store.listen()).await {
         Ok(Ok(wake)) => wake,
@@ -49,7 +49,7 @@ async fn listen(shared: &ClaimerCore, failures: &mut u32) -> ClaimError {
     *failures = 0;
     loop {
         shared.announced.store(wake.announces(), Ordering::Release);
-        // What came in before it listened was not heard of: first listen, then look. And again with each hint.
+        // Earlier notifications were missed, so listen first and then check. Check again at each notification.
         shared.wake_now();
         if let Err(error) = wake.woken().await {
             return error;

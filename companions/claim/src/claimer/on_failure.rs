@@ -1,28 +1,28 @@
-//! What becomes of claims whose handler answered an error.
+//! The treatment of claims whose handler returned an error.
 
 use super::backoff::Backoff;
 use crate::error::ClaimError;
 use crate::spec::ClaimSpec;
 
-/// What [`Claimer::run`](super::Claimer::run) does with a claim whose handler answered an error.
+/// The treatment by [`Claimer::run`](super::Claimer::run) of a claim whose handler returned an error.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnFailure {
-    /// It is settled as failed, with the message. Needs a state for that.
+    /// Settles it as failed, with the message. Needs a state for failed rows.
     Fail,
-    /// It is tried again after a pause, if attempts are left; otherwise it is exhausted
-    /// ([`States::exhausted`](crate::States::exhausted)), not failed. A pause above zero needs the column `ready_at`. A
-    /// handler that panics is tried again after the same pause.
+    /// Tries it again after a pause, if attempts are left. Otherwise it becomes exhausted
+    /// ([`States::exhausted`](crate::States::exhausted)), not failed. A pause above zero needs the column `ready_at`.
+    /// A handler that panics is tried again after the same pause.
     Retry(Backoff),
 }
 
 impl OnFailure {
-    /// What `run` does unless it is told, if the spec has what that needs.
+    /// Returns the default of `run`, if the spec has the state for it.
     pub(super) fn usual(spec: &ClaimSpec) -> Result<Self, ClaimError> {
         Self::Fail.check(spec)
     }
 
-    /// Refuses what rows of `spec` cannot be: each error of a handler would be lost in another one.
+    /// Refuses a policy that rows of `spec` cannot follow, because a second error would hide each error of a handler.
     pub(super) fn check(self, spec: &ClaimSpec) -> Result<Self, ClaimError> {
         let (inner, table) = (&spec.inner, spec.table());
         match self {

@@ -1,19 +1,19 @@
-//! Passes over the table, and when there is nothing left to do.
+//! Passes over the table, and the decision whether work is left.
 
 use crate::store::{PassCursor, Taken};
 
-/// A pass over the table in order, with a cursor: what was seen in this pass is not offered again
-/// in it, so that a row which is put back or skipped does not keep the rows behind it waiting.
+/// A pass over the table in order, with a cursor. The pass does not offer a row twice, so a row that is put back or
+/// skipped does not block the rows behind it.
 ///
-/// A worker may only idle after a whole pass *from the start* that found nothing and skipped nothing; after
-/// any other pass it begins anew. Rows do not always become visible in order (a transaction that took the
-/// smaller id may commit later), which is another reason to go back to the start.
+/// A worker must only idle after a whole pass *from the start* that found nothing and skipped nothing. After any
+/// other pass it starts again. Another reason for a new pass is that rows can become visible out of order, because a
+/// transaction with a smaller id can commit later.
 ///
 /// ```
 /// use leasehold_claim::{Pass, PassEnd};
 ///
 /// let mut pass = Pass::new();
-/// // ... take with `pass.cursor()`, tell `pass.record(&taken)`, until nothing is taken:
+/// // ... take with `pass.cursor()`, report with `pass.record(&taken)`, until nothing is taken:
 /// assert_eq!(pass.end(false), PassEnd::Clean);
 /// pass.skipped(1);
 /// assert_eq!(pass.end(false), PassEnd::Skipped);
@@ -26,32 +26,32 @@ pub struct Pass {
     returned: u64,
 }
 
-/// How a pass ended.
+/// The result of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums)] // What a worker has to tell apart.
 pub enum PassEnd {
-    /// It found work: begin anew at once.
+    /// It found work: start again at once.
     Found,
-    /// It found none, but passed over some that others are at: begin anew after a pause.
+    /// It found no work but skipped rows that other workers have claimed: start again after a pause.
     Skipped,
-    /// There is none: idle until woken.
+    /// There is no work: idle until woken.
     Clean,
 }
 
 impl Pass {
-    /// A pass that begins at the start.
+    /// Builds a pass from the start.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Where it has got to; `None` at the start.
+    /// Returns the position, or `None` at the start.
     #[must_use]
     pub fn cursor(&self) -> Option<PassCursor> {
         self.cursor.clone()
     }
 
-    /// Takes note of what the store answered.
+    /// Records a reply of the store.
     pub fn record(&mut self, taken: &Taken) {
         self.found += taken.claims.len() as u64;
         self.skipped += taken.skipped;
@@ -60,32 +60,32 @@ impl Pass {
         }
     }
 
-    /// Whether the store has to be asked, before the end, if rows are pending: only after a pass that found
-    /// nothing and knows of nothing that it passed over.
+    /// Returns whether the pass must ask the store for pending rows before its end: only if it found nothing and
+    /// skipped nothing.
     #[must_use]
     pub fn must_ask(&self) -> bool {
         self.found == 0 && self.skipped == 0 && self.returned == 0
     }
 
-    /// Takes note of claims that were found in this or an earlier pass and put back since the last one ended.
-    /// A pass that found no more than that many got nothing done.
+    /// Records claims of this or an earlier pass that were put back since the last pass ended. A pass that found no
+    /// more than that has made no progress.
     pub fn returned(&mut self, claims: u64) {
         self.returned += claims;
     }
 
-    /// How many more claims were found than were put back.
+    /// Returns the number of claims that were found minus the number put back.
     #[must_use]
     pub fn net_claims(&self) -> u64 {
         self.found.saturating_sub(self.returned)
     }
 
-    /// Takes note of rows that were claimed and put back, or found locked.
+    /// Records rows that were claimed and put back, or were locked.
     pub fn skipped(&mut self, rows: u64) {
         self.skipped += rows;
     }
 
-    /// Ends the pass, whose last call found nothing behind the cursor, and begins the next at the start.
-    /// `pending` says whether the store sees rows that could be taken but for others who are at them.
+    /// Ends the pass, whose last call found nothing behind the cursor, and starts the next one. `pending` says
+    /// whether the store sees rows that would be claimable without other workers.
     pub fn end(&mut self, pending: bool) -> PassEnd {
         let pass = std::mem::take(self);
         if pass.net_claims() > 0 {

@@ -1,4 +1,4 @@
-//! Deletes rows that were settled long enough ago, where the spec says how long they stay.
+//! Deletes rows whose retention is over, if the spec has one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,18 +9,18 @@ use super::shared::ClaimerCore;
 use crate::error::ClaimError;
 use crate::spec::Retention;
 
-/// The most rows of one statement, and the pause between two: others have work to do.
+/// The largest number of rows per statement, and the pause between two, because others use the server too.
 const BATCH: u32 = 500;
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Rows stay for up to a tenth longer than they have to, within these bounds.
+/// Rows stay up to a tenth longer than their retention, within these limits.
 const OFTEN: Duration = Duration::from_secs(60);
 const SELDOM: Duration = Duration::from_secs(3600);
 
 pub(crate) async fn run(shared: Arc<ClaimerCore>) {
     let Retention::KeepFor(keep) = shared.store.spec().inner.retention else { return };
     let every = (keep / 10).clamp(OFTEN, SELDOM);
-    // Up to half of it sooner: any number of processes do this, one at a time.
+    // Up to half of it earlier, because any number of processes purge, one at a time.
     while shared.rest(every.mul_f64(1.0 - fastrand::f64() / 2.0)).await {
         if let Err(error) = purge(&shared).await {
             shared.report(&error);

@@ -1,4 +1,4 @@
-//! Handlers: the shortest way to have claims worked on.
+//! Handlers, the shortest way to work on claims.
 
 use std::any::Any;
 use std::fmt::Display;
@@ -19,29 +19,29 @@ use crate::store::Outcome;
 type Panic = Box<dyn Any + Send>;
 
 impl Claimer {
-    /// Works on claims with `handler`, as many as `concurrency` at once (at least one), until the claimer is
-    /// closed. Each handler is a task of the current runtime.
+    /// Works on claims with `handler`, up to `concurrency` at once (at least one), until the claimer is closed. Each
+    /// handler is a task of the current runtime.
     ///
-    /// What the handler answers ends its claim: `Ok(())` as done, `Ok` of an [`Outcome`] as that says. An error
-    /// settles it as failed or has it tried again, as [`on_failure`](super::ClaimerBuilder::on_failure) says,
-    /// with the error's text as the message. A handler may also end the claim itself, with
-    /// [`Claim::settle_with`] in the transaction of its work for example; then its answer does not count. The
-    /// claim is the handler's: what is left of it when the handler has answered cannot be settled any more.
+    /// The result of the handler ends its claim: `Ok(())` as done, `Ok` of an [`Outcome`] with that outcome. After an
+    /// error, [`on_failure`](super::ClaimerBuilder::on_failure) decides whether the claim fails or is tried again,
+    /// with the error's text as the message. A handler can also end the claim itself, for example with
+    /// [`Claim::settle_with`] in the transaction of its work. Then its result does not count. A part of the claim
+    /// that outlives the handler cannot be settled any longer.
     ///
-    /// A handler that panics, or that is dropped, returns the claim to where it can be taken, and the attempt
-    /// counts; after a panic it is left alone for as long as after an error that is to be tried again. A handler whose claim is lost is dropped where it is, unless it is ending the claim
-    /// itself. One that does not come back loses its claim if there is a [`max_hold`](super::ClaimerBuilder::max_hold).
+    /// If a handler panics or is dropped, the claim is returned and the attempt counts. After a panic the pause is
+    /// the one of an error that is retried. If a claim is lost, its handler is dropped, unless it is writing the end
+    /// itself. A handler that hangs loses its claim if a [`max_hold`](super::ClaimerBuilder::max_hold) is set.
     ///
     /// Errors of settling go to [`on_error`](super::ClaimerBuilder::on_error).
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](ClaimError::Unsupported) at once, before a claim is taken, when the spec has no state for
-    /// claims that failed and `on_failure` was not called.
+    /// [`Unsupported`](ClaimError::Unsupported) at once if the spec has no state for failed claims and `on_failure`
+    /// was not called.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call drops the handlers that are running, whose claims are returned. The attempts count, unless the claimer
+    /// If dropped, the running handlers are dropped and their claims returned. The attempts count, unless the claimer
     /// was closed before.
     ///
     /// ```
@@ -84,7 +84,7 @@ impl Claimer {
             };
             let Some(claim) = claim else { break };
             let theirs = claim.for_handler();
-            // A handler may also panic before it has made its future.
+            // A handler can panic before it has built its future.
             let begun = catch_unwind(AssertUnwindSafe(|| handler(theirs)));
             let work = work(claim, begun, on_failure);
             let shared = Arc::clone(&self.shared);

@@ -1,4 +1,4 @@
-//! Writes the ends of claims: a lone one at once, many at a time together.
+//! Writes the ends of claims: a single one at once, many together.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,16 +18,16 @@ use crate::error::ClaimError;
 use crate::spec::ClaimSpec;
 use crate::store::{Outcome, Settled};
 
-/// How many calls are under way at once: while these are, what comes in is gathered for the next.
+/// The number of concurrent calls. While all are in flight, further ends are collected for the next call.
 const CALLS: usize = 2;
 
-/// The most claims that end in one call.
+/// The largest number of claims in one call.
 const BATCH: usize = 100;
 
-/// Before a claim's end is written again.
+/// The pauses before an end is written again.
 const PAUSES: Backoff = Backoff::exponential(Duration::from_millis(40)).at_most(Duration::from_secs(2));
 
-/// Before a claim is tried again whose end was refused, where the policy for failures names no pause.
+/// The pauses before a claim with a refused end is tried again, if the failure policy has no pause.
 const REFUSED: Backoff = Backoff::exponential(Duration::from_secs(1));
 
 type Answers = Result<Vec<Result<Settled, ClaimError>>, ClaimError>;
@@ -42,18 +42,18 @@ struct Settler {
     shared: Arc<ClaimerCore>,
     inbox: mpsc::UnboundedReceiver<SettleRequest>,
     queue: Vec<PendingSettlement>,
-    /// To be asked again later.
+    /// Ends to write again later.
     resting: Vec<(Instant, PendingSettlement)>,
     calls: FuturesUnordered<BoxFuture<'static, (Vec<PendingSettlement>, Answers)>>,
 }
 
 struct PendingSettlement {
     settle: SettleRequest,
-    /// A call before this one may have written it.
+    /// Whether an earlier call might have written it.
     doubtful: bool,
-    /// Asked for on its own, because the call for many failed.
+    /// Whether it is sent alone, because the call for many failed.
     alone: bool,
-    /// How often it has rested.
+    /// The number of its pauses.
     rests: u32,
 }
 
@@ -132,8 +132,8 @@ impl Settler {
         }
     }
 
-    /// The call as a whole failed: each may or may not be written. They are asked again as long as their
-    /// leases last, and one by one if it may have been for one of them.
+    /// Handles a failed call, of which each end might be written. Retries them until their leases end. If a single
+    /// claim might have caused the failure, sends them one by one.
     fn failed(&mut self, jobs: Vec<PendingSettlement>, error: ClaimError) {
         let now = self.shared.clock.now();
         let (is_many, is_retryable) = (jobs.len() > 1, error.is_retryable());
@@ -160,7 +160,7 @@ impl Settler {
         if matches!(answer, Err(ClaimError::Busy { .. }))
             && job.settle.hold.deadline() > self.shared.clock.now()
         {
-            // Somebody else has it locked for a moment; the others of its batch are written.
+            // Another transaction has locked the row briefly. The other claims of the batch are written.
             self.rest(job);
             return;
         }
@@ -199,19 +199,20 @@ impl Settler {
             }
         }
         match (reply, answer) {
-            // Nobody need wait for it.
+            // The caller might have gone, which does not matter.
             (Some(reply), answer) => drop(reply.send(answer)),
             (None, Ok(_)) => {}
-            // What was only to be returned has found its way.
+            // A claim that was only to be returned has been returned by another way.
             (None, Err(ClaimError::Superseded { .. })) if is_return => {}
-            // It is the last of several ends that are refused, or nobody waits: whose row it is has to be said.
+            // Reports the error, because either no caller waits for it or it is the last of several refused ends.
             (None, Err(error)) => self.shared.report(&hold.named(error)),
         }
     }
 
-    /// How a claim ends of which the store has refused another end: nothing was written, and the row must not lie there
-    /// until its lease ends. What replaces the end of work obeys the policy for failures, because the work counts as tried;
-    /// text and pause, which may be what is refused, are left out after that. `None` where there is nothing simpler.
+    /// Returns the end that replaces a refused one, because nothing was written and the row must not wait for the end
+    /// of its lease. The replacement follows the failure policy, because the work counts as tried. Further
+    /// replacements omit first the message and then the pause, which might be the refused part. `None` if no simpler
+    /// end exists.
     fn instead(&self, hold: &InFlight, outcome: &Outcome, refusal: &ClaimError) -> Option<Outcome> {
         let (policy, spec) = (self.shared.config.on_failure, self.shared.store.spec());
         let retry = |error: Option<String>| {
@@ -249,7 +250,7 @@ impl Settler {
 
 impl Drop for Settler {
     fn drop(&mut self) {
-        // The runtime has ended. What is under way is told by the replies that are dropped.
+        // The runtime has ended. Dropped replies report calls in flight.
         self.inbox.close();
         let jobs = std::mem::take(&mut self.queue).into_iter();
         for job in jobs.chain(std::mem::take(&mut self.resting).into_iter().map(|(_, job)| job)) {
@@ -261,8 +262,8 @@ impl Drop for Settler {
     }
 }
 
-/// What the answer to a repeated call means: the row is as the first call was to leave it, and its epoch says
-/// that nobody else has had it since, so that call was carried out.
+/// Interprets the reply to a repeated call. If the row is in the intended state with an unchanged epoch, no other
+/// worker has had it, so the first call was carried out.
 fn resolve(
     answer: Result<Settled, ClaimError>,
     outcome: &Outcome,
@@ -283,13 +284,13 @@ fn resolve(
         return Ok(Settled { exhausted: Vec::new() });
     }
     if current_epoch.is_none() {
-        // The row is gone, as settling may leave it, or it keeps no epoch that could tell.
+        // The row is deleted, as settling can leave it, or it has no epoch to decide by.
         return Err(unknown(Some(Arc::new(ClaimError::Superseded { row, epoch, current_epoch, state }))));
     }
     Err(ClaimError::Superseded { row, epoch, current_epoch, state })
 }
 
-/// Whether a row with this end can be taken at once.
+/// Returns whether a row with this end is claimable at once.
 fn is_at_once(outcome: &Outcome) -> bool {
     match outcome {
         Outcome::Retry { after: pause, .. } | Outcome::Snooze(pause) => pause.is_zero(),
@@ -298,12 +299,12 @@ fn is_at_once(outcome: &Outcome) -> bool {
     }
 }
 
-/// Whether the spec lacks a state or a column, so that the text of a message is not what was refused.
+/// Returns whether the spec lacks a state or a column, so that the message was not the refused part.
 fn is_lacking(refusal: &ClaimError) -> bool {
     matches!(refusal, ClaimError::Unsupported(_))
 }
 
-/// Whether the store has refused, so that nothing was written.
+/// Returns whether the store has refused the end, so that nothing was written.
 fn is_refusal(error: &ClaimError) -> bool {
     !matches!(error, ClaimError::Store(_) | ClaimError::Busy { .. })
 }

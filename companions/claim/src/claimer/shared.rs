@@ -1,4 +1,4 @@
-//! What the tasks of a claimer, its handles and its claims have in common.
+//! State shared by the tasks of a claimer, its handles and its claims.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,11 +26,10 @@ mod waiting;
 
 pub(crate) use waiting::WaitingWorker;
 
-/// Times at which rows become ready are remembered this exactly, so that a thousand retries after the same
-/// pause are one look.
+/// The precision of wake times, so that a thousand retries after the same pause cause one take.
 const GRAIN: Duration = Duration::from_millis(20);
 
-/// How long a handler has to let go of the claim's transaction.
+/// The time within which a handler must release the claim's transaction.
 pub(super) const LET_GO: Duration = Duration::from_secs(1);
 
 pub(crate) type SettleReply = oneshot::Sender<Result<Settled, ClaimError>>;
@@ -40,60 +39,60 @@ pub(crate) struct SettleRequest {
     pub(crate) hold: Arc<InFlight>,
     pub(crate) outcome: Outcome,
     pub(crate) reply: Option<SettleReply>,
-    /// Whether the store has refused another end, which this one replaces.
+    /// Whether this end replaces one that the store has refused.
     pub(crate) is_instead: bool,
 }
 
 pub(crate) struct ClaimerCore {
     pub(crate) store: Arc<dyn ClaimStore>,
-    /// The same store, where each claim has an open transaction.
+    /// The same store, if each claim has an open transaction.
     pub(crate) held: Option<Arc<HeldStore>>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) config: Config,
     pub(crate) metrics: ClaimerMetrics,
-    /// Everything that is out, ready or begun, until its end is written.
+    /// All claims of this process, waiting or started, until their ends are written.
     holds: Mutex<HashMap<u64, Arc<InFlight>>>,
     serial: AtomicU64,
     ready: Mutex<ReadyQueue>,
-    /// Workers that wait for a claim.
+    /// The number of workers that wait for a claim.
     waiting: AtomicUsize,
-    /// There may be a claim for those who wait.
+    /// Notified if a claim might exist for a waiting worker.
     pub(crate) arrived: Notify,
-    /// There may be room for more claims.
+    /// Notified if more claims might be wanted.
     pub(crate) demand: Notify,
-    /// New work may exist.
+    /// Whether new work might exist.
     woken: AtomicBool,
     pub(crate) wake: Notify,
-    /// Whether whoever listens knows that new work is announced.
+    /// Whether the listener knows that new work is announced.
     pub(crate) announced: AtomicBool,
-    /// When rows become ready by the passing of time.
+    /// Times at which rows become ready.
     wake_times: Mutex<BTreeSet<Instant>>,
-    /// Claims put back since the feeder asked last.
+    /// The number of claims put back since the feeder's last read.
     returned: AtomicU64,
     /// Rows that could not be written.
     left_alone: Mutex<LeftAlone>,
-    /// New holds for the keeper.
+    /// Notified for the keeper about new claims.
     pub(crate) new_holds: Notify,
     settlements: mpsc::UnboundedSender<SettleRequest>,
     pub(crate) stop: CancellationToken,
-    /// The feeder takes nothing any more.
+    /// Whether the feeder has stopped.
     feeder_stopped: AtomicBool,
-    /// Perhaps nothing is held any more.
+    /// Notified if the last claim might have ended.
     drained: Notify,
 }
 
-/// Claims that lie ready, and how many should.
+/// Claims that wait for a worker, and the prefetch target.
 #[derive(Default)]
 struct ReadyQueue {
     queue: VecDeque<(Arc<InFlight>, Instant)>,
-    /// How many may be taken ahead of those who ask. It doubles as long as they are begun with in time, is
-    /// halved when one lay for too long, and is nothing when nobody comes.
+    /// Prefetch target beyond waiting workers. Doubles while prefetched claims are started in time, halves when one
+    /// waited too long, and drops to 0 when claims go unused.
     ahead: u32,
-    /// Claims begun with since `ahead` was last changed, without those that somebody waited for already.
+    /// The number of prefetched claims started since `ahead` last changed.
     credit: i64,
-    /// When claims came last.
+    /// The time of the last arrival of claims.
     filled: Option<Instant>,
-    /// Whether one of those that came last lay for too long.
+    /// Whether a claim of the last arrival waited too long.
     late: bool,
 }
 
@@ -134,7 +133,7 @@ impl ClaimerCore {
 
     // ---- claims between the feeder and the workers ----
 
-    /// Claims that the store has taken, asked at `asked`.
+    /// Accepts claims that were requested from the store at `asked`.
     pub(crate) fn accept(&self, claims: Vec<Claimed>, asked: Moment) {
         if claims.is_empty() {
             return;
@@ -160,7 +159,7 @@ impl ClaimerCore {
         self.arrived.notify_waiters();
     }
 
-    /// The next claim that can still be worked on, for whoever waits.
+    /// Starts the next claim that is still valid, for the waiting worker.
     pub(crate) fn begin(&self, waiting: &mut Option<WaitingWorker<'_>>) -> Option<Arc<InFlight>> {
         let mut spoiled = Vec::new();
         let mut ready = lock(&self.ready);
@@ -184,7 +183,8 @@ impl ClaimerCore {
             spoiled.push(hold);
         };
         if found.is_some() {
-            // Under the lock: otherwise the feeder sees a waiter and nothing ready, and takes a row that nobody wants.
+            // Under the lock, because otherwise the feeder sees a waiter and no claim, and takes a row that no worker
+            // wants.
             *waiting = None;
         }
         let is_low = ready.queue.len() <= ready.ahead as usize / 2;
@@ -198,7 +198,7 @@ impl ClaimerCore {
         found
     }
 
-    /// How many claims to take now; 0 while enough lie ready.
+    /// Returns the number of claims to take now, or 0 if enough are queued.
     pub(crate) fn wanted(&self) -> u32 {
         let mut ready = lock(&self.ready);
         let waiting = self.waiting.load(Ordering::Acquire);
@@ -207,7 +207,7 @@ impl ClaimerCore {
             ready.ahead = ready.ahead.saturating_mul(2).min(self.config.ahead);
             ready.credit = 0;
         } else if ready.ahead == 0 && waiting > 0 {
-            // Somebody is back for more sooner than a claim may lie ready.
+            // A worker came back for more within the time for which a claim can wait.
             let is_quick = ready.filled.is_some_and(|filled| filled.elapsed() < self.config.patience());
             ready.ahead = u32::from(is_quick).min(self.config.ahead);
         }
@@ -218,7 +218,7 @@ impl ClaimerCore {
         u32::try_from(wanted).unwrap_or(u32::MAX).min(self.config.batch)
     }
 
-    /// Removes claims that nobody has begun with: all, or those that lay for longer than `patience`.
+    /// Removes claims that no worker has started: all, or those that waited for longer than `patience`.
     pub(crate) fn unbegun(&self, patience: Option<Duration>) -> Vec<Arc<InFlight>> {
         let mut ready = lock(&self.ready);
         let is_over = |since: &Instant| patience.is_none_or(|patience| since.elapsed() >= patience);
@@ -231,43 +231,43 @@ impl ClaimerCore {
         ready.queue.drain(..over).map(|(hold, _)| hold).collect()
     }
 
-    /// Since when the first claim lies ready.
+    /// Returns the time since which the first queued claim waits.
     pub(crate) fn ready_since(&self) -> Option<Instant> {
         lock(&self.ready).queue.front().map(|(_, since)| *since)
     }
 
     // ---- the ends of claims ----
 
-    /// Has the end of a claim written, which must be `Settling`.
+    /// Queues the end of a claim, which must be `Settling`.
     pub(crate) fn settle(&self, hold: Arc<InFlight>, outcome: Outcome, reply: Option<SettleReply>) {
         if let Err(unsent) = self.settlements.send(SettleRequest { hold, outcome, reply, is_instead: false })
         {
-            // The runtime has ended, and with it the task that would do it. Whoever waits is told by the
-            // reply that is dropped; the row is free when its lease has ended.
+            // The runtime has ended, and the settler with it. The dropped reply reports that to the caller. The row
+            // is free when its lease has ended.
             self.release(&unsent.0.hold);
         }
     }
 
-    /// Returns a claim that nobody settles, unless somebody does.
+    /// Ends a claim with `outcome`, unless its end is already being written.
     pub(crate) fn give_back(&self, hold: &Arc<InFlight>, outcome: Outcome) {
         if !hold.try_settle() {
             return;
         }
         if hold.is_gone() {
-            // The store has said that it is somebody else's: there is nothing to return.
+            // The store has reported that another worker has the row, so there is nothing to return.
             return self.release(hold);
         }
         self.settle(Arc::clone(hold), outcome, None);
     }
 
-    /// A worker has had it for as long as it may: whoever waits for its loss is told, and its end is written. A handler is
-    /// dropped first where it has the claim's transaction, because that is needed for the end; of one that does not let go of
-    /// it, the transaction is ended by another session.
+    /// Handles a claim that a worker has had for too long: reports the loss and writes the end. If a handler has the
+    /// claim's transaction, it is dropped first, because the end needs the transaction. If the handler does not
+    /// release it, another session ends it.
     pub(crate) fn overdue(&self, hold: &Arc<InFlight>, now: Moment) {
         let Some(over) = hold.over().filter(|over| *over <= now) else { return };
         if hold.lose_over() {
             if self.held.is_some() {
-                // Until its end is written: a session that is ended frees the row before that.
+                // Skipped until its end is written, because ending the session releases the row earlier.
                 self.set_apart(hold);
             }
             self.report(&hold.named(Error::lost(LossReason::HeldTooLong).into()));
@@ -279,7 +279,7 @@ impl ClaimerCore {
         }
     }
 
-    /// The attempt counts, and the pause is that after a panic.
+    /// Returns an overdue claim. The attempt counts, and the pause is the one after a panic.
     pub(crate) fn end_overdue(&self, hold: &Arc<InFlight>) {
         let after = match self.config.on_failure {
             Some(OnFailure::Retry(backoff)) => backoff.after(hold.tries(self.store.spec())),
@@ -289,10 +289,10 @@ impl ClaimerCore {
         self.give_back(hold, Outcome::Retry { error: Some(error), after });
     }
 
-    /// A claim has ended, as far as this process goes.
+    /// Removes a claim that has ended for this process.
     pub(crate) fn release(&self, hold: &InFlight) {
         hold.end();
-        // What was not committed is rolled back.
+        // Uncommitted work is rolled back.
         drop(self.held.as_ref().and_then(|held| held.forget(hold.claimed.claim.owner)));
         if lock(&self.holds).remove(&hold.serial).is_some() {
             let worked = hold.begun_at.get().map(|begun| self.clock.now().since(*begun));
@@ -301,7 +301,7 @@ impl ClaimerCore {
         self.drained.notify_waiters();
     }
 
-    /// The end of a claim was written: what else may be ready now?
+    /// Wakes the feeder for rows that might be ready after this end.
     pub(crate) fn after(&self, outcome: &Outcome) {
         self.metrics.ended(outcome);
         let inner = &self.store.spec().inner;
@@ -313,9 +313,9 @@ impl ClaimerCore {
                 self.returned.fetch_add(1, Ordering::AcqRel);
                 self.wake.notify_one();
             }
-            // Another row may have waited for this one.
+            // Another row might have waited for this one.
             _ if inner.grouped || inner.limit.is_some() || !inner.preconditions.is_empty() => self.wake_now(),
-            // A state that may be taken again.
+            // The new state is claimable.
             Outcome::To(state) if inner.states.takeable.contains(state) => self.wake_now(),
             _ => {}
         }
@@ -323,12 +323,12 @@ impl ClaimerCore {
 
     // ---- rows that cannot be written ----
 
-    /// What to take, at most `limit` of it, without rows that are left alone.
+    /// Returns the request for at most `limit` claims, without skipped rows.
     pub(crate) fn take(&self, limit: u32) -> Take {
         Take { excluded: lock(&self.left_alone).now(), ..self.config.take(limit) }
     }
 
-    /// A row that the table refuses to have taken is left alone for a growing pause, and named to whoever listens.
+    /// Skips a row that the table refused, for a growing pause, and reports it.
     pub(crate) fn refused(&self, refused: RefusedRow) {
         let RefusedRow { key, group, error } = refused;
         let pause = lock(&self.left_alone).leave(self.store.spec(), &key, group.as_ref());
@@ -336,7 +336,7 @@ impl ClaimerCore {
         self.report(&ClaimError::Row { row: key, source: error });
     }
 
-    /// The end of a claim was not written: its rows are left alone for a growing pause, so that its handler does not run
+    /// Skips the rows of a claim whose end was not written, for a growing pause, so that its handler does not run
     /// again at once.
     pub(crate) fn leave(&self, hold: &InFlight) {
         if let Some(pause) = self.set_apart(hold) {
@@ -352,7 +352,7 @@ impl ClaimerCore {
         claimed.rows.iter().map(|row| left.leave(spec, &row.key, claimed.group.as_ref())).max()
     }
 
-    /// The end of a claim was written.
+    /// Stops skipping the rows of a claim whose end was written.
     pub(crate) fn forget(&self, hold: &InFlight) {
         let claimed = &hold.claimed;
         lock(&self.left_alone).forget(self.store.spec(), &claimed.rows, claimed.group.as_ref());
@@ -360,13 +360,13 @@ impl ClaimerCore {
 
     // ---- wake-ups ----
 
-    /// There may be new work.
+    /// Signals possible new work.
     pub(crate) fn wake_now(&self) {
         self.woken.store(true, Ordering::Release);
         self.wake.notify_one();
     }
 
-    /// There may be new work when `pause` has passed. What is later than a poll is left to the poll.
+    /// Signals possible new work after `pause`. Times later than the next poll are left to the poll.
     pub(crate) fn wake_after(&self, pause: Duration) {
         if pause >= self.config.poll(true) {
             return;
@@ -378,7 +378,7 @@ impl ClaimerCore {
         self.wake.notify_one();
     }
 
-    /// Whether there may be new work since the last time this was asked.
+    /// Returns whether new work might exist, and resets the signal.
     pub(crate) fn take_woken(&self) -> bool {
         let now = Instant::now();
         let mut later = lock(&self.wake_times);
@@ -388,12 +388,12 @@ impl ClaimerCore {
         self.woken.swap(false, Ordering::AcqRel) || is_due
     }
 
-    /// When there may be new work by the passing of time.
+    /// Returns the next time at which a row becomes ready.
     pub(crate) fn next_wake_time(&self) -> Option<Instant> {
         lock(&self.wake_times).first().copied()
     }
 
-    /// How many claims were put back since this was asked last.
+    /// Returns the number of claims put back since the last call.
     pub(crate) fn take_returned(&self) -> u64 {
         self.returned.swap(0, Ordering::AcqRel)
     }
@@ -414,25 +414,25 @@ impl ClaimerCore {
 
     // ---- the end ----
 
-    /// Nothing is taken from now on, and nobody gets a claim.
+    /// Stops taking claims and handing them out.
     pub(crate) fn shut(&self) {
         self.stop.cancel();
         self.arrived.notify_waiters();
         self.drained.notify_waiters();
     }
 
-    /// The feeder has ended.
+    /// Marks the feeder as stopped.
     pub(crate) fn end_feeding(&self) {
         self.feeder_stopped.store(true, Ordering::Release);
         self.shut();
     }
 
-    /// Sleeps. False when the claimer is shut.
+    /// Sleeps. Returns false when the claimer is shut.
     pub(crate) async fn rest(&self, pause: Duration) -> bool {
         self.stop.run_until_cancelled(sleep(pause)).await.is_some()
     }
 
-    /// Waits until nothing is taken any more and nothing is held.
+    /// Waits until the feeder has stopped and no claim is left.
     pub(crate) async fn drained(&self) {
         loop {
             let mut changed = std::pin::pin!(self.drained.notified());
@@ -444,7 +444,7 @@ impl ClaimerCore {
         }
     }
 
-    /// The runtime has ended: nothing is renewed and nobody watches.
+    /// Marks all claims as lost, because the runtime has ended and nothing renews them.
     pub(crate) fn abandon(&self) {
         for hold in self.held() {
             hold.lose(LossReason::RuntimeGone);
@@ -457,7 +457,7 @@ impl ClaimerCore {
         self.metrics.failed();
         tracing::warn!(store = %self.store, %error, "the claimer goes on after an error");
         if let Some(tell) = &self.config.on_error {
-            // A callback that panics must not end a task that leases depend upon.
+            // A callback that panics must not end a task on which leases depend.
             let _ = catch_unwind(AssertUnwindSafe(|| tell(error)));
         }
     }
@@ -473,13 +473,13 @@ impl ClaimerCore {
     }
 }
 
-/// The claimer was closed, or its runtime has ended.
+/// Builds the error for a closed claimer or an ended runtime.
 pub(crate) fn closed() -> ClaimError {
     let message = "the claimer was closed, or its runtime has ended; the claim ends with its lease";
     Error::new(ErrorKind::Closed, message).into()
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Nothing under these locks can panic half-way, so a poisoned state is whole.
+    // Code under these locks cannot panic half-way, so a poisoned state is complete.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,5 +1,5 @@
-//! Returns rows whose lease has ended, whosever they were. It sleeps until the first lease ends, so that where
-//! nothing is taken it asks next to nothing.
+//! Returns rows with ended leases of all processes. It sleeps until the first lease ends, so an idle table costs next
+//! to nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,13 +10,13 @@ use super::shared::ClaimerCore;
 use crate::error::ClaimError;
 use crate::store::{Swept, Upkeep};
 
-/// The most rows of one sweep.
+/// The largest number of rows in one sweep.
 const LIMIT: u32 = 1000;
 
-/// Processes that know of the same end of a lease do not all come at once.
+/// A random delay, so that processes do not all sweep at the same end of a lease.
 const SPREAD: Duration = Duration::from_millis(250);
 
-/// How often the pause after a look that brought nothing doubles.
+/// The number of times the pause doubles after fruitless sweeps.
 const GROWTH: u32 = 3;
 
 pub(crate) async fn run(shared: Arc<ClaimerCore>) {
@@ -33,11 +33,10 @@ pub(crate) async fn run(shared: Arc<ClaimerCore>) {
             Err(_) => fruitless.saturating_add(1),
         };
         pause = match looked {
-            // Whatever is taken from now on lasts for as long as a lease.
+            // New claims last for a whole lease.
             Ok(Upkeep { next: None, .. }) => longest.mul_f64(1.0 - fastrand::f64() / 5.0),
             Ok(Upkeep { next: Some(next), .. }) if !next.is_zero() => next + SPREAD.mul_f64(fastrand::f64()),
-            // Something was swept and there may be more; or others are at the rows, or what stands against their
-            // return has to be removed first.
+            // More might be left to sweep, or the rows are locked, or a refusal by the table must be fixed first.
             Ok(_) | Err(_) => least.mul_f64(1.0 - fastrand::f64() / 2.0) * 2_u32.pow(fruitless.min(GROWTH)),
         };
         pause = pause.min(longest);
@@ -50,7 +49,7 @@ pub(crate) async fn run(shared: Arc<ClaimerCore>) {
 async fn look(shared: &ClaimerCore) -> Result<Upkeep, ClaimError> {
     loop {
         let Ok(upkeep) = timeout(shared.config.call_limit(), shared.store.upkeep(LIMIT)).await else {
-            // What does not answer is asked again after the pause.
+            // The call got no answer, so it is retried after the pause.
             return Ok(Upkeep { next: Some(Duration::ZERO), ..Upkeep::default() });
         };
         let upkeep = upkeep?;

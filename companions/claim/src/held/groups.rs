@@ -1,4 +1,4 @@
-//! Taking all ready rows of a group as one claim, and rows of tenants that have a limit.
+//! Takes all ready rows of a group as one claim, and rows of tenants that have a limit.
 
 use std::collections::BTreeMap;
 
@@ -20,8 +20,8 @@ use crate::statements::with::With;
 use crate::store::{Claimed, PassCursor, Taken};
 
 impl PgHeld {
-    /// Takes rows of groups, or rows of tenants that have room, each with a place of its tenant until the transaction ends.
-    /// `reached` is set to how far the search has got, also if it fails.
+    /// Takes rows of groups, or rows of tenants with room. Each of the latter takes a place of its tenant until the
+    /// transaction ends. Sets `reached` to the position of the search, also after an error.
     pub(super) async fn pick_selected(
         &self,
         connection: &mut PgConnection,
@@ -65,7 +65,7 @@ impl SearchTransaction for HeldSearch<'_> {
             }
         } else {
             let locked = search.lock(self, found).await?;
-            // Of a group all rows or none; rows of no group that are locked are left out.
+            // For a group all rows or none. Locked rows without a group are skipped.
             let (grouped, alone): (Vec<_>, Vec<_>) = locked.into_iter().partition(|one| one.group.is_some());
             for (of, how) in [(grouped, Locked::Refuse), (alone, Locked::Skip)] {
                 if !of.is_empty() {
@@ -106,12 +106,12 @@ impl HeldSearch<'_> {
         self.held.executor().plain(self.connection, text.to_owned(), TAKE).await.map(drop)
     }
 
-    /// The places that a look has taken are given back if it takes no row.
+    /// Runs a savepoint statement if tenants have a limit, because a search without a row must release its places.
     async fn plain_if_limited(&mut self, text: &str) -> Result<(), ClaimError> {
         if self.held.parts().inner().limit.is_some() { self.plain(text).await } else { Ok(()) }
     }
 
-    /// Returns those of `found` whose tenants have a free place, which it takes. The other tenants are passed over.
+    /// Takes a place for each candidate of `found` and returns those that got one. Skips the other tenants.
     async fn place_all(
         &mut self,
         search: &mut Search<'_>,
@@ -130,7 +130,8 @@ impl HeldSearch<'_> {
         Ok(placed)
     }
 
-    /// Takes a place of the candidate's tenant that leases leave free, if there is one. A row of no tenant needs none.
+    /// Takes a place of the candidate's tenant that leases leave free, if one exists. A row without a tenant needs
+    /// none.
     async fn place(&mut self, search: &Search<'_>, one: &Candidate) -> Result<bool, ClaimError> {
         if one.group.is_none() {
             return Ok(true);
@@ -141,7 +142,7 @@ impl HeldSearch<'_> {
             place = Some(get(row, "place", TAKE)?);
         }
         if let Some(number) = place.filter(|_| self.held.spec().has_lease()) {
-            // The tenant is locked while leases are counted, and free again at once: the place stays locked.
+            // The tenant is locked only while its leases are counted. The place stays locked.
             self.plain("SAVEPOINT leasehold_counted").await?;
             let mut fits = false;
             if !search.lock(self, vec![one.clone()]).await?.is_empty()

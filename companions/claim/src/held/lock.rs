@@ -1,4 +1,4 @@
-//! One row by its id, in the caller's own transaction.
+//! Locks one row by its id, in the caller's transaction.
 
 use std::time::Duration;
 
@@ -22,16 +22,16 @@ use crate::store::ClaimedRow;
 
 const LOCK: &str = "lock a row";
 
-/// Before the wait, in a statement of its own because the server reads these limits when a statement begins:
-/// the wait has its own limit.
+/// Saves and lifts the statement timeout, because the wait has its own limit. A separate statement, because the
+/// server reads the limit when a statement starts.
 const PREPARE: &str = "\
 SELECT pg_catalog.set_config('leasehold.outcome', '', true),
     pg_catalog.set_config('leasehold.statement_timeout', pg_catalog.current_setting('statement_timeout'), true),
     pg_catalog.set_config('statement_timeout', '0', true);
 ";
 
-/// The block with a handler is a subtransaction: when the wait fails, what it set is undone and the caller's
-/// transaction goes on.
+/// Waits for the lock. The block has a handler and is thus a subtransaction: if the wait fails, its settings are
+/// undone and the caller's transaction goes on.
 const WAIT: &str = "\
 DO $leasehold$
 DECLARE saved CONSTANT pg_catalog.text := pg_catalog.current_setting('lock_timeout');
@@ -46,31 +46,34 @@ END
 $leasehold$;
 ";
 
-/// How the wait ended, and the limit as it was.
+/// Reads the result of the wait, and restores the timeout.
 const FINISH: &str = "\
 SELECT pg_catalog.current_setting('leasehold.outcome'),
     pg_catalog.set_config('statement_timeout', pg_catalog.current_setting('leasehold.statement_timeout'), true)";
 
 impl PgHeld {
-    /// Locks one row, whatever its state, in the transaction of `connection` and reads it. Until the
-    /// transaction ends, others who want to write to the row wait or get 55P03; readers do not notice. `None`
-    /// with [`LockWait::Skip`] alone, when somebody else has it.
+    /// Locks one row in any state, in the transaction of `connection`, and reads it. Until the transaction ends,
+    /// other writers of the row wait or get 55P03. Readers are not affected. Returns `None` only with
+    /// [`LockWait::Skip`], if another transaction has locked the row.
     ///
-    /// It is no claim: nothing is counted and no epoch drawn. A lease on the row, if there is one, stays.
+    /// The call is not a claim: it counts no attempt and draws no epoch. An existing lease on the row stays.
     ///
     /// # Errors
     ///
-    /// [`Busy`](ClaimError::Busy) when somebody else has the row, after the wait with
-    /// [`LockWait::Block`]; [`NotFound`](ClaimError::NotFound) when there is none. After these the transaction
-    /// can be used as before, and `lock_timeout` and `statement_timeout` are what they were; the same goes for
-    /// a wait that was cancelled or found a deadlock ([`Store`](ClaimError::Store)).
-    /// [`Unsupported`](ClaimError::Unsupported) outside a transaction and at another isolation than READ
-    /// COMMITTED. Else what the server answers, which ends the transaction.
+    /// - [`Busy`](ClaimError::Busy) if another transaction has locked the row, with [`LockWait::Block`] after the wait.
+    /// - [`NotFound`](ClaimError::NotFound) if the row does not exist.
+    /// - [`Unsupported`](ClaimError::Unsupported) outside a transaction, and at an isolation level other than READ
+    ///   COMMITTED.
+    /// - [`Store`](ClaimError::Store) for a wait that was cancelled or ran into a deadlock.
+    /// - The other errors of the server, which end the transaction.
+    ///
+    /// After `Busy`, `NotFound` and a failed wait the transaction can go on, with unchanged `lock_timeout` and
+    /// `statement_timeout`.
     ///
     /// # Cancel safety
     ///
-    /// A wait whose future is dropped goes on at the server for as long as it may, and the connection's next
-    /// statement waits for that. The row may be locked until the transaction ends.
+    /// If dropped during a wait, the wait goes on at the server up to its limit, and the connection's next statement
+    /// waits for it. The row might be locked until the transaction ends.
     pub async fn lock_row(
         &self,
         connection: &mut PgConnection,
@@ -78,7 +81,7 @@ impl PgHeld {
         wait: LockWait,
     ) -> Result<Option<ClaimedRow>, ClaimError> {
         self.inside(connection).await?;
-        // An attempt comes first: mostly it is enough, and it fails without an error that ends the transaction.
+        // A try comes first, because it usually suffices and its failure does not end the transaction.
         if let Some(row) = self.try_row(connection, key).await? {
             return Ok(Some(row));
         }
@@ -89,7 +92,7 @@ impl PgHeld {
             LockWait::Skip => Ok(None),
             LockWait::Block(budget) if !budget.is_zero() => {
                 self.wait_for(connection, key, budget).await?;
-                // In a statement after the wait, so that it is read as it is now.
+                // A statement after the wait, because it must read the current row.
                 let row = self.try_row(connection, key).await?;
                 row.map(Some).ok_or_else(|| ClaimError::NotFound { row: key.clone() })
             }
@@ -119,7 +122,7 @@ impl PgHeld {
         rows.first().map_or(Ok(false), is_there)
     }
 
-    /// In the server's queue, at most `budget`.
+    /// Waits in the server's queue, at most for `budget`.
     async fn wait_for(
         &self,
         connection: &mut PgConnection,
@@ -130,9 +133,9 @@ impl PgHeld {
         let text = WAIT
             .replace("{table}", &self.parts().table)
             .replace("{millis}", &millis.to_string())
-            // Last, as a value may contain what looks like one of the others.
+            // Last, because a value can contain another placeholder.
             .replace("{key}", &is_row(self.parts().inner(), key));
-        // A body in dollar quotes cannot contain its own end.
+        // A dollar-quoted body cannot contain its own end.
         if text.matches("$leasehold$").count() != 2 {
             return Err(ClaimError::spec(format!("the row {key} cannot be waited for because of its name")));
         }
@@ -152,12 +155,12 @@ impl PgHeld {
     }
 }
 
-/// `t` is the row, with values in the text, because a block takes none.
+/// Builds the condition that `t` is the row, with values in the text, because a block takes no parameters.
 fn is_row(inner: &Inner, key: &RowKey) -> String {
     let id = format!("t.{} = {}::{}", inner.id.quoted(), literal(&key.id.to_string()), inner.id_type.sql());
     match (&inner.queue, &key.queue) {
         (Some(column), Some(queue)) => format!("{id} AND t.{} = {}", column.quoted(), literal(queue)),
-        // As the other statements: without a queue there is no such row.
+        // With queues, a key without a queue matches no row, as in the other statements.
         (Some(_), None) => format!("{id} AND false"),
         (None, _) => id,
     }

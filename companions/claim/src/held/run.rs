@@ -1,4 +1,4 @@
-//! How statements are run in an open transaction.
+//! Runs statements in an open transaction.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use crate::error::ClaimError;
 use crate::statements::query::Query;
 
-/// How statements are run.
+/// The settings with which statements run.
 #[derive(Clone, Copy)]
 pub(super) struct Executor {
     pub(super) answer: Duration,
@@ -18,7 +18,7 @@ pub(super) struct Executor {
 }
 
 impl Executor {
-    /// All rows that the server answers with.
+    /// Runs a statement and returns its rows.
     pub(super) async fn rows(
         self,
         connection: &mut PgConnection,
@@ -28,7 +28,7 @@ impl Executor {
         bounded(self.answer, doing, query.rows(connection, self.prepared)).await
     }
 
-    /// Statements without values, in one message.
+    /// Runs statements without values, in one message.
     pub(super) async fn plain(
         self,
         connection: &mut PgConnection,
@@ -39,7 +39,7 @@ impl Executor {
     }
 }
 
-/// With a bound, and as our error.
+/// Bounds a reply of the server, and converts its error.
 pub(super) async fn bounded<T>(
     limit: Duration,
     doing: &'static str,

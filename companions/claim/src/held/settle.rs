@@ -1,4 +1,4 @@
-//! Ending claims in the transaction that holds them.
+//! Ends claims in the transaction that holds them.
 
 use sqlx::PgConnection;
 
@@ -10,20 +10,21 @@ use crate::statements::settled::{ClaimParameters, lost, whole, written};
 use crate::store::{ClaimRef, Outcome, Settled};
 
 impl PgHeld {
-    /// Writes how a claim ends, in the transaction of `connection`, which must be the one that took it. All
+    /// Writes the end of a claim in the transaction of `connection`, which must be the one that took it. Writes all
     /// rows of the claim or none.
     ///
     /// # Errors
     ///
-    /// [`Superseded`](ClaimError::Superseded) when this transaction does not hold the claim: it was another one,
-    /// it went back to a savepoint before the take, the claim was settled already, or the transaction itself
-    /// has changed the state of the row or deleted it. [`IllegalTransition`](ClaimError::IllegalTransition), and
-    /// [`Unsupported`](ClaimError::Unsupported) for an outcome that the spec has no state or column for: nothing
-    /// was sent. [`Constraint`](ClaimError::Constraint) and what else the server answers end the transaction.
+    /// - [`Superseded`](ClaimError::Superseded) if this transaction does not hold the claim: another one took it, it
+    ///   rolled back to a savepoint before the take, the claim was settled already, or the transaction itself has
+    ///   changed the row's state or deleted the row.
+    /// - [`IllegalTransition`](ClaimError::IllegalTransition) for a forbidden change of state. Nothing was sent.
+    /// - [`Unsupported`](ClaimError::Unsupported) if the spec has no state or column for the outcome. Nothing was sent.
+    /// - [`Constraint`](ClaimError::Constraint) and other errors of the server, which end the transaction.
     ///
     /// # Cancel safety
     ///
-    /// After a dropped call the transaction can only be rolled back.
+    /// If dropped, the transaction can only be rolled back.
     pub async fn settle_in(
         &self,
         connection: &mut PgConnection,
@@ -37,7 +38,7 @@ impl PgHeld {
         }
         let query = ClaimParameters::of(claim, Some(outcome)).bind(many(parts, &ending, false), true)?;
         let rows = self.executor().rows(connection, &query, SETTLE).await.map_err(|error| match error {
-            // The place is taken, rather than the row there twice.
+            // A constraint error, because another row is in the place, not the same row twice.
             ClaimError::Duplicate { constraint, source } => {
                 ClaimError::Constraint { constraint, doing: "let a claimed row go on", source }
             }

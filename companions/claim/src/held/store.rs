@@ -1,4 +1,4 @@
-//! Held claims for the workers of a claimer: each in a transaction of its own.
+//! Held claims for the workers of a claimer, each in its own transaction.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -22,22 +22,22 @@ use crate::store::{
     Wake,
 };
 
-/// How long a claim lasts to the claimer, which asks nothing meanwhile: it lasts as long as its transaction.
+/// The lease that the claimer sees. It needs no renewals, because the claim lasts as long as its transaction.
 const YEAR: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
 impl PgHeld {
-    /// Sets up a claimer whose claims are held: [`Claimer::run`](crate::Claimer::run) and
-    /// [`next`](crate::Claimer::next) as with leases, with the same passes, pauses and wake-ups. Each claim is a transaction
-    /// on a connection of the pool, for the work: [`Claim::connection`](crate::Claim::connection).
+    /// Sets up a claimer with held claims. [`Claimer::run`](crate::Claimer::run) and [`next`](crate::Claimer::next)
+    /// work as with leases, with the same passes, pauses and wake-ups. Each claim is a transaction on a connection of
+    /// the pool, which the work uses through [`Claim::connection`](crate::Claim::connection).
     ///
-    /// Its end and its work are committed together when it ends as done, or [`To`](Outcome::To) another state. With every
-    /// other end, an error or a panic of a handler among them, the work is rolled back first and the end alone is
-    /// written. A worker that dies leaves nothing. That a session has ended meanwhile is told by the next statement or by
-    /// the end, not by [`Claim::lost`](crate::Claim::lost).
+    /// The end as done, or [`To`](Outcome::To) another state, is committed together with the work. Every other end
+    /// first rolls back the work and then writes only the end, also after an error or a panic of a handler. A worker
+    /// that dies leaves nothing behind. If the session has ended, the next statement or the end returns the error,
+    /// not [`Claim::lost`](crate::Claim::lost).
     ///
-    /// The pool needs a connection for each claim that is out, and one more. Nothing is taken ahead unless
-    /// [`ahead`](ClaimerBuilder::ahead) says so: such a transaction is open and idle. The lease of the builder only bounds how
-    /// long the server has for a call.
+    /// The pool needs one connection for each held claim, and one more. Nothing is prefetched unless
+    /// [`ahead`](ClaimerBuilder::ahead) is set, because such a transaction is open and idle. The lease of the builder
+    /// only limits the time of a call.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -64,23 +64,23 @@ impl PgHeld {
     }
 }
 
-/// The transactions of claims that are out, by their owners, while no worker works in them.
+/// The transactions of held claims by owner, while no worker works in them.
 #[derive(Debug)]
 pub(crate) struct HeldStore {
     held: PgHeld,
     open: Mutex<HashMap<OwnerToken, PgHold>>,
     watches: AtomicBool,
-    /// How to end those whose workers may not let go of them.
+    /// Data to end transactions whose workers might not release them.
     watched: Mutex<HashMap<OwnerToken, OpenTransaction>>,
 }
 
 impl HeldStore {
-    /// The transaction of a claim, for its worker.
+    /// Removes and returns the transaction of a claim, for its worker.
     pub(crate) fn lend(&self, owner: OwnerToken) -> Option<PgHold> {
         self.open().remove(&owner)
     }
 
-    /// Back from the worker, to be ended.
+    /// Returns a transaction from the worker to the store, which ends it.
     pub(crate) fn take_back(&self, owner: OwnerToken, hold: PgHold) {
         self.open().insert(owner, hold);
     }
@@ -89,13 +89,13 @@ impl HeldStore {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nobody needs its transaction any more.
+    /// Removes the transaction of a claim that has ended.
     pub(crate) fn forget(&self, owner: OwnerToken) -> Option<PgHold> {
         self.watched().remove(&owner);
         self.lend(owner)
     }
 
-    /// From now on it is noted how to end the transactions of workers that do not let go of them.
+    /// Starts to record the data that another session needs to end a transaction.
     pub(crate) fn watch(&self) {
         self.watches.store(true, Ordering::Relaxed);
     }
@@ -130,16 +130,16 @@ impl HeldStore {
         match hold.settle(claim, outcome).await {
             Ok(settled) => hold.commit().await.map(|()| settled),
             Err(error) => {
-                // For another end.
+                // Kept for another end.
                 self.take_back(claim.owner, hold);
                 Err(error)
             }
         }
     }
 
-    /// Writes an end other than that of work in a new transaction, because that of the claim is of no use any more: the
-    /// worker does not let go of it, or its session or its commit has failed. Nobody else may have had the rows since, or have
-    /// them now; else this returns `error`.
+    /// Writes an end without the work in a new transaction, because the claim's own is unusable: the worker does not
+    /// release it, or its session or commit has failed. Returns `error` if another worker has had the rows since, or
+    /// has them now.
     async fn end_anew(
         &self,
         claim: &ClaimRef,
@@ -158,7 +158,7 @@ impl HeldStore {
             self.retake(claim, outcome, error).await
         };
         match ended.await {
-            // It is tried again.
+            // The settler tries it again.
             Err(error) if error.is_retryable() => {
                 tracing::warn!(?claim, %error, "the transaction of a claim cannot be ended yet");
                 Err(ClaimError::Busy { what: "the transaction of a claim".to_owned() })
@@ -244,7 +244,7 @@ impl ClaimStore for HeldStore {
         self.held.table.sweep(limit).await
     }
 
-    /// Of leases that others have had on the table.
+    /// Sweeps leases that other processes have had on the table.
     async fn upkeep(&self, limit: u32) -> Result<Upkeep, ClaimError> {
         if self.spec().has_lease() { self.held.table.upkeep(limit).await } else { Ok(Upkeep::default()) }
     }

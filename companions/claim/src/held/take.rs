@@ -1,4 +1,4 @@
-//! Taking rows in an open transaction.
+//! Takes rows in an open transaction.
 
 use sqlx::postgres::PgRow;
 use sqlx::{Connection as _, PgConnection, Row as _};
@@ -16,23 +16,23 @@ use crate::statements::query::{Query, failed, get};
 use crate::statements::row::{cursor_of, key_of, taken};
 use crate::store::{PassCursor, Take, Taken};
 
-/// That the isolation is one at which a lock means that what is read then is what is there.
+/// Checks for an isolation level at which a locked row is read as it is now.
 const ISOLATION: &str = "SELECT CASE \
     WHEN pg_catalog.current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') \
     THEN 'isolation' END AS verdict";
 
-/// What came of a call.
+/// The result of a call.
 #[derive(Default)]
 pub(super) struct TakeAttempt {
     pub(super) taken: Taken,
-    /// Which row was passed over because of another.
+    /// The reason why a row was skipped.
     pub(super) busy: Option<String>,
 }
 
-/// What came of one attempt.
+/// The result of one attempt.
 enum PickResult {
     Taken(Taken),
-    /// Some row of the batch, or one that it waits for, is locked; with a batch of one, where the pass goes on.
+    /// A row of the batch, or one that it depends on, is locked. With a batch of one, this is the cursor to go on from.
     Busy(Option<PassCursor>),
 }
 
@@ -62,8 +62,8 @@ impl PgHeld {
         Ok(taking)
     }
 
-    /// That there is a transaction. One that the driver has begun needs no question; of others the server knows:
-    /// a message of one statement that is a transaction of its own began with it.
+    /// Checks that a transaction is open. The driver knows of those that it has begun. For others the server decides:
+    /// outside a transaction, the start of the transaction is the receipt of the statement.
     pub(super) async fn inside(&self, connection: &mut PgConnection) -> Result<(), ClaimError> {
         if connection.is_in_transaction() {
             return Ok(());
@@ -72,7 +72,7 @@ impl PgHeld {
         check_transaction(self.executor().plain(connection, question.to_owned(), TAKE).await?.first())
     }
 
-    /// The order of rows, for which the table is looked at the first time.
+    /// Returns the order of rows. The first call reads the table's columns.
     async fn order(&self, connection: &mut PgConnection) -> Result<&RowOrder, ClaimError> {
         let read = async || {
             let columns = RowOrder::columns_query(self.parts())?;
@@ -81,8 +81,8 @@ impl PgHeld {
         self.sql.order.get_or_try_init(read).await
     }
 
-    /// With groups and preconditions, where an attempt may have to be undone. What is locked is passed over;
-    /// the next row is tried at once.
+    /// Takes rows with groups or preconditions, which might need a rollback of an attempt. Skips locked rows and
+    /// tries the next at once.
     async fn take_past_busy(
         &self,
         connection: &mut PgConnection,
@@ -111,7 +111,7 @@ impl PgHeld {
                     self.executor()
                         .plain(connection, "ROLLBACK TO SAVEPOINT leasehold_take".to_owned(), TAKE)
                         .await?;
-                    // One by one tells which it is.
+                    // One by one, to find the locked row.
                     let Some(passed) = passed.filter(|_| limit == 1) else {
                         limit = 1;
                         continue;
@@ -177,7 +177,7 @@ impl PgHeld {
         Ok(until_transaction_ends(taken))
     }
 
-    /// The last row behind `cursor` that waits for another.
+    /// Returns the cursor at the last row behind `cursor` that depends on another row.
     async fn waiting(
         &self,
         connection: &mut PgConnection,
@@ -196,8 +196,8 @@ impl PgHeld {
         rows.first().map(|row| cursor_of(row, order)).transpose()
     }
 
-    /// Keeps the rows that the claims wait for from being changed until the transaction ends; whether all are
-    /// still as they have to be. 55P03 where somebody is at one.
+    /// Locks the rows that the claims depend on against changes until the transaction ends. Returns whether all
+    /// preconditions are still met. Fails with 55P03 if another transaction has locked one.
     async fn lock_preconditions(
         &self,
         connection: &mut PgConnection,
@@ -221,8 +221,8 @@ impl PgHeld {
         Ok(true)
     }
 
-    /// A lease in a side table does not change the row, so that a row may have got one between the look at the
-    /// side table and the lock; in a statement after the lock it is seen.
+    /// Drops claims on rows that got a lease in a side table after the take had read it. A statement after the row
+    /// lock sees such leases, because they do not change the row.
     pub(super) async fn drop_leased(
         &self,
         connection: &mut PgConnection,
@@ -241,7 +241,7 @@ impl PgHeld {
     }
 }
 
-/// A statement with the values of the cursor at its end; what it is told is which of them are NULL.
+/// Builds a statement with the values of the cursor at its end. `make` gets the flags of NULL values.
 fn behind(
     order: &RowOrder,
     cursor: &Option<PassCursor>,
@@ -256,12 +256,12 @@ fn behind(
     Ok(query)
 }
 
-/// Without the row that only says what the transaction is fit for.
+/// Removes the row that only has the verdict on the transaction.
 pub(super) fn taken_rows(rows: &[PgRow]) -> impl Iterator<Item = &PgRow> {
     rows.iter().filter(|row| matches!(row.try_get::<Option<&str>, _>("id"), Ok(Some(_))))
 }
 
-/// They are held for as long as the transaction is open.
+/// Sets the lease to the longest time, because the rows are held until the transaction ends.
 pub(super) fn until_transaction_ends(mut taken: Taken) -> Taken {
     for claimed in &mut taken.claims {
         claimed.lease = std::time::Duration::MAX;
@@ -269,7 +269,7 @@ pub(super) fn until_transaction_ends(mut taken: Taken) -> Taken {
     taken
 }
 
-/// What is wrong with the transaction.
+/// Checks the verdict on the transaction.
 pub(super) fn check_transaction(row: Option<&PgRow>) -> Result<(), ClaimError> {
     let verdict: Option<String> =
         row.map_or(Ok(None), |row| row.try_get("verdict")).map_err(|error| failed(error, TAKE))?;

@@ -17,7 +17,7 @@ use crate::statements::parts::SqlParts;
 use crate::statements::query::failed;
 use crate::store::{ClaimRef, Outcome, Settled, Take, Taken};
 
-/// Spelled out, because the database may have other defaults.
+/// Explicit, because the database might have other defaults.
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
 
 const WORK: &str = "work on claimed rows";
@@ -26,7 +26,7 @@ const COMMIT_LOST: &str =
     "the commit was not confirmed, so it may have been carried out; look before doing the work again";
 
 impl PgHeld {
-    /// What is claimed.
+    /// Returns the spec of the claimed table.
     #[must_use]
     pub fn spec(&self) -> &ClaimSpec {
         &self.sql.parts.spec
@@ -36,23 +36,23 @@ impl PgHeld {
         &self.sql.parts
     }
 
-    /// The pool.
+    /// Returns the pool.
     #[must_use]
     pub fn pool(&self) -> &PgPool {
         self.table.pool()
     }
 
-    /// Opens a transaction at READ COMMITTED on a connection of the pool and takes rows in it. `None`, and the
-    /// end of it, when there are none that nobody else is at.
+    /// Opens a transaction at READ COMMITTED on a connection of the pool and takes rows in it. If no free row exists,
+    /// ends the transaction and returns `None`.
     ///
     /// # Errors
     ///
-    /// [`Busy`](ClaimError::Busy) when all that is left are rows that wait for one that is locked or not done
-    /// yet; else as [`take_in`](Self::take_in), and what keeps the pool from giving a connection.
+    /// - [`Busy`](ClaimError::Busy) if the remaining rows depend on a locked or unfinished row.
+    /// - The errors of [`take_in`](Self::take_in), and of the pool for a connection.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call takes nothing: its transaction is rolled back in the background.
+    /// If dropped, nothing is taken, because its transaction is rolled back in the background.
     pub async fn begin(&self, take: &Take) -> Result<Option<PgHold>, ClaimError> {
         match self.try_begin(take).await? {
             (None, TakeAttempt { busy: Some(what), .. }) => Err(ClaimError::Busy { what }),
@@ -60,7 +60,8 @@ impl PgHeld {
         }
     }
 
-    /// As [`begin`](Self::begin). If nothing was taken, returns what was seen, for the pass to go on behind it.
+    /// Takes as [`begin`](Self::begin) does. If nothing was taken, returns the attempt, so that the pass can go on
+    /// behind it.
     pub(super) async fn try_begin(&self, take: &Take) -> Result<(Option<PgHold>, TakeAttempt), ClaimError> {
         let mut transaction = self.open().await?;
         let taking = self.try_take(&mut transaction, take).await?;
@@ -76,53 +77,53 @@ impl PgHeld {
     pub(super) async fn open(&self) -> Result<Transaction<'static, Postgres>, ClaimError> {
         const DOING: &str = "begin a transaction";
         let acquired = bounded(self.table.limit(), DOING, self.pool().acquire()).await?;
-        // In a task, because the driver does not know of a `BEGIN` in flight: dropped here, the connection
-        // would be back in the pool with an open transaction.
+        // In a task, because the driver does not know of a `BEGIN` in flight. If it were dropped here, the connection
+        // would return to the pool with an open transaction.
         let begun = tokio::spawn(Transaction::begin(acquired, Some(SqlStr::from_static(BEGIN))));
         let begun = bounded(self.table.limit(), DOING, async { Ok(begun.await) }).await?;
         begun.map_err(|_| Error::closed())?.map_err(|error| ClaimError::of(error, DOING))
     }
 }
 
-/// An open transaction that holds rows. Do the work in it, through [`connection`](Self::connection);
+/// An open transaction that holds rows. Do the work through [`connection`](Self::connection),
 /// [`settle`](Self::settle) each claim and [`commit`](Self::commit).
 ///
-/// Dropping it, as any transaction of a pool inside the runtime, rolls back in the background: everything is as
-/// before. [`rollback`](Self::rollback) waits for it.
+/// Like any transaction of a pool, it rolls back in the background if it is dropped inside the runtime.
+/// [`rollback`](Self::rollback) waits for the rollback.
 pub struct PgHold {
     transaction: Transaction<'static, Postgres>,
     held: PgHeld,
     taken: Taken,
-    /// The caller has had the connection since the last statement that is known to have gone well.
+    /// Whether the caller has had the connection since the last successful statement.
     unsure: bool,
-    /// A statement was begun and not finished.
+    /// Whether a statement was started and not finished.
     broken: bool,
 }
 
 impl PgHold {
-    /// What was taken, and how far the pass has got.
+    /// Returns the taken claims and the position of the pass.
     #[must_use]
     pub fn taken(&self) -> &Taken {
         &self.taken
     }
 
-    /// The connection with the open transaction, for the work. Transactions begun on it, as with
-    /// [`sqlx::Connection::begin`], are savepoints. End the transaction by [`commit`](Self::commit) and
-    /// [`rollback`](Self::rollback) alone.
+    /// Returns the connection with the open transaction, for the work. Transactions begun on it, as with
+    /// [`sqlx::Connection::begin`], are savepoints. Only [`commit`](Self::commit) and [`rollback`](Self::rollback)
+    /// must end the transaction.
     pub fn connection(&mut self) -> &mut PgConnection {
         self.unsure = true;
         &mut self.transaction
     }
 
-    /// Writes how a claim ends; it counts when the transaction is committed. All rows of the claim or none.
+    /// Writes the end of a claim, which counts at the commit. Writes all rows of the claim or none.
     ///
     /// # Errors
     ///
-    /// As [`PgHeld::settle_in`].
+    /// The errors of [`PgHeld::settle_in`].
     ///
     /// # Cancel safety
     ///
-    /// After a dropped call the transaction can only be rolled back.
+    /// If dropped, the transaction can only be rolled back.
     pub async fn settle(&mut self, claim: &ClaimRef, outcome: &Outcome) -> Result<Settled, ClaimError> {
         self.sound()?;
         (self.broken, self.unsure) = (true, true);
@@ -133,23 +134,23 @@ impl PgHold {
         settled
     }
 
-    /// Commits: the work and its settlement are visible at once. Rows that were not settled are as before.
-    /// `Ok` means that it is there; the driver's own commit says so too of a transaction that has failed and
-    /// is rolled back.
+    /// Commits: the work and the ends of the claims become visible at once. Unsettled rows are unchanged. `Ok`
+    /// guarantees the commit, whereas the driver's own commit also succeeds for a failed transaction, which is rolled
+    /// back.
     ///
     /// # Errors
     ///
-    /// A store's [`Unavailable`](ErrorKind::Unavailable) when the transaction or its session had ended:
-    /// nothing of it is there. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown) when the connection failed
-    /// meanwhile. Else what the server answers.
+    /// A store's [`Unavailable`](ErrorKind::Unavailable) if the transaction or its session had ended: nothing was
+    /// written. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown) if the connection failed during the commit. The other
+    /// errors of the server.
     ///
     /// # Cancel safety
     ///
-    /// Dropped in between, it is committed or rolled back: look.
+    /// If dropped, the transaction is committed or rolled back: check the rows.
     pub async fn commit(mut self) -> Result<(), ClaimError> {
         self.sound()?;
         if self.unsure {
-            // Fails in a transaction that has failed.
+            // Fails if the transaction has failed.
             self.held.executor().plain(&mut self.transaction, "SELECT 1".to_owned(), "commit").await?;
         }
         match timeout(self.held.table.limit(), self.transaction.commit()).await {
@@ -164,25 +165,25 @@ impl PgHold {
         }
     }
 
-    /// Rolls back: everything is as before.
+    /// Rolls back: all rows are unchanged.
     ///
     /// # Errors
     ///
-    /// What kept the server from saying so; it rolls back in any case.
+    /// The errors of the server or the connection. The transaction is rolled back in any case.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call rolls back too.
+    /// If dropped, the transaction rolls back too.
     pub async fn rollback(self) -> Result<(), ClaimError> {
         bounded(self.held.table.limit(), "roll back", self.transaction.rollback()).await
     }
 
-    /// From here on the work is done.
+    /// Sets the savepoint before the work.
     pub(super) async fn begin_work(&mut self) -> Result<(), ClaimError> {
         self.plain("SAVEPOINT leasehold_work").await.map(drop)
     }
 
-    /// The same. Returns what another session needs to end the transaction.
+    /// Sets the savepoint. Returns the data that another session needs to end the transaction.
     pub(super) async fn begin_watched_work(&mut self) -> Result<OpenTransaction, ClaimError> {
         let text = format!("SAVEPOINT leasehold_work; {}", OpenTransaction::STATEMENT);
         let rows = self.plain(&text).await?;
@@ -190,7 +191,7 @@ impl PgHold {
         OpenTransaction::read(row).map_err(|error| failed(error, WORK))
     }
 
-    /// As if it had not been done; the rows stay held.
+    /// Rolls back the work. The rows stay held.
     pub(super) async fn undo_work(&mut self) -> Result<(), ClaimError> {
         self.plain("ROLLBACK TO SAVEPOINT leasehold_work").await.map(drop)
     }

@@ -1,4 +1,4 @@
-//! Taking the rows of groups, and rows of tenants that have a limit.
+//! Takes rows of groups, and rows of tenants that have a limit.
 
 use sqlx::postgres::PgRow;
 
@@ -13,7 +13,8 @@ use crate::statements::row::claims;
 use crate::statements::take::take_selected;
 use crate::store::{Claimed, Taken};
 
-/// A call looks so many times past groups that other workers have claimed. The pass goes on from there with the next call.
+/// The number of times that a call searches past groups that other workers have claimed. The next call of the pass
+/// goes on behind them.
 const LOOKS: usize = 8;
 
 impl PgClaims {

@@ -1,4 +1,4 @@
-//! Hearing of new work.
+//! Listens for new work.
 
 use std::time::Duration;
 
@@ -18,32 +18,32 @@ use crate::store::Wake;
 
 const LISTEN: &str = "listen for new work";
 
-/// How long a listener waits for its echo at most.
+/// The time limit of the test notification.
 const PROOF: Duration = Duration::from_secs(2);
 
-/// How often a listener asks its session whether it still listens: from once to twice this long apart, at random, so that
-/// the listeners of many processes do not ask together.
+/// The interval of checks whether the session still listens. It is once to twice this long, at random, so that
+/// listeners of many processes do not check together.
 const CHECK: Duration = Duration::from_secs(15);
 
-/// How long the session has for an answer at most.
+/// The time limit of the session's reply to a check.
 const ANSWER: Duration = Duration::from_secs(10);
 
 const POLLING: &str =
     "polling often until new work is announced; where a pooler is in between, say `behind_pooler`";
 
 impl PgClaims {
-    /// Wakes workers when the transaction that `connection` has open is committed: call it after the insert. A
-    /// rollback wakes nobody. Needed only where the migration makes no trigger for it
-    /// ([`notify_on_insert`](crate::ClaimSpecBuilder::notify_on_insert)). Commits that wake are carried out one after the
-    /// other by the server, so leave it out where many are made; polls find the work too.
+    /// Wakes workers when the open transaction of `connection` commits. Call it after the insert. A rollback wakes no
+    /// worker. Only needed if the migration makes no trigger for it
+    /// ([`notify_on_insert`](crate::ClaimSpecBuilder::notify_on_insert)). The server runs commits with notifications
+    /// one after the other, so leave the call out for frequent inserts. Polls find the work too.
     ///
     /// # Errors
     ///
-    /// What the server answers.
+    /// The errors of the server.
     ///
     /// # Cancel safety
     ///
-    /// After a dropped call the transaction can only be rolled back.
+    /// If dropped, the transaction can only be rolled back.
     pub async fn notify(&self, connection: &mut PgConnection) -> Result<(), ClaimError> {
         let sql = format!("SELECT pg_catalog.pg_notify($1::text, {})", inserted(self.spec().table()));
         let query = Query::new(sql).bind(self.spec().channel())?;
@@ -51,7 +51,7 @@ impl PgClaims {
         rows.map(|_| ()).map_err(|error| failed(error, "announce new work"))
     }
 
-    /// Wakes workers for rows that came back. They are back whether or not it succeeds, and polls find them.
+    /// Wakes workers for rows that came back. An error does not matter, because polls find the rows.
     pub(super) async fn announce_returned(&self) {
         let sql = format!("SELECT {}", notify_returned(self.spec()));
         if let Err(fault) = self.server().rows(&Query::new(sql)).await {
@@ -65,17 +65,17 @@ impl PgClaims {
 pub(super) struct PgWake {
     listener: PgListener,
     channel: String,
-    /// That the table is in, if it is known.
+    /// The schema of the table, if known.
     schema: Option<String>,
     announces: bool,
-    /// When the session is asked next.
+    /// The time of the next check.
     check: Instant,
-    /// How long it has for an answer.
+    /// The time limit of a check.
     limit: Duration,
 }
 
 impl PgWake {
-    /// Begins to listen for work on the table of `claims`.
+    /// Starts to listen for work on the table of `claims`.
     pub(super) async fn begin(claims: &PgClaims) -> Result<Self, ClaimError> {
         let server = claims.server();
         if server.pooled {
@@ -83,7 +83,7 @@ impl PgWake {
                 "behind a pooler in transaction mode nobody is told of new work; polls find it",
             ));
         }
-        // A connection of its own: one of the pool's would be missing there for ever.
+        // A separate connection, because the pool would lose one of its own indefinitely.
         let pool = PgPoolOptions::new()
             .max_connections(1)
             .max_lifetime(None)
@@ -94,7 +94,7 @@ impl PgWake {
         let begin = async {
             let mut listener = PgListener::connect_with(&pool).await?;
             listener.ignore_pool_close_event(true);
-            // Whoever connects again has to look, too.
+            // No silent reconnect, because notifications are lost meanwhile and the caller must check for work.
             listener.eager_reconnect(false);
             listener.listen(channel).await?;
             Ok(listener)
@@ -115,13 +115,14 @@ impl PgWake {
             Err(_) => tracing::warn!(store = %claims, "no notification came within {PROOF:?}; {POLLING}"),
         }
         if wake.schema.is_none() {
-            // The pool is busy. If the table is not found here either, the listener hears of those in all schemas.
+            // The pool is busy. If this connection does not find the table either, the listener accepts notifications
+            // of all schemas.
             wake.schema = wake.read_schema(claims).await;
         }
         Ok(wake)
     }
 
-    /// The schema of the table as the listener's own connection sees it.
+    /// Reads the table's schema on the listener's connection.
     async fn read_schema(&mut self, claims: &PgClaims) -> Option<String> {
         let sql = format!("SELECT {} AS schema", claims.spec().table().schema_sql());
         let query = sqlx::query(AssertSqlSafe(sql)).persistent(false);
@@ -129,9 +130,9 @@ impl PgWake {
         get(&row.ok()?.ok()?, "schema", LISTEN).ok()
     }
 
-    /// Where inserts are announced, sends a notification of its own, as they do: through the pool, which may lead
-    /// through a pooler that cannot listen, and whose connections may be set to another search path. Returns when it
-    /// has received that notification, or one of new work, or if neither can come.
+    /// Sends a test notification if inserts are announced. It goes through the pool, as inserts do, because the pool
+    /// might lead through a pooler that cannot listen, or use another search path. Returns after that notification or
+    /// one of new work, or if neither can come.
     async fn verify_delivery(&mut self, claims: &PgClaims) -> Result<(), ClaimError> {
         let echo = format!("{ECHO}{:016x}", fastrand::u64(..));
         let announces =
@@ -165,15 +166,15 @@ impl PgWake {
 
     async fn next(&mut self) -> Result<PgNotification, ClaimError> {
         let next = self.listener.try_recv().await.map_err(|error| failed(error, LISTEN))?;
-        // The driver would connect again, and nobody would look for what came meanwhile.
+        // The driver would reconnect, and nothing would check for work that came before.
         next.ok_or_else(|| {
             let message = "the connection that listened for new work has ended; listen again, and look then";
             Error::new(ErrorKind::Unavailable, message).into()
         })
     }
 
-    /// The next notification. A path that has died without a word looks like one on which nothing happens, so the session
-    /// is asked from time to time.
+    /// Returns the next notification. Checks the session from time to time, because a dead connection looks like an
+    /// idle one.
     async fn next_or_silence(&mut self) -> Result<PgNotification, ClaimError> {
         loop {
             let check = self.check;
@@ -189,8 +190,8 @@ impl PgWake {
         }
     }
 
-    /// Asks the session whether it still listens. Asking costs less than an echo: a transaction that notifies is written
-    /// to the log, and is heard by every listener of the table.
+    /// Checks whether the session still listens. A query is cheaper than a test notification, which is written to the
+    /// WAL and reaches every listener of the table.
     async fn ask(&mut self) -> Result<(), ClaimError> {
         let sql = format!(
             "SELECT {} IN (SELECT pg_catalog.pg_listening_channels()) AS listens",
@@ -198,7 +199,7 @@ impl PgWake {
         );
         let answer = timeout(self.limit, self.listener.fetch_one(raw_sql(AssertSqlSafe(sql)))).await;
         let row: PgRow = answer.map_err(|_| dead(self.limit))?.map_err(|error| failed(error, LISTEN))?;
-        // A pooler gives each transaction another session: there it never listened, and was not believed to.
+        // Behind a pooler the session never listened, and `announces` is false.
         if self.announces && !row.try_get_unchecked::<&str, _>("listens").is_ok_and(|listens| listens == "t")
         {
             let message = "the session that listened for new work does not listen any more; listen again, and look then";

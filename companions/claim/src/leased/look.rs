@@ -1,4 +1,4 @@
-//! Looking at the table: what is to be done, what is taken.
+//! Reads the state of the table: work to do, and rows that are taken.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,9 +16,9 @@ use crate::statements::row::{key_of, owner_of};
 use crate::store::{Stats, Take, TakenRow};
 
 impl PgClaims {
-    /// Whether there is a row that could be taken if no other worker had claimed it, also where the spec keeps no lease.
+    /// Returns whether a row could be taken if no other worker had claimed it. The spec needs no lease.
     pub(crate) async fn is_any_pending(&self, take: &Take) -> Result<bool, ClaimError> {
-        // Also says by what an index can be searched.
+        // The columns also decide which conditions an index can search.
         let order = self.order().await?;
         let request = TakeRequest::new(self.parts(), take)?;
         let sql = pending(self.parts(), order, &request);
@@ -28,7 +28,7 @@ impl PgClaims {
         get(first, "is_there", LOOK)
     }
 
-    /// The order of rows, for which the table is looked at the first time.
+    /// Returns the order of rows. The first call reads the table's columns.
     pub(super) async fn order(&self) -> Result<&RowOrder, ClaimError> {
         let read = async || {
             let rows = self.server().rows(&RowOrder::columns_query(self.parts())?).await;

@@ -1,4 +1,4 @@
-//! Going on with all rows but those that the table does not allow to be written.
+//! Goes on with all rows except those that the table refuses to write.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use crate::statements::query::Query;
 use crate::statements::requeue::{given_up, requeue};
 use crate::statements::row::key_of;
 
-/// How many rows more are looked at when some have to stay as they are.
+/// The number of further rows that are read if some cannot be written.
 pub(super) const BEYOND: i64 = 1_000;
 
 impl PgClaims {
-    /// The table does not allow one of the rows to be written: `all` lists those that are due, and `some` is carried out for
-    /// what stands between such rows. Errors are those of [`write_in_halves`](Self::write_in_halves).
+    /// Writes the due rows around those that the table refuses. `all` lists due rows, and `some` writes a part of
+    /// them. The errors are those of [`write_in_halves`](Self::write_in_halves).
     pub(super) async fn skip_refused(
         &self,
         doing: &'static str,
@@ -44,9 +44,9 @@ impl PgClaims {
         rows.iter().map(|row| key_of(self.parts(), row, doing)).collect()
     }
 
-    /// Carries out a statement for `keys` by halves, until each half is written or is one row that the table refuses.
-    /// `make` gets how many more rows are to be written, and for which keys. The error names the first row that was refused,
-    /// and is one only if no row at all was written.
+    /// Writes rows of `keys` by halves, until each half is written or is one refused row. `make` builds the statement
+    /// from the number of rows left to write and their keys. Returns an error with the first refused row only if no
+    /// row was written.
     pub(super) async fn write_in_halves(
         &self,
         doing: &'static str,
@@ -101,7 +101,8 @@ impl PgClaims {
         self.count_written(REQUEUE, keys, limit, make).await
     }
 
-    /// How many of these rows were written, at most `limit`: all in one statement, or without those that the table refuses.
+    /// Writes at most `limit` of these rows, in one statement or without the refused ones. Returns the number of
+    /// written rows.
     pub(super) async fn count_written(
         &self,
         doing: &'static str,
@@ -127,7 +128,7 @@ impl PgClaims {
     }
 }
 
-/// Each row once, because a statement writes a row once.
+/// Removes duplicates, because a statement writes a row once.
 pub(super) fn each_once(rows: &[RowKey]) -> Vec<RowKey> {
     rows.iter().collect::<HashSet<_>>().into_iter().cloned().collect()
 }

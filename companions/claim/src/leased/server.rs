@@ -1,4 +1,4 @@
-//! Statements on connections of the pool: bounded, and never on a connection that is in doubt.
+//! Runs statements on connections of the pool, with a time limit and never on a connection in an unknown state.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,21 +15,21 @@ use crate::error::{ClaimError, refuses_row};
 use crate::statements::BEGIN;
 use crate::statements::query::{Query, failed};
 
-/// How often a statement is tried that came into conflict with others.
+/// The number of tries of a statement that conflicts with others.
 const TRIES: u32 = 5;
 
-/// Why there is no answer.
+/// The reason why a statement has no result.
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// There was no connection, so nothing was sent.
+    /// The pool gave no connection, so nothing was sent.
     Unsent(sqlx::Error),
     Failed(sqlx::Error),
-    /// No answer within this time.
+    /// The server did not reply within this time.
     Silent(Duration),
 }
 
 impl Fault {
-    /// Whether it may have been carried out all the same.
+    /// Returns whether the statement might have been carried out.
     pub(super) fn is_unknown(&self) -> bool {
         match self {
             Self::Unsent(_) => false,
@@ -38,7 +38,7 @@ impl Fault {
         }
     }
 
-    /// Whether the table does not allow one of the rows to be written.
+    /// Returns whether the table refused to write one of the rows.
     pub(super) fn is_of_row(&self) -> bool {
         matches!(self, Self::Failed(error) if refuses_row(error))
     }
@@ -65,17 +65,16 @@ impl Fault {
     }
 }
 
-/// The server, as a pool of connections leads to it.
+/// The server behind a pool of connections.
 #[derive(Clone, Debug)]
 pub(super) struct Server {
     pub(super) pool: PgPool,
     pub(super) limit: Duration,
-    /// A pooler gives every transaction another session.
+    /// Whether a pooler gives each transaction another session.
     pub(super) pooled: bool,
-    /// Statements alone fail here: sessions are set to another isolation, or to read only.
+    /// Whether statements need an explicit transaction, because sessions have another isolation level or are read-only.
     explicit: Arc<AtomicBool>,
-    /// The number of an advisory lock, an expression. Statements are carried out only while no other session has the
-    /// lock, and answer nothing else.
+    /// SQL for the number of an advisory lock. Statements run only if the lock is free. Otherwise they return no rows.
     pub(super) turn: Option<Arc<str>>,
 }
 
@@ -84,7 +83,7 @@ impl Server {
         Self { pool, limit, pooled: false, explicit: Arc::default(), turn: None }
     }
 
-    /// Carries out one statement: alone, or where that does not work, in a transaction of its own.
+    /// Runs one statement: alone, or in an explicit transaction if that fails.
     pub(super) async fn rows(&self, query: &Query) -> Result<Vec<PgRow>, Fault> {
         let deadline = self.deadline();
         let mut tries = 1;
@@ -144,7 +143,7 @@ impl Server {
     }
 }
 
-/// A connection in use. Unless it is given back in order it is closed, because nobody knows what it is at.
+/// A connection in use. Unless it is released in a known state, it is closed on drop.
 pub(super) struct PooledSession {
     connection: Option<PoolConnection<Postgres>>,
     deadline: Instant,
@@ -173,7 +172,7 @@ impl PooledSession {
         self.judge(answer.ok()).await
     }
 
-    /// Tries to get the advisory lock, until the transaction ends.
+    /// Tries to get the advisory lock until the end of the transaction.
     async fn takes(&mut self, number: &str) -> Result<bool, Fault> {
         let sql = format!("SELECT pg_catalog.pg_try_advisory_xact_lock({number}) AS is_mine");
         let rows = self.rows(&Query::new(sql)).await?;
@@ -183,7 +182,7 @@ impl PooledSession {
 
     async fn run(&mut self, sql: &'static str) -> Result<(), Fault> {
         let deadline = self.deadline;
-        // Also where the server refuses what comes after the first word of it.
+        // Set before the reply, because the server might refuse only a later part of the text.
         self.in_transaction |= sql == BEGIN;
         let answer = timeout_at(deadline, self.connection()?.execute(raw_sql(sql))).await;
         self.judge(answer.ok()).await?;
@@ -203,7 +202,7 @@ impl PooledSession {
         Ok(())
     }
 
-    /// After a refusal by the server the connection is as good as before.
+    /// Releases the connection after a refusal by the server, because its state is known.
     async fn judge<T>(&mut self, answer: Option<Result<T, sqlx::Error>>) -> Result<T, Fault> {
         let error = match answer {
             None => return Err(Fault::Silent(self.limit)),
@@ -216,7 +215,8 @@ impl PooledSession {
                 if self.in_transaction {
                     return connection.execute(raw_sql("ROLLBACK")).await.map(drop);
                 }
-                // The server answers before it lets go of the rows: whoever looks next would find them locked.
+                // The server replies before it releases the row locks, so the next statement would find the rows
+                // locked.
                 connection.ping().await
             };
             if matches!(timeout_at(self.deadline, undone).await, Ok(Ok(()))) {

@@ -1,4 +1,4 @@
-//! Ending claims: each as a whole or not at all.
+//! Ends claims, each as a whole or not at all.
 
 use sqlx::PgConnection;
 use sqlx::postgres::PgRow;
@@ -13,7 +13,8 @@ use crate::statements::settled::{ClaimParameters, lost, nowhere, whole, written}
 use crate::store::{ClaimRef, Outcome, Settled};
 
 impl PgClaims {
-    /// Writes claims that end alike in one statement. If a constraint is against one of them, writes each on its own.
+    /// Writes claims with the same ending in one statement. If a constraint refuses one of them, writes each
+    /// separately.
     pub(super) async fn settle_alike(
         &self,
         ending: &Ending,
@@ -43,7 +44,7 @@ impl PgClaims {
         self.answers_of(&rows, settlements, members).await
     }
 
-    /// From the rows that were written to answers; looks at the others to say what became of them.
+    /// Converts written rows to results. Reads the other rows for their errors.
     async fn answers_of(
         &self,
         rows: &[PgRow],
@@ -75,21 +76,20 @@ impl PgClaims {
         Ok(answers)
     }
 
-    /// Ends a claim in the transaction that `connection` has open, together with the work: both count when it
-    /// is committed, or neither. Until then the rows are locked, so that nobody sweeps or takes them, even if
-    /// the lease ends meanwhile.
+    /// Ends a claim in the open transaction of `connection`, together with the work: both count at its commit, or
+    /// neither. Until then the rows are locked, so no other worker sweeps or takes them, even if the lease ends.
     ///
-    /// Do it first, and the work knows that it is not late.
+    /// Call it before the work, because an error then shows early that the claim is lost.
     ///
     /// # Errors
     ///
-    /// [`Superseded`](ClaimError::Superseded) when the claim has lost one of its rows: nothing was written; roll
-    /// back. Else as [`ClaimStore::settle`](crate::ClaimStore::settle) for one claim; after an error of the server the transaction can only
-    /// be rolled back.
+    /// - [`Superseded`](ClaimError::Superseded) if the claim has lost a row. Nothing was written: roll back.
+    /// - The errors of [`ClaimStore::settle`](crate::ClaimStore::settle) for one claim. After an error of the server
+    ///   the transaction can only be rolled back.
     ///
     /// # Cancel safety
     ///
-    /// After a dropped call the transaction can only be rolled back.
+    /// If dropped, the transaction can only be rolled back.
     pub async fn settle_in(
         &self,
         connection: &mut PgConnection,
@@ -137,7 +137,7 @@ impl PgClaims {
         wanted.bind(sql, true)
     }
 
-    /// What has become of the rows of claims.
+    /// Builds the statement that reads the rows of claims.
     fn probe(&self, wanted: ClaimParameters) -> Result<Query, ClaimError> {
         let sql = self.remembered("probe".to_owned(), || probe(self.parts()));
         wanted.bind(sql, false)

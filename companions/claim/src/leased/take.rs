@@ -1,4 +1,4 @@
-//! Taking rows: one statement, or for groups and tenants a transaction of three.
+//! Takes rows in one statement, or for groups and tenants in a transaction of three.
 
 use std::sync::Arc;
 
@@ -17,13 +17,12 @@ use crate::statements::row::{cursor_of, key_of, taken};
 use crate::statements::take::{put_back, take_alone};
 use crate::store::{Excluded, PassCursor, RefusedRow, Take, Taken};
 
-/// How many rows are looked at, at the most, when some cannot be taken.
+/// The largest number of rows that are tried after a refusal.
 const NARROWED: u32 = 128;
 
 impl PgClaims {
-    /// Takes rows after the table did not allow one of them to be written: half as many are tried, and half of those,
-    /// until some are taken or one is left, which is passed over. That takes as many statements as the number of rows has
-    /// bits.
+    /// Takes rows after the table refused one. Tries half as many rows, and again half, until some are taken or a
+    /// single one is refused and skipped. The number of statements is logarithmic in the number of rows.
     pub(super) async fn take_narrowed(&self, take: &Take, mut fault: TakeFault) -> Result<Taken, ClaimError> {
         let mut narrowed = take.clone();
         while fault.is_of_row {
@@ -42,8 +41,8 @@ impl PgClaims {
         Err(fault.error)
     }
 
-    /// Takes rows, and puts back those of which the answer was lost. With `named`, reads their keys first, so that a fault
-    /// says which rows were tried.
+    /// Takes rows, and puts them back if the reply was lost. With `named`, reads their keys first, so that a fault
+    /// lists the tried rows.
     pub(super) async fn try_take(&self, take: &Take, named: bool) -> Result<Taken, TakeFault> {
         let order = self.order().await?;
         let request = TakeRequest::new(self.parts(), take)?;
@@ -74,7 +73,7 @@ impl PgClaims {
         Ok(taken(self.parts(), &rows.await?, request, order)?)
     }
 
-    /// Takes those of the first rows that nobody has locked. The cursor is past all of them.
+    /// Takes the unlocked rows among the first ones. The cursor is behind all of them.
     async fn take_named(&self, request: &TakeRequest<'_>, order: &RowOrder) -> Result<Taken, TakeFault> {
         let parts = self.parts();
         let rows = self.behind(request, order, |nulls| first(parts, order, request, nulls).into()).await?;
@@ -82,7 +81,7 @@ impl PgClaims {
         let cursor = rows.last().map(|row| cursor_of(row, order)).transpose()?;
         let mut take = request.take.clone();
         (take.only, take.excluded) = (Some(keys.clone()), Excluded::default());
-        // Under the same batch, by which claims are found whose outcome is unknown.
+        // The same batch, which identifies claims with an unknown outcome.
         let request = TakeRequest { take: &take, from: request.from, batch: request.batch };
         let mut taken = match self.take_alone(&request, order).await {
             Ok(taken) => taken,
@@ -96,14 +95,14 @@ impl PgClaims {
         Ok(taken)
     }
 
-    /// Puts back everything that a batch has taken.
+    /// Puts back all rows of a batch.
     async fn put_back(&self, request: &TakeRequest<'_>) -> Result<(), ClaimError> {
         let Some(sql) = put_back(self.parts()) else { return Ok(()) };
         let query = Query::new(sql).bind(i64::from(request.take.limit))?.bind(request.batch.to_string())?;
         self.server().rows(&query).await.map(drop).map_err(|fault| fault.error(TAKE))
     }
 
-    /// The rows of a statement with the values of the cursor at its end; `make` is told which of them are NULL.
+    /// Runs a statement with the values of the cursor at its end. `make` gets the flags of NULL values.
     async fn behind(
         &self,
         request: &TakeRequest<'_>,
@@ -121,21 +120,21 @@ impl PgClaims {
     }
 }
 
-/// Why rows were not taken.
+/// The reason why no rows were taken.
 pub(super) struct TakeFault {
     error: ClaimError,
-    /// Whether they may be all the same.
+    /// Whether they might have been taken.
     may_be_taken: bool,
-    /// Whether the table does not allow one of them to be written.
+    /// Whether the table refused to write one of them.
     is_of_row: bool,
-    /// Which were to be taken, with their groups, where that is known.
+    /// The tried rows with their groups, if known.
     tried: Vec<(RowKey, Option<Arc<str>>)>,
-    /// How far the pass had got.
+    /// The position of the pass.
     cursor: Option<PassCursor>,
 }
 
 impl From<ClaimError> for TakeFault {
-    /// The answer was not understood, after the rows were taken.
+    /// Converts an error of parsing the reply, after the rows were taken.
     fn from(error: ClaimError) -> Self {
         Self { error, may_be_taken: true, is_of_row: false, tried: Vec::new(), cursor: None }
     }
@@ -157,7 +156,7 @@ impl TakeFault {
         self.error
     }
 
-    /// The first rows of groups, or rows of tenants, were tried.
+    /// Adds the tried rows: the first of each group, or rows of tenants.
     pub(super) fn with(fault: Fault, search: &Search<'_>, tried: &[Candidate]) -> Self {
         let group = |one: &Candidate| {
             one.group.as_deref().filter(|_| search.selection.parts.inner().grouped).map(Arc::from)
@@ -167,7 +166,7 @@ impl TakeFault {
         Self { tried, cursor: search.cursor.clone(), ..Self::from(fault) }
     }
 
-    /// Puts back what may have been taken without anybody knowing of it. If that fails too, the lease ends.
+    /// Puts back rows that might have been taken without a reply. If that fails too, their lease ends.
     async fn undone(self, claims: &PgClaims, request: &TakeRequest<'_>) -> Self {
         if self.may_be_taken && claims.parts().inner().owner_sequence.is_none() {
             let undone = claims.put_back(request).await.is_ok();

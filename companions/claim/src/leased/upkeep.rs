@@ -1,4 +1,4 @@
-//! What claimers do in the background for all who use the table: sweeping leases, and purging rows.
+//! The background work of claimers for all users of the table: sweeping and purging.
 
 use std::time::Duration;
 
@@ -14,18 +14,18 @@ use crate::store::Swept;
 
 const LOOK: &str = "look when the next lease ends";
 
-/// No group has this name, because no text of the server has a NUL.
+/// No group has this name, because the server's text cannot contain NUL.
 const TURN: &str = "\0upkeep";
 
 impl PgClaims {
-    /// The same claims, which do upkeep only while no other process is at it.
+    /// Returns a clone that does upkeep only while no other process does.
     pub(super) fn in_turn(&self) -> Self {
         let mut claims = self.clone();
         claims.server.turn = Some(group_number_sql(&self.spec().table().oid_sql(), TURN).into());
         claims
     }
 
-    /// In how long the first lease ends; zero where there is something to sweep.
+    /// Returns the time until the first lease ends, or zero if a sweep has work.
     pub(super) async fn next_end(&self) -> Result<Option<Duration>, ClaimError> {
         self.spec().needs_lease()?;
         let sql = self.remembered("next end".to_owned(), || next_end(self.parts()));

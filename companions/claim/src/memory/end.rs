@@ -1,4 +1,4 @@
-//! How claims end: settling, and what does not match.
+//! Ends claims, and finds rows that a claim has lost.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use crate::spec::states::State;
 use crate::spec::{Inner, Retention};
 use crate::store::{ClaimRef, Outcome, Settled};
 
-/// The rows as they are after a settlement; `None` for one that is deleted.
+/// The rows after a settlement, `None` for a deleted one.
 #[derive(Debug)]
 pub(super) struct EndedRows {
     pub(super) rows: Vec<(RowKey, Option<MemoryRow>)>,
     pub(super) settled: Settled,
 }
 
-/// What a claim has lost.
+/// A row that a claim has lost.
 #[derive(Debug)]
 pub(super) struct LostRow {
     pub(super) row: RowKey,
@@ -33,7 +33,7 @@ impl From<LostRow> for ClaimError {
     }
 }
 
-/// The first row that is not the claim's any more.
+/// Returns the first row that the claim has lost.
 pub(super) fn lost<'a>(
     spec: &Inner,
     claim: &ClaimRef,
@@ -57,7 +57,7 @@ fn is_of(spec: &Inner, row: &MemoryRow, owner: OwnerToken, epoch: i64) -> bool {
     row.owner == Some(owner) && row.epoch == epoch && spec.is_taken(row)
 }
 
-/// The claim's rows, which are still its own, after `outcome`.
+/// Returns the claim's rows after `outcome`. The claim must still have them.
 pub(super) fn end(
     spec: &Inner,
     rows: Vec<MemoryRow>,
@@ -139,7 +139,7 @@ fn put_off(spec: &Inner, row: &mut MemoryRow, pause: Duration, now: Micros) -> R
     Ok(())
 }
 
-/// Where a row goes that is to be tried again, if it can.
+/// Returns the state of a row that is tried again or becomes exhausted.
 pub(super) fn back(spec: &Inner, row: &MemoryRow) -> State {
     let home = spec.states.home();
     let exhausted = spec.states.exhausted.as_ref().filter(|_| !Inner::has_attempts(row));

@@ -1,4 +1,4 @@
-//! The order in which rows are taken, and the cursor that a pass draws in it.
+//! The order of rows, and the cursor of a pass.
 
 use std::cmp::Ordering;
 
@@ -12,7 +12,7 @@ use crate::spec::ids::{RowId, RowKey};
 use crate::spec::{Inner, OrderType};
 use crate::store::PassCursor;
 
-/// What a row is ordered by: the columns of the order, the id, the queue. Total.
+/// The sort key of a row: the columns of the order, the id, the queue. Total.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct OrderKey {
     columns: Vec<Part>,
@@ -25,7 +25,7 @@ struct Part {
     descending: bool,
 }
 
-/// NULL comes last, and first in descending order, as on the server.
+/// A value of the order. NULL comes last, and first in descending order, as on the server.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Sort {
     Int(i64),
@@ -69,14 +69,14 @@ impl OrderKey {
         Ok(Self { columns, key: row.key.clone() })
     }
 
-    /// The cursor at this place.
+    /// Returns the cursor at this key.
     pub(super) fn cursor(&self, spec: &Inner) -> PassCursor {
         let columns = self.columns.iter().map(|part| part.value.text());
         let queue = spec.queue.as_ref().map(|_| self.key.queue.as_deref().unwrap_or("").to_owned());
         PassCursor(columns.chain(Some(self.key.id.to_string())).chain(queue).collect())
     }
 
-    /// The place of a cursor that this table has drawn.
+    /// Parses a cursor of this table.
     pub(super) fn at(spec: &Inner, cursor: &PassCursor) -> Result<Self, ClaimError> {
         let foreign = || ClaimError::spec("the cursor is of another table; begin the pass anew");
         let parts = &cursor.0;
@@ -106,7 +106,7 @@ impl Sort {
         }
     }
 
-    /// With a sign in front, so that no text is taken for NULL.
+    /// Formats the value with a prefix, because an empty text stands for NULL.
     fn text(&self) -> String {
         match self {
             Self::Int(number) => format!("={number}"),

@@ -1,4 +1,4 @@
-//! Which rows a claim takes.
+//! Picks the rows of claims.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::spec::states::State;
 use crate::spec::{Inner, Tracking};
 use crate::store::{ClaimRef, Claimed, ClaimedRow, PassCursor, Take};
 
-/// What a statement has picked.
+/// The rows that a call has picked.
 #[derive(Debug, Default)]
 pub(super) struct Picked {
     /// The rows of each claim, in order.
@@ -25,7 +25,7 @@ pub(super) struct Picked {
     pub(super) cursor: Option<PassCursor>,
 }
 
-/// Looks at the rows in order, until there are enough. Changes nothing.
+/// Picks rows in order up to the limit. Changes nothing.
 pub(super) fn pick(
     spec: &Inner,
     table: &TableState,
@@ -55,7 +55,7 @@ pub(super) fn pick(
                 seen.insert(tenant.clone());
                 continue;
             }
-            // What is locked is not seen at all, as with SKIP LOCKED.
+            // Locked rows are invisible, as with SKIP LOCKED.
             if table.locks.is_free(&place.key) {
                 if let Some(tenant) = tenant {
                     *at_work.entry(tenant).or_default() += 1;
@@ -81,7 +81,7 @@ pub(super) fn pick(
     Ok(picked)
 }
 
-/// What of the row has a limit.
+/// Returns the value of the limited column.
 pub(super) fn tenant(spec: &Inner, row: &MemoryRow) -> Option<Arc<str>> {
     match row.get(spec, &spec.limit.as_ref()?.column) {
         Value::Null => None,
@@ -90,7 +90,7 @@ pub(super) fn tenant(spec: &Inner, row: &MemoryRow) -> Option<Arc<str>> {
     }
 }
 
-/// How many rows of each tenant are worked on, under leases and in open transactions.
+/// Counts the rows of each tenant in progress, under leases and in open transactions.
 fn at_work(spec: &Inner, table: &TableState, now: Micros) -> HashMap<Arc<str>, u32> {
     let taken = table.rows.values().filter(|row| spec.is_taken(row) && spec.takeable(row, now).is_none());
     let mut counts = HashMap::new();
@@ -100,12 +100,12 @@ fn at_work(spec: &Inner, table: &TableState, now: Micros) -> HashMap<Arc<str>, u
     counts
 }
 
-/// Whether a claim could take the row but for others who are at it.
+/// Returns whether a claim could take the row if other workers had not claimed it.
 pub(super) fn is_ready(spec: &Inner, siblings: &Siblings, row: &MemoryRow, take: &Take, now: Micros) -> bool {
     is_open(spec, row, take, now) && siblings.standing(spec, row) == Readiness::Ready
 }
 
-/// Whether a claim could take the row but for others who are at it, or at one that it waits for.
+/// Returns whether a claim could take the row if other workers had claimed neither the row nor one that it depends on.
 pub(super) fn is_pending(
     spec: &Inner,
     siblings: &Siblings,
@@ -123,7 +123,7 @@ fn is_open(spec: &Inner, row: &MemoryRow, take: &Take, now: Micros) -> bool {
         && !is_left_alone(spec, row, take)
 }
 
-/// Whether the claimer does not want it now.
+/// Returns whether the request excludes the row.
 fn is_left_alone(spec: &Inner, row: &MemoryRow, take: &Take) -> bool {
     let is_wanted = take.only.as_ref().is_none_or(|only| only.contains(&row.key));
     let group = row.group().filter(|_| spec.grouped);
@@ -132,14 +132,15 @@ fn is_left_alone(spec: &Inner, row: &MemoryRow, take: &Take) -> bool {
         || group.is_some_and(|group| take.excluded.groups.contains(&group))
 }
 
-/// The same, or later.
+/// Returns whether a claim could take the row now or later.
 pub(super) fn is_outstanding(spec: &Inner, row: &MemoryRow, take: &Take, now: Micros) -> bool {
     let wanted = |state: &&State| take.from.is_empty() || take.from.contains(state);
     let in_queue = take.queue.is_none() || take.queue == row.key.queue;
     in_queue && spec.takeable(row, now).filter(wanted).is_some() && Inner::has_attempts(row)
 }
 
-/// The ready rows of a group, as many as one claim takes, in order; `None` if somebody is at it.
+/// Returns the ready rows of a group in order, up to the limit of a claim. `None` if another worker has claimed the
+/// group.
 fn whole_group(
     spec: &Inner,
     table: &TableState,
@@ -160,7 +161,7 @@ fn whole_group(
     Ok(rows.iter().all(|row| table.locks.is_free(row)).then_some(rows))
 }
 
-/// The rows of one claim as they are while it has them, and the claim.
+/// Returns the rows of one claim in their claimed state, and the claim.
 pub(super) fn claim(
     spec: &Inner,
     table: &mut TableState,
@@ -206,12 +207,12 @@ fn begin(spec: &Inner, row: &mut MemoryRow, owner: OwnerToken, now: Micros, last
     }
 }
 
-/// How long a lease of the row lasts.
+/// Returns the lease of the row.
 pub(super) fn lasts(spec: &Inner, row: &MemoryRow, lease: Duration) -> Duration {
     own(spec, row).unwrap_or(lease)
 }
 
-/// The timeout that the row has of its own.
+/// Returns the timeout in the row's own column.
 fn own(spec: &Inner, row: &MemoryRow) -> Option<Duration> {
     let own = row.timeout.filter(|_| spec.timeout.is_some()).and_then(|seconds| u64::try_from(seconds).ok());
     own.filter(|seconds| *seconds > 0).map(Duration::from_secs)

@@ -1,4 +1,4 @@
-//! A row of a table in memory.
+//! Rows of a table in memory.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::spec::ids::{IdType, OwnerToken, RowId, RowKey};
 use crate::spec::states::{State, StateType};
 use crate::spec::{Inner, Tracking};
 
-/// A row of [`MemoryClaims`](crate::MemoryClaims): one to insert, or a copy of one that is there.
+/// A row of [`MemoryClaims`](crate::MemoryClaims): one to insert, or a copy of an inserted one.
 ///
 /// ```
 /// use leasehold_claim::MemoryRow;
@@ -24,7 +24,7 @@ use crate::spec::{Inner, Tracking};
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemoryRow {
     pub(super) key: RowKey,
-    /// `None` only before it is inserted.
+    /// `None` only before the insert.
     pub(super) state: Option<State>,
     pub(super) group: Value,
     pub(super) kind: Option<Arc<str>>,
@@ -37,12 +37,12 @@ pub struct MemoryRow {
     pub(super) ready_at: Option<Micros>,
     pub(super) timeout: Option<i32>,
     pub(super) error: Option<String>,
-    /// Those that the spec gives no meaning to.
+    /// Columns to which the spec gives no other meaning.
     pub(super) columns: BTreeMap<String, Value>,
 }
 
 impl MemoryRow {
-    /// The row `id`, in the state to which rows return, of no group, and of unlimited attempts.
+    /// Builds row `id` in the state to which rows return, without a group and with unlimited attempts.
     pub fn new(id: impl Into<RowId>) -> Self {
         Self {
             key: RowKey::new(id),
@@ -62,75 +62,75 @@ impl MemoryRow {
         }
     }
 
-    /// In this queue. Needed where the spec has queues.
+    /// Sets the queue. Required if the spec has queues.
     #[must_use]
     pub fn with_queue(mut self, queue: impl Into<Arc<str>>) -> Self {
         self.key.queue = Some(queue.into());
         self
     }
 
-    /// In this state.
+    /// Sets the state.
     #[must_use]
     pub fn with_state(mut self, state: impl Into<State>) -> Self {
         self.state = Some(state.into());
         self
     }
 
-    /// Of this group.
+    /// Sets the group.
     #[must_use]
     pub fn with_group(mut self, group: impl Into<Value>) -> Self {
         self.group = group.into();
         self
     }
 
-    /// Of this kind.
+    /// Sets the kind.
     #[must_use]
     pub fn with_kind(mut self, kind: impl Into<Arc<str>>) -> Self {
         self.kind = Some(kind.into());
         self
     }
 
-    /// With so many attempts left.
+    /// Sets the number of attempts left.
     #[must_use]
     pub fn with_attempts(mut self, left: i32) -> Self {
         self.attempts = Some(left);
         self
     }
 
-    /// Not taken before this time.
+    /// Sets the time before which the row is not taken.
     #[must_use]
     pub fn with_ready_at(mut self, time: SystemTime) -> Self {
         self.ready_at = Some(time::micros(time));
         self
     }
 
-    /// With a lease of its own, in seconds.
+    /// Sets the row's own lease, in seconds.
     #[must_use]
     pub fn with_timeout_seconds(mut self, seconds: i32) -> Self {
         self.timeout = Some(seconds);
         self
     }
 
-    /// With a column that the spec gives no meaning to but order or work.
+    /// Sets a column that the spec uses only for order or work.
     #[must_use]
     pub fn with_column(mut self, name: impl Into<String>, value: Value) -> Self {
         self.columns.insert(name.into(), value);
         self
     }
 
-    /// Which row.
+    /// Returns the key.
     #[must_use]
     pub fn key(&self) -> &RowKey {
         &self.key
     }
 
-    /// Its state; `None` before it is inserted, if none was given.
+    /// Returns the state, or `None` before the insert if none was set.
     #[must_use]
     pub fn state(&self) -> Option<&State> {
         self.state.as_ref()
     }
 
-    /// Its group, as text.
+    /// Returns the group as text.
     #[must_use]
     pub fn group(&self) -> Option<Arc<str>> {
         match &self.group {
@@ -140,67 +140,67 @@ impl MemoryRow {
         }
     }
 
-    /// Its kind.
+    /// Returns the kind.
     #[must_use]
     pub fn kind(&self) -> Option<&str> {
         self.kind.as_deref()
     }
 
-    /// How often it can still be tried; `None` means without limit.
+    /// Returns the number of attempts left, or `None` without a limit.
     #[must_use]
     pub fn attempts_left(&self) -> Option<i32> {
         self.attempts
     }
 
-    /// Who has it.
+    /// Returns the owner.
     #[must_use]
     pub fn owner(&self) -> Option<OwnerToken> {
         self.owner
     }
 
-    /// Its epoch; 0 if it has none.
+    /// Returns the epoch, or 0 without one.
     #[must_use]
     pub fn epoch(&self) -> i64 {
         self.epoch
     }
 
-    /// Until when its lease lasts.
+    /// Returns the end of the lease.
     #[must_use]
     pub fn lease_until(&self) -> Option<SystemTime> {
         self.until.map(time::time)
     }
 
-    /// Since when it is taken.
+    /// Returns the time at which the row was taken.
     #[must_use]
     pub fn taken_at(&self) -> Option<SystemTime> {
         self.taken_at.map(time::time)
     }
 
-    /// When it was settled.
+    /// Returns the time at which the row was settled.
     #[must_use]
     pub fn settled_at(&self) -> Option<SystemTime> {
         self.settled_at.map(time::time)
     }
 
-    /// Before when it is not taken.
+    /// Returns the time before which the row is not taken.
     #[must_use]
     pub fn ready_at(&self) -> Option<SystemTime> {
         self.ready_at.map(time::time)
     }
 
-    /// The message of its last failure.
+    /// Returns the message of the last failure.
     #[must_use]
     pub fn error(&self) -> Option<&str> {
         self.error.as_deref()
     }
 
-    /// A column that the spec gives no meaning to but order or work.
+    /// Returns a column that the spec uses only for order or work.
     #[must_use]
     pub fn column(&self, name: &str) -> Option<&Value> {
         self.columns.get(name)
     }
 
-    /// From the columns as an object.
+    /// Builds a row from an object of columns.
     pub(super) fn from_columns(spec: &Inner, columns: Map<String, Value>) -> Result<Self, ClaimError> {
         let name = spec.id.as_str();
         let id =
@@ -212,7 +212,7 @@ impl MemoryRow {
         Ok(row)
     }
 
-    /// The value of any column, as the server's JSON.
+    /// Returns the value of any column, as the server's JSON.
     pub(super) fn get(&self, spec: &Inner, column: &Column) -> Value {
         let name = column.as_str();
         match Meaning::of(spec, name) {
@@ -237,7 +237,7 @@ impl MemoryRow {
         }
     }
 
-    /// Changes any column but the id.
+    /// Sets any column except the id.
     pub(super) fn set(&mut self, spec: &Inner, name: &str, value: Value) -> Result<(), ClaimError> {
         let wrong = |value: &Value| ClaimError::spec(format!("{value} is no value for the column {name}"));
         match Meaning::of(spec, name) {
@@ -266,7 +266,7 @@ impl MemoryRow {
         Ok(())
     }
 
-    /// What the constraints of a well-kept table would refuse.
+    /// Checks the row as the constraints of a well-kept table would.
     pub(super) fn check(&mut self, spec: &Inner) -> Result<(), ClaimError> {
         if self.key.id.kind() != spec.id_type {
             return Err(ClaimError::spec(format!(
@@ -289,7 +289,7 @@ impl MemoryRow {
     }
 }
 
-/// What a column is to the spec.
+/// The meaning of a column in the spec.
 enum Meaning {
     Id,
     Queue,

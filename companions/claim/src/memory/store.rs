@@ -1,4 +1,4 @@
-//! The calls of a store of claims.
+//! The calls of the store in memory.
 
 use std::time::Duration;
 
@@ -180,7 +180,7 @@ impl MemoryClaims {
         Renewal::Renewed
     }
 
-    /// As an UPDATE does, it waits for transactions that have one of the rows locked.
+    /// Settles one claim. As an UPDATE does, waits for transactions that have locked one of the rows.
     async fn settle_one(&self, claim: &ClaimRef, outcome: &Outcome) -> Result<Settled, ClaimError> {
         let mut ended = self.shared.ended.subscribe();
         let deadline = tokio::time::Instant::now() + LONGEST_WAIT;
@@ -199,7 +199,7 @@ impl MemoryClaims {
 
     fn settle_now(&self, claim: &ClaimRef, outcome: &Outcome) -> Result<Settled, ClaimError> {
         let (spec, mut table) = (self.inner(), self.table());
-        // What is lost already is not waited for.
+        // A lost row is reported without a wait.
         if let Some(lost) = lost(spec, claim, |key| table.rows.get(key)) {
             return Err(lost.into());
         }

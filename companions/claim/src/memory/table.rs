@@ -1,4 +1,4 @@
-//! The table itself: rows, locks, sequences, and what a row's columns say about it.
+//! The table in memory: rows, locks, sequences, and the meaning of a row's columns.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
@@ -24,7 +24,7 @@ pub(super) struct TableState {
 }
 
 impl TableState {
-    /// The owner of one more claim.
+    /// Returns the owner of a new claim.
     pub(super) fn owner(&mut self, spec: &Inner) -> OwnerToken {
         if spec.owner_sequence.is_some() {
             self.owners += 1;
@@ -34,7 +34,7 @@ impl TableState {
         }
     }
 
-    /// The epoch that comes after `epoch` of a row.
+    /// Returns the epoch after `epoch` of a row.
     pub(super) fn epoch(&mut self, spec: &Inner, epoch: i64) -> i64 {
         let sequence = spec.epoch_sequence.is_some() || matches!(spec.tracking, Tracking::Side(_));
         match (&spec.tracking, sequence) {
@@ -52,12 +52,12 @@ impl TableState {
     }
 }
 
-/// Who has what locked. As on the server, a lock ends with its transaction and not before.
+/// The locks of transactions. As on the server, a lock ends only with its transaction.
 #[derive(Debug, Default)]
 pub(super) struct Locks {
     rows: HashMap<RowKey, Lock>,
     groups: HashMap<Arc<str>, Transaction>,
-    /// One for each row of a tenant that has a limit.
+    /// A place for each held row of a tenant that has a limit.
     places: Vec<(Arc<str>, Transaction)>,
     transactions: Transaction,
 }
@@ -74,17 +74,17 @@ impl Locks {
         self.transactions
     }
 
-    /// Whether nobody has locked the row, so that it can be changed.
+    /// Returns whether the row is not locked, so that it can be changed.
     pub(super) fn is_free(&self, row: &RowKey) -> bool {
         !self.rows.contains_key(row)
     }
 
-    /// Whether nobody is changing the row.
+    /// Returns whether the row has no exclusive lock.
     pub(super) fn is_free_to_share(&self, row: &RowKey) -> bool {
         self.rows.get(row).is_none_or(|lock| lock.exclusive.is_none())
     }
 
-    /// Locks the row, which is free, against everybody else.
+    /// Locks a free row exclusively.
     pub(super) fn lock(&mut self, row: &RowKey, by: Transaction) {
         self.rows.entry(row.clone()).or_default().exclusive = Some(by);
     }
@@ -106,7 +106,7 @@ impl Locks {
         self.places.push((tenant, by));
     }
 
-    /// The tenants of all places that are taken.
+    /// Lists the tenants of all taken places.
     pub(super) fn places(&self) -> impl Iterator<Item = &Arc<str>> {
         self.places.iter().map(|(tenant, _)| tenant)
     }
@@ -123,9 +123,9 @@ impl Locks {
     }
 }
 
-/// What the columns of one row say.
+/// Reads the meaning of a row's columns.
 impl Inner {
-    /// Whether somebody has the row, under a lease that may have ended.
+    /// Returns whether the row has a lease, ended or not.
     pub(super) fn is_taken(&self, row: &MemoryRow) -> bool {
         match &self.states.taken {
             Some(taken) => row.state.as_ref() == Some(taken),
@@ -140,7 +140,7 @@ impl Inner {
         row.until.is_some_and(|until| until <= now)
     }
 
-    /// The state from which the row could be taken, whatever else keeps it from that.
+    /// Returns the state from which the row could be taken, regardless of other conditions.
     pub(super) fn takeable<'a>(&'a self, row: &'a MemoryRow, now: Micros) -> Option<&'a State> {
         if self.is_taken(row) {
             let back =
@@ -158,14 +158,14 @@ impl Inner {
         self.states.failed.is_some() && row.state == self.states.failed
     }
 
-    /// Whether the row lies there, or says, that it has no attempt left.
+    /// Returns whether the row is in the state of exhausted rows, or is claimable without attempts left.
     pub(super) fn is_exhausted(&self, row: &MemoryRow) -> bool {
         let named = self.states.exhausted.is_some() && row.state == self.states.exhausted;
         let waits = row.state.as_ref().is_some_and(|state| self.states.takeable.contains(state));
         named || (waits && !self.is_taken(row) && !Self::has_attempts(row))
     }
 
-    /// The epoch that anybody can see.
+    /// Returns the epoch that callers can see.
     pub(super) fn visible_epoch(&self, row: &MemoryRow) -> Option<i64> {
         match self.tracking {
             Tracking::None => None,
@@ -174,7 +174,7 @@ impl Inner {
         }
     }
 
-    /// Nobody has the row any more.
+    /// Clears the lease of the row.
     pub(super) fn let_go(&self, row: &mut MemoryRow) {
         row.owner = None;
         row.until = None;
@@ -185,12 +185,12 @@ impl Inner {
     }
 }
 
-/// What the rows of a table mean to each other, looked up once per call.
+/// The relations between the rows of a table, computed once per call.
 #[derive(Debug, Default)]
 pub(super) struct Siblings {
-    /// By group and kind.
+    /// Facts by group and kind.
     kinds: HashMap<(Arc<str>, Arc<str>), Kinds>,
-    /// Groups with a row that somebody has.
+    /// Groups with a claimed row.
     taken: HashSet<Arc<str>>,
 }
 
@@ -200,20 +200,20 @@ struct Kinds {
     open: bool,
     /// Failed or exhausted.
     failed: bool,
-    /// Taken, or there to be taken now.
+    /// Taken, or claimable now.
     moving: bool,
     keys: Vec<RowKey>,
 }
 
-/// How a row stands with those it waits for.
+/// The state of a row's preconditions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Readiness {
     Ready,
-    /// One of them is still to be done, and somebody is at it or may be.
+    /// A row that it depends on is unfinished, and is taken or claimable now.
     Waits,
-    /// One of them is still to be done, but not yet.
+    /// A row that it depends on is unfinished, and not claimable yet.
     Rests,
-    /// It will not come true by itself.
+    /// The row is blocked until an intervention.
     Blocked,
 }
 
@@ -267,7 +267,7 @@ impl Siblings {
         standing
     }
 
-    /// The rows that `row` waits for, or has waited for.
+    /// Lists the rows on which `row` depends, finished or not.
     pub(super) fn awaited(&self, spec: &Inner, row: &MemoryRow) -> Vec<RowKey> {
         let mine = spec.preconditions.iter().filter(|one| row.kind.as_ref() == Some(&one.kind));
         let kinds = mine.filter_map(|one| self.kinds.get(&(row.group()?, one.on.clone())));

@@ -1,10 +1,10 @@
-//! The clock of a table in memory, and times as JSON has them.
+//! The clock of a table in memory, and times in JSON.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Microseconds since 1970, as exact as the server's `timestamptz`.
+/// Microseconds since 1970, the precision of the server's `timestamptz`.
 pub(super) type Micros = i64;
 
 const DAY: i64 = 86_400 * 1_000_000;
@@ -29,25 +29,25 @@ pub struct MemoryClock {
 }
 
 impl MemoryClock {
-    /// A clock that shows the machine's time and goes on steadily from there, whatever is done to the
+    /// Builds a clock that starts at the machine's time and advances steadily, independent of later changes of the
     /// machine's clock.
     #[must_use]
     pub fn running() -> Self {
         Self { running: Some(Instant::now()), ..Self::stopped() }
     }
 
-    /// A clock that only [`advance`](Self::advance) moves.
+    /// Builds a clock that only [`advance`](Self::advance) moves.
     #[must_use]
     pub fn stopped() -> Self {
         Self { begun: micros(SystemTime::now()), running: None, ahead: Arc::default() }
     }
 
-    /// Moves it, and all its clones, on by `by`.
+    /// Moves the clock and its clones forward by `by`.
     pub fn advance(&self, by: Duration) {
         self.ahead.fetch_add(span(by), Ordering::SeqCst);
     }
 
-    /// What it shows.
+    /// Returns the time of the clock.
     #[must_use]
     pub fn now(&self) -> SystemTime {
         time(self.micros())
@@ -65,12 +65,12 @@ impl Default for MemoryClock {
     }
 }
 
-/// A duration in microseconds; of more than 292,000 years, as many.
+/// Converts a duration to microseconds, at most 292,000 years.
 pub(super) fn span(duration: Duration) -> Micros {
     i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
 }
 
-/// From `earlier` to `later`; zero if it is the other way round.
+/// Returns the time from `earlier` to `later`, or zero if `later` is earlier.
 pub(super) fn between(earlier: Micros, later: Micros) -> Duration {
     Duration::from_micros(u64::try_from(later.saturating_sub(earlier)).unwrap_or(0))
 }
@@ -88,7 +88,7 @@ pub(super) fn time(micros: Micros) -> SystemTime {
     time.unwrap_or(UNIX_EPOCH)
 }
 
-/// As the server writes a `timestamptz` into JSON when its time zone is UTC.
+/// Formats a time as the server formats a `timestamptz` in JSON if its time zone is UTC.
 pub(super) fn text(micros: Micros) -> String {
     let (days, of_day) = (micros.div_euclid(DAY), micros.rem_euclid(DAY));
     let (year, month, day) = civil(days);
@@ -101,7 +101,7 @@ pub(super) fn text(micros: Micros) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}{fraction}+00:00")
 }
 
-/// Reads `2026-01-31T12:00:00.5+01:00` and the like; the zone is needed, a blank may stand for the `T`.
+/// Parses times such as `2026-01-31T12:00:00.5+01:00`. The zone is required. A blank can replace the `T`.
 pub(super) fn parse(text: &str) -> Option<Micros> {
     let (date, rest) = text.split_once(['T', ' '])?;
     let zone_at = rest.find(['Z', '+', '-'])?;
@@ -129,7 +129,7 @@ pub(super) fn parse(text: &str) -> Option<Micros> {
     Some(days * DAY + seconds * 1_000_000 + fraction)
 }
 
-/// `HH`, `HH:MM` or `HH:MM:SS`.
+/// Parses `HH`, `HH:MM` or `HH:MM:SS`.
 fn hours(text: &str) -> Option<(i64, i64, i64)> {
     let mut parts = text.splitn(3, ':');
     let mut next = || parts.next().map_or(Some(0), number);
@@ -140,7 +140,7 @@ fn number(text: &str) -> Option<i64> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
 }
 
-/// The date that is `days` after 1970-01-01: Howard Hinnant's algorithm over eras of 400 years.
+/// Returns the date `days` after 1970-01-01, by Howard Hinnant's algorithm over eras of 400 years.
 fn civil(days: i64) -> (i64, i64, i64) {
     let shifted = days + 719_468;
     let (era, of_era) = (shifted.div_euclid(146_097), shifted.rem_euclid(146_097));
@@ -152,7 +152,7 @@ fn civil(days: i64) -> (i64, i64, i64) {
     (era * 400 + year + i64::from(month <= 2), month, day)
 }
 
-/// The inverse of [`civil`].
+/// Returns the days from 1970-01-01 to a date, the inverse of [`civil`].
 fn days(year: i64, month: i64, day: i64) -> i64 {
     let year = year - i64::from(month <= 2);
     let (era, of_era) = (year.div_euclid(400), year.rem_euclid(400));

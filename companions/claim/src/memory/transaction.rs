@@ -1,4 +1,4 @@
-//! Claims that are held by an open transaction.
+//! Claims that an open transaction holds.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,12 +13,13 @@ use crate::spec::ids::RowKey;
 use crate::store::{ClaimRef, Outcome, Settled, Take, Taken};
 
 impl MemoryClaims {
-    /// Opens a transaction and takes rows in it, as [`PgHeld::begin`](crate::PgHeld::begin) does. `None` when there are none.
+    /// Opens a transaction and takes rows in it, as [`PgHeld::begin`](crate::PgHeld::begin) does. Returns `None` if
+    /// no row is claimable.
     ///
     /// # Errors
     ///
-    /// [`Busy`](ClaimError::Busy) if the rows that were picked wait for one that another transaction has locked. Otherwise
-    /// as [`ClaimStore::take`](crate::ClaimStore::take), but a spec without a lease is fine.
+    /// - [`Busy`](ClaimError::Busy) if a picked row depends on a row that another transaction has locked.
+    /// - The errors of [`ClaimStore::take`](crate::ClaimStore::take), but the spec needs no lease.
     pub fn begin(&self, take: &Take) -> Result<Option<MemoryHold>, ClaimError> {
         let spec = self.inner();
         take.check(spec)?;
@@ -64,25 +65,25 @@ impl MemoryClaims {
 /// An open transaction with rows taken in it, the twin of [`PgHold`](crate::PgHold). Dropping it rolls back.
 pub struct MemoryHold {
     taken: Taken,
-    /// As they are while they are claimed, without those that were settled.
+    /// Rows in their claimed state, without settled ones.
     rows: BTreeMap<RowKey, MemoryRow>,
-    /// As they will be; `None` for those that will be gone.
+    /// Settled rows in their new state, `None` for deleted ones.
     written: BTreeMap<RowKey, Option<MemoryRow>>,
     open: TransactionGuard,
 }
 
 impl MemoryHold {
-    /// What was taken, and how far the pass has got.
+    /// Returns the taken claims and the position of the pass.
     #[must_use]
     pub fn taken(&self) -> &Taken {
         &self.taken
     }
 
-    /// Writes how a claim ends; it counts when the transaction is committed. All rows of the claim or none.
+    /// Writes the end of a claim, which counts at the commit. Writes all rows of the claim or none.
     ///
     /// # Errors
     ///
-    /// As [`PgHold::settle`](crate::PgHold::settle).
+    /// The errors of [`PgHold::settle`](crate::PgHold::settle).
     pub fn settle(&mut self, claim: &ClaimRef, outcome: &Outcome) -> Result<Settled, ClaimError> {
         let claims = &self.open.claims;
         let spec = claims.inner();
@@ -99,7 +100,7 @@ impl MemoryHold {
         Ok(ended.settled)
     }
 
-    /// Commits: the settlements are visible at once. Rows that were not settled are as before.
+    /// Commits: the ends of the claims become visible at once. Unsettled rows are unchanged.
     pub fn commit(self) {
         let Self { written, open, .. } = self;
         let is_news = !written.is_empty();

@@ -1,4 +1,4 @@
-//! What keeps a table in order: sweeping, topping up, purging, and the lists of what is in it.
+//! Maintains a table in memory: sweeping, requeuing, purging, and the lists of rows.
 
 use super::end::back;
 use super::order::OrderKey;
@@ -72,7 +72,7 @@ pub(super) fn blocked(
     })
 }
 
-/// The first `limit` rows, in order, of those that `shown` is true of.
+/// Lists the first `limit` rows, in order, for which `shown` is true.
 fn listed(
     spec: &Inner,
     table: &TableState,

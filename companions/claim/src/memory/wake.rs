@@ -1,4 +1,4 @@
-//! Hearing of new work.
+//! Listens for new work in memory.
 
 use async_trait::async_trait;
 use tokio::sync::watch;
@@ -11,7 +11,7 @@ use crate::store::Wake;
 pub(super) struct MemoryWake {
     news: watch::Receiver<u64>,
     has_heard: bool,
-    /// Keeps the sender alive: a listener that is left alone waits, it does not fail.
+    /// Keeps the sender alive, because a listener must wait after the last other clone is dropped, not fail.
     _claims: MemoryClaims,
 }
 

@@ -71,9 +71,9 @@ impl ClaimSpecBuilder {
         builder
     }
 
-    /// Sets the column that identifies a row (within its queue). The default is `id`, a number. The column needs a unique
-    /// index, alone or with the queue. If the table's key has further columns, the migration refuses the table, because a
-    /// unique constraint on a part of the key would refuse rows of the application.
+    /// Sets the column that identifies a row (within its queue). The default is `id`, a number. The column needs a
+    /// unique index, alone or with the queue. If the table's key has further columns, the migration refuses the
+    /// table, because a unique constraint on a part of the key would refuse rows of the application.
     pub fn id(mut self, column: &str, kind: IdType) -> Self {
         self.inner.id = self.column(column);
         self.inner.id_type = kind;
@@ -116,31 +116,31 @@ impl ClaimSpecBuilder {
         self
     }
 
-    /// Makes one claim take the outstanding rows of an entity, up to [`group_limit`](Self::group_limit). No two claims ever
-    /// have rows of the same entity.
+    /// Makes one claim take the outstanding rows of an entity, up to [`group_limit`](Self::group_limit). No two
+    /// claims ever have rows of the same entity.
     pub fn grouped(mut self) -> Self {
         self.inner.grouped = true;
         self
     }
 
-    /// Sets the largest number of rows of an entity in one claim, the first in order. The default is 10,000. The rest is taken
-    /// when these rows are settled. With 1, the rows of an entity are claimed and settled one after the other, but later rows
-    /// overtake a row that waits for a retry.
+    /// Sets the largest number of rows of an entity in one claim, the first in order. The default is 10,000. The rest
+    /// is taken when these rows are settled. With 1, the rows of an entity are claimed and settled one after the
+    /// other, but later rows overtake a row that waits for a retry.
     pub fn group_limit(mut self, rows: u32) -> Self {
         self.inner.group_limit = rows;
         self
     }
 
-    /// Limits the rows in progress with the same value in `column`, for example a tenant or a queue, to `most` across all
-    /// processes. Rows with NULL in it have no limit. A tenant without room does not block the rows behind it.
+    /// Limits the rows in progress with the same value in `column`, for example a tenant or a queue, to `most` across
+    /// all processes. Rows with NULL in it have no limit. A tenant without room does not block the rows behind it.
     ///
-    /// Rows held in an open transaction count, and rows under a lease until they are settled. An ended lease counts until
-    /// a sweep returns the row, or until it expires on read with [`expire_on_read`](Self::expire_on_read). All processes must
-    /// use the same column and number. While two numbers are in use, the greater one applies. A spec cannot have a limit and
-    /// be [`grouped`](Self::grouped).
+    /// Rows held in an open transaction count, and rows under a lease until they are settled. An ended lease counts
+    /// until a sweep returns the row, or until it expires on read with [`expire_on_read`](Self::expire_on_read). All
+    /// processes must use the same column and number. While two numbers are in use, the greater one applies. A spec
+    /// cannot have a limit and be [`grouped`](Self::grouped).
     ///
-    /// A take locks its tenants briefly. Takes that find a tenant locked skip it and come back after a pause. The migration
-    /// makes two further indexes for a limit.
+    /// A take locks its tenants briefly. Takes that find a tenant locked skip it and come back after a pause. The
+    /// migration makes two further indexes for a limit.
     ///
     /// Whoever takes locks the tenants for a moment; who finds them locked passes over them, and comes back after a
     /// pause. A table with this has two further indexes, which the migration makes.
@@ -167,8 +167,8 @@ impl ClaimSpecBuilder {
         self
     }
 
-    /// Makes rows of `kind` wait until every row of kind `on` in the same group is done. `failed` says what happens to them if
-    /// such a row has failed (or is exhausted), and `missing` if no such row exists.
+    /// Makes rows of `kind` wait until every row of kind `on` in the same group is done. `failed` says what happens
+    /// to them if such a row has failed (or is exhausted), and `missing` if no such row exists.
     pub fn waits(mut self, kind: &str, on: &str, failed: Unmet, missing: Unmet) -> Self {
         self.inner.preconditions.push(Precondition { kind: kind.into(), on: on.into(), failed, missing });
         self
@@ -207,9 +207,9 @@ impl ClaimSpecBuilder {
         self
     }
 
-    /// Keeps the lease in `table` instead, if the claimed table must not get further columns. [`ClaimSpec::migration`] makes it.
-    /// Any number of tables can share it, even with the same name in several schemas, because it stores schema and name. After
-    /// a rename, update its column `tab` too.
+    /// Keeps the lease in `table` instead, if the claimed table must not get further columns.
+    /// [`ClaimSpec::migration`] makes it. Any number of tables can share it, even with the same name in several
+    /// schemas, because it stores schema and name. After a rename, update its column `tab` too.
     pub fn side_table(mut self, table: Table) -> Self {
         self.inner.tracking = Tracking::Side(table);
         self
@@ -221,8 +221,8 @@ impl ClaimSpecBuilder {
         self
     }
 
-    /// Uses the next numbers of `sequence` as epochs instead of a counter per row. Epochs then also grow from one row to
-    /// the next, so that a resource can fence by entity. Held claims have an epoch only with a sequence.
+    /// Uses the next numbers of `sequence` as epochs instead of a counter per row. Epochs then also grow from one row
+    /// to the next, so that a resource can fence by entity. Held claims have an epoch only with a sequence.
     pub fn epoch_sequence(mut self, sequence: Table) -> Self {
         self.inner.epoch_sequence = Some(sequence);
         self
@@ -240,12 +240,12 @@ impl ClaimSpecBuilder {
         self
     }
 
-    /// Sets the `timestamptz` column of the time before which a row is not taken. NULL means at once. Needed for retries with
-    /// a pause.
+    /// Sets the `timestamptz` column of the time before which a row is not taken. NULL means at once. Needed for
+    /// retries with a pause.
     ///
-    /// Each take reads past the rows for later that come before its own rows. If there can be many, order by this column first
-    /// ([`order_by`](Self::order_by)). With `NOT NULL`, as the migration makes it, such rows then cost nothing. A process reads
-    /// this property once, so restart running processes before you drop `NOT NULL`.
+    /// Each take reads past the rows for later that come before its own rows. If there can be many, order by this
+    /// column first ([`order_by`](Self::order_by)). With `NOT NULL`, as the migration makes it, such rows then cost
+    /// nothing. A process reads this property once, so restart running processes before you drop `NOT NULL`.
     pub fn ready_at(mut self, column: &str) -> Self {
         self.inner.ready_at = Some(self.column(column));
         self
@@ -263,8 +263,9 @@ impl ClaimSpecBuilder {
         self
     }
 
-    /// Sets the columns that a claim returns, as JSON made by the server. A `numeric`, alone or in an array, becomes a string,
-    /// because a float would lose digits. Numbers inside a `json` column stay numbers, and can lose digits in the reader.
+    /// Sets the columns that a claim returns, as JSON made by the server. A `numeric`, alone or in an array, becomes
+    /// a string, because a float would lose digits. Numbers inside a `json` column stay numbers, and can lose digits
+    /// in the reader.
     pub fn work<'a>(mut self, columns: impl IntoIterator<Item = &'a str>) -> Self {
         for column in columns {
             let column = self.column(column);
@@ -285,8 +286,8 @@ impl ClaimSpecBuilder {
         self
     }
 
-    /// Makes an ended lease count as ended on every read, also for claims, so that no worker waits for a sweep. Needs the
-    /// function and the index of [`ClaimSpec::migration`].
+    /// Makes an ended lease count as ended on every read, also for claims, so that no worker waits for a sweep. Needs
+    /// the function and the index of [`ClaimSpec::migration`].
     pub fn expire_on_read(mut self) -> Self {
         self.inner.on_read = true;
         self
@@ -302,14 +303,14 @@ impl ClaimSpecBuilder {
         self
     }
 
-    /// Sets whether [`ClaimSpec::migration`] makes a trigger that wakes workers after each insert, also by plain SQL. It
-    /// notifies once per transaction, at commit. The default is true if rows are taken under leases.
+    /// Sets whether [`ClaimSpec::migration`] makes a trigger that wakes workers after each insert, also by plain SQL.
+    /// It notifies once per transaction, at commit. The default is true if rows are taken under leases.
     ///
-    /// Transactions that notify commit one after the other on the whole server, and cannot be prepared for a two-phase commit.
-    /// For frequent small inserts leave the trigger out. Polls then find the rows up to 2 seconds later, and
-    /// [`PgClaims::notify`](crate::PgClaims::notify) can announce a batch. An existing trigger stays: drop it with its function,
-    /// `<table>_claim_notify_<hash of the channel>`. Logical replication and inserts straight into a partition do not fire it:
-    /// see [`ClaimerBuilder::poll`](crate::ClaimerBuilder::poll).
+    /// Transactions that notify commit one after the other on the whole server, and cannot be prepared for a
+    /// two-phase commit. For frequent small inserts leave the trigger out. Polls then find the rows up to 2 seconds
+    /// later, and [`PgClaims::notify`](crate::PgClaims::notify) can announce a batch. An existing trigger stays: drop
+    /// it with its function, `<table>_claim_notify_<hash of the channel>`. Logical replication and inserts straight
+    /// into a partition do not fire it: see [`ClaimerBuilder::poll`](crate::ClaimerBuilder::poll).
     pub fn notify_on_insert(mut self, notifies: bool) -> Self {
         self.inner.notify_on_insert = notifies;
         self
@@ -319,8 +320,8 @@ impl ClaimSpecBuilder {
     ///
     /// # Errors
     ///
-    /// [`InvalidSpec`](ClaimError::InvalidSpec) with the first mistake: an invalid name, contradictory states, or an option
-    /// without the column that it needs.
+    /// [`InvalidSpec`](ClaimError::InvalidSpec) with the first mistake: an invalid name, contradictory states, or an
+    /// option without the column that it needs.
     pub fn build(self) -> Result<ClaimSpec, ClaimError> {
         if let Some(mistake) = self.mistake {
             return Err(mistake);

@@ -21,8 +21,8 @@ use crate::error::ClaimError;
 const LONGEST: Duration = Duration::from_secs(60);
 
 impl ClaimSpec {
-    /// Checks whether the table fits this spec, best at start-up. Returns the required changes, or an empty list if the table
-    /// fits. Changes nothing, not even statistics.
+    /// Checks whether the table fits this spec, best at start-up. Returns the required changes, or an empty list if
+    /// the table fits. Changes nothing, not even statistics.
     ///
     /// # Errors
     ///

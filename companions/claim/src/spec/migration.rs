@@ -20,27 +20,27 @@ const DOING: &str = "migrate the table";
 /// The default time limit of [`Migration::apply`].
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// SQL that gives a table the parts that its spec needs: columns, constraints, indexes, functions, a trigger, a side table.
-/// It is additive, can be run again at any time, and does not stop reads and writes:
+/// SQL that gives a table the parts that its spec needs: columns, constraints, indexes, functions, a trigger, a side
+/// table. It is additive, can be run again at any time, and does not stop reads and writes:
 ///
 /// - New columns have constant defaults, so that no row is rewritten.
 /// - Statements that would block others give up after a second and are tried again.
 /// - Constraints first apply to new writes, and are then checked for existing rows.
 /// - Indexes are built without locking out writers. Remains of an interrupted build are removed.
 ///
-/// One thing is removed: with a column of the queue, a unique constraint on queue and id replaces the one on the id, unless
-/// [`keep_unique_id`](Self::keep_unique_id) is set. Statements with `ON CONFLICT (id)` then no longer find their constraint.
-/// Deploy statements that name queue and id first.
+/// One thing is removed: with a column of the queue, a unique constraint on queue and id replaces the one on the id,
+/// unless [`keep_unique_id`](Self::keep_unique_id) is set. Statements with `ON CONFLICT (id)` then no longer find
+/// their constraint. Deploy statements that name queue and id first.
 ///
-/// Existing rows get the default of a column, as new rows do. If they need another value, add the column yourself in one
-/// statement, so that no row comes in between. The migration does the rest:
-/// `ALTER TABLE job ADD COLUMN attempts_left integer NOT NULL DEFAULT 1, ALTER COLUMN attempts_left SET DEFAULT 5`.
+/// Existing rows get the default of a column, as new rows do. If they need another value, add the column yourself in
+/// one statement, so that no row comes in between. The migration does the rest: `ALTER TABLE job ADD COLUMN
+/// attempts_left integer NOT NULL DEFAULT 1, ALTER COLUMN attempts_left SET DEFAULT 5`.
 ///
 /// The column of the state is not added, because its default decides whether old rows are work.
 ///
-/// The SQL function `<table>_claim_state(state, lease_until)` returns the effective state of a row: for a row whose lease
-/// has ended, the state to which it returns. Without a state for taken rows it returns NULL while a lease runs. Use it in
-/// views, so that they and the claims always agree.
+/// The SQL function `<table>_claim_state(state, lease_until)` returns the effective state of a row: for a row whose
+/// lease has ended, the state to which it returns. Without a state for taken rows it returns NULL while a lease runs.
+/// Use it in views, so that they and the claims always agree.
 #[derive(Clone, Debug)]
 pub struct Migration {
     spec: ClaimSpec,
@@ -72,8 +72,8 @@ impl ClaimSpec {
 }
 
 impl Migration {
-    /// Sets the default number of attempts, instead of the number in the spec. Without either, the column is added without a
-    /// default, and rows without a value can be tried indefinitely.
+    /// Sets the default number of attempts, instead of the number in the spec. Without either, the column is added
+    /// without a default, and rows without a value can be tried indefinitely.
     #[must_use]
     pub fn attempts(mut self, count: u32) -> Self {
         self.choices.attempts = Some(count.min(i32::MAX.unsigned_abs()));
@@ -113,12 +113,14 @@ impl Migration {
         has.then(|| names::state_function(&self.spec))
     }
 
-    /// Runs the migration. Any number of processes can do so at once, with traffic on the table: they take turns, and the later
-    /// ones find nothing to do. It opens a separate connection, which must not lead through a pooler in transaction mode.
+    /// Runs the migration. Any number of processes can do so at once, with traffic on the table: they take turns, and
+    /// the later ones find nothing to do. It opens a separate connection, which must not lead through a pooler in
+    /// transaction mode.
     ///
     /// # Errors
     ///
-    /// - [`InvalidSpec`](ClaimError::InvalidSpec) if the table, or a column that the migration does not add, is missing.
+    /// - [`InvalidSpec`](ClaimError::InvalidSpec) if the table, or a column that the migration does not add, is
+    ///   missing.
     /// - [`Constraint`](ClaimError::Constraint) or [`Duplicate`](ClaimError::Duplicate) if rows contradict the spec.
     /// - [`Store`](ClaimError::Store) with a timeout if another transaction keeps the table locked.
     ///
@@ -126,8 +128,8 @@ impl Migration {
     ///
     /// # Cancel safety
     ///
-    /// If dropped, the connection is closed. Completed statements stay. The server ends or finishes the current statement, and
-    /// the next call goes on from there.
+    /// If dropped, the connection is closed. Completed statements stay. The server ends or finishes the current
+    /// statement, and the next call goes on from there.
     pub async fn apply(&self, pool: &PgPool) -> Result<(), ClaimError> {
         let mut session = SchemaSession::open(pool, self.within, DOING).await?;
         self.look(&mut session).await?;
@@ -185,7 +187,8 @@ impl Migration {
     }
 }
 
-/// Builds the expression that is true if the function for the effective state is missing. `None` if the table needs none.
+/// Builds the expression that is true if the function for the effective state is missing. `None` if the table needs
+/// none.
 pub(crate) fn state_function_is_missing(spec: &ClaimSpec) -> Option<String> {
     matches!(spec.inner.tracking, Tracking::Columns { .. }).then(|| steps::StateFunction::of(spec).is_missing)
 }

@@ -7,8 +7,8 @@ use leasehold_table_schema::Table;
 
 use crate::error::ClaimError;
 
-/// The name of a state in the table, or `true` or `false` for a boolean column. An application with an enum of states can
-/// implement `From` for it.
+/// The name of a state in the table, or `true` or `false` for a boolean column. An application with an enum of states
+/// can implement `From` for it.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct State(Arc<str>);
 
@@ -63,12 +63,12 @@ pub(crate) enum StateType {
 /// ```
 /// use leasehold_claim::States;
 ///
-/// For a text column with a CHECK.
+/// // For a text column with a CHECK.
 /// let states = States::text(["new"], "complete")
 ///     .taken("in-progress")
 ///     .failed("error")
 ///     .exhausted("exhausted");
-/// For a column `processed boolean`.
+/// // For a column `processed boolean`.
 /// let plain = States::boolean();
 /// # let _ = (states, plain);
 /// ```
@@ -89,8 +89,8 @@ pub struct States {
 }
 
 impl States {
-    /// Describes a `text` column: the claimable states, of which the first is the state of a row that was put back, and the
-    /// state of done rows.
+    /// Describes a `text` column: the claimable states, of which the first is the state of a row that was put back,
+    /// and the state of done rows.
     pub fn text<S: Into<State>>(takeable: impl IntoIterator<Item = S>, done: impl Into<State>) -> Self {
         Self::of_type(StateType::Text, takeable, done)
     }
@@ -104,8 +104,8 @@ impl States {
         Self::of_type(StateType::Enum(name), takeable, done)
     }
 
-    /// Describes a `boolean` column: `false` is claimable, `true` is done. A taken row has no separate state, so the spec needs
-    /// held claims, or columns or a side table for the lease.
+    /// Describes a `boolean` column: `false` is claimable, `true` is done. A taken row has no separate state, so the
+    /// spec needs held claims, or columns or a side table for the lease.
     #[must_use]
     pub fn boolean() -> Self {
         Self::of_type(StateType::Boolean, ["false"], "true")
@@ -143,8 +143,8 @@ impl States {
         self
     }
 
-    /// Sets the state of a row without attempts left, also after [`OnFailure::Retry`](crate::OnFailure::Retry). Without it, the
-    /// row keeps its state, is not taken again, and is listed as exhausted.
+    /// Sets the state of a row without attempts left, also after [`OnFailure::Retry`](crate::OnFailure::Retry).
+    /// Without it, the row keeps its state, is not taken again, and is listed as exhausted.
     #[must_use]
     pub fn exhausted(mut self, state: impl Into<State>) -> Self {
         self.exhausted = Some(state.into());
@@ -158,16 +158,16 @@ impl States {
         self
     }
 
-    /// Allows [`Outcome::To`](crate::Outcome::To) to move a claimed row from state `from`, usually the state of taken rows, to
-    /// state `to`. Moves to `done`, to `failed` and back are always allowed.
+    /// Allows [`Outcome::To`](crate::Outcome::To) to move a claimed row from state `from`, usually the state of taken
+    /// rows, to state `to`. Moves to `done`, to `failed` and back are always allowed.
     #[must_use]
     pub fn transition(mut self, from: impl Into<State>, to: impl Into<State>) -> Self {
         self.transitions.push((from.into(), to.into()));
         self
     }
 
-    /// Allows the state of done rows to be claimable, so that rows are worked on again and again, for example if new rows start
-    /// as `done`. Restrict the claimed states with [`Take::from`](crate::Take::from), or delay rows with
+    /// Allows the state of done rows to be claimable, so that rows are worked on again and again, for example if new
+    /// rows start as `done`. Restrict the claimed states with [`Take::from`](crate::Take::from), or delay rows with
     /// [`ready_at`](crate::ClaimSpecBuilder::ready_at), because otherwise a worker never runs out of rows.
     #[must_use]
     pub fn cyclic(mut self) -> Self {

@@ -74,8 +74,8 @@ impl RowOrder {
         Query::new(COLUMNS).bind(parts.inner().table.quoted())
     }
 
-    /// Builds the order from the server's columns. Refuses lease columns of a wrong time type, because each session would
-    /// read another time from them.
+    /// Builds the order from the server's columns. Refuses lease columns of a wrong time type, because each session
+    /// would read another time from them.
     pub(crate) fn read(parts: &SqlParts, rows: &[PgRow]) -> Result<Self, ClaimError> {
         let inner = parts.inner();
         if rows.is_empty() {

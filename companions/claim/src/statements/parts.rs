@@ -132,8 +132,8 @@ impl SqlParts {
         }
     }
 
-    /// Builds a text that is unique to `t` in this database. A hash, because ids can contain any character. Lengths keep queue
-    /// and id apart.
+    /// Builds a text that is unique to `t` in this database. A hash, because ids can contain any character. Lengths
+    /// keep queue and id apart.
     pub(crate) fn mark(&self) -> String {
         let queue = match &self.queue {
             Some(queue) => format!("pg_catalog.length({queue}) || ':' || {queue}"),
@@ -308,8 +308,8 @@ impl SqlParts {
             (Tracking::Columns { owner, .. }, None, _) if self.inner().states.taken.is_none() => {
                 format!("{state} AND {} IS NULL", column("t", owner))
             }
-            // A scalar subquery instead of a join, because the planner would judge a join by an old size of the side table. The
-            // subquery is one probe of the primary key per row.
+            // A scalar subquery instead of a join, because the planner would judge a join by an old size of the side
+            // table. The subquery is one probe of the primary key per row.
             (_, _, Some(side)) => format!(
                 "{state} AND (SELECT x.epoch FROM {} x WHERE {}) IS NULL",
                 side.table,
@@ -373,9 +373,9 @@ impl SqlParts {
         first.is_some() && first == self.inner().ready_at.as_ref() && self.ready_is_given.get() == Some(&true)
     }
 
-    /// Builds ` WHERE` and `ORDER BY` for rows that were given up in this state, for the index that has only such rows. The
-    /// state is listed twice, because with one value the planner would drop the column from the order, and then read the table
-    /// by its primary key.
+    /// Builds ` WHERE` and `ORDER BY` for rows that were given up in this state, for the index that has only such
+    /// rows. The state is listed twice, because with one value the planner would drop the column from the order, and
+    /// then read the table by its primary key.
     pub(crate) fn given_up_in(&self, state: &State, and: &str) -> String {
         let (column, twice) = (&self.state, list(&[state.clone(), state.clone()]));
         format!(" WHERE {column} IN ({twice}){and} ORDER BY {column}, {}", self.lock_order())
@@ -397,8 +397,8 @@ impl SqlParts {
         format!("{} t{}", self.table, joined.unwrap_or_default())
     }
 
-    /// Updates the rows that `due` selects. With `lets_go`, deletes their leases from the side table, and only those if `set`
-    /// is empty.
+    /// Updates the rows that `due` selects. With `lets_go`, deletes their leases from the side table, and only those
+    /// if `set` is empty.
     pub(crate) fn change(&self, due: &str, lets_go: bool, set: &[String], answer: &str) -> String {
         let mut with = With::new().step("due", due);
         if let Some(side) = self.side.as_ref().filter(|_| lets_go) {

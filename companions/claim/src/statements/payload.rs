@@ -1,5 +1,5 @@
-//! Payloads of notifications. Tables with the same name in several schemas share one channel, because the channel is named
-//! before the server has resolved the table's schema. The payload therefore names the schema.
+//! Payloads of notifications. Tables with the same name in several schemas share one channel, because the channel is
+//! named before the server has resolved the table's schema. The payload therefore names the schema.
 
 use leasehold_table_schema::Table;
 use leasehold_table_schema::sql::literal;
@@ -25,8 +25,8 @@ pub(crate) enum Heard {
 }
 
 impl Heard {
-    /// Parses `payload` for the table in `schema`, or in any. An unknown payload announces new rows, because an application
-    /// that notifies by hand does not name the schema.
+    /// Parses `payload` for the table in `schema`, or in any. An unknown payload announces new rows, because an
+    /// application that notifies by hand does not name the schema.
     pub(crate) fn of(payload: &str, schema: Option<&str>) -> Self {
         let (heard, of) = if let Some(of) = payload.strip_prefix(INSERTED) {
             (Self::Inserted, of)

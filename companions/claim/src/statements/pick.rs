@@ -48,8 +48,8 @@ impl<'a> TakeRequest<'a> {
         self.take.only.is_some() || !self.take.excluded.is_empty()
     }
 
-    /// Builds ` AND` the row is in `only` and not in `excluded`. The values are in the text, because a parameter that is nearly
-    /// always empty would change the plan of the shared statement.
+    /// Builds ` AND` the row is in `only` and not in `excluded`. The values are in the text, because a parameter that
+    /// is nearly always empty would change the plan of the shared statement.
     fn chosen(&self, parts: &SqlParts) -> String {
         let (Take { only, excluded, .. }, inner) = (self.take, parts.inner());
         let mut chosen = only.as_ref().map_or(String::new(), |only| format!(" AND {}", named(parts, only)));
@@ -97,8 +97,8 @@ fn named(parts: &SqlParts, rows: &[RowKey]) -> String {
     if keys.is_empty() { "false".to_owned() } else { format!("({own} IN ({}))", keys.join(", ")) }
 }
 
-/// Begins a statement with the step `picked`, which locks single rows behind the cursor. `nulls` says which values of the
-/// cursor are NULL, and its other values are parameters from [`FREE`]. With `single`, the limit is one row.
+/// Begins a statement with the step `picked`, which locks single rows behind the cursor. `nulls` says which values of
+/// the cursor are NULL, and its other values are parameters from [`FREE`]. With `single`, the limit is one row.
 pub(crate) fn alone(
     parts: &SqlParts,
     order: &RowOrder,
@@ -138,8 +138,8 @@ pub(crate) fn first(
     )
 }
 
-/// Checks for a claimable row. The order is given because the server would otherwise scan the table from its start if it
-/// expects an early hit.
+/// Checks for a claimable row. The order is given because the server would otherwise scan the table from its start if
+/// it expects an early hit.
 pub(crate) fn pending(parts: &SqlParts, order: &RowOrder, request: &TakeRequest<'_>) -> String {
     format!(
         "SELECT (SELECT true FROM {} t WHERE {} ORDER BY {} LIMIT 1) IS TRUE AS is_there",

@@ -34,7 +34,8 @@ impl SqlParts {
         format!("{} AND {} IS NOT TRUE AND ({any})", self.open(from), self.blocked())
     }
 
-    /// Builds the condition that a row is claimable now, or will be when the rows in progress that it depends on are done.
+    /// Builds the condition that a row is claimable now, or will be when the rows in progress that it depends on are
+    /// done.
     pub(crate) fn claimable_now_or_soon(&self, from: &[State]) -> String {
         let mut ready = self.open(from);
         for one in &self.inner().preconditions {
@@ -101,8 +102,8 @@ impl SqlParts {
         met
     }
 
-    /// Builds the statement that locks the rows `s` on which the rows with the keys `$1` and `$2` depend. It returns whether all
-    /// of them are finished.
+    /// Builds the statement that locks the rows `s` on which the rows with the keys `$1` and `$2` depend. It returns
+    /// whether all of them are finished.
     pub(crate) fn lock_preconditions(&self, one: &Precondition) -> Option<String> {
         let listed = self.listed("$1", "$2");
         let (group, kind) = (self.inner().group.as_ref()?, self.inner().kind.as_ref()?);
@@ -151,7 +152,8 @@ impl SqlParts {
         if either.is_empty() { "false".to_owned() } else { either.join(" OR ") }
     }
 
-    /// Builds the condition that the row of `alias` is not taken and has no attempts left. `None` if no row can be exhausted.
+    /// Builds the condition that the row of `alias` is not taken and has no attempts left. `None` if no row can be
+    /// exhausted.
     pub(crate) fn exhausted(&self, alias: &str) -> Option<String> {
         let (states, state) = (&self.inner().states, column(alias, &self.inner().state));
         let named = states.exhausted.as_ref().map(|name| format!("{state} = {}", literal(name.as_str())));

@@ -7,8 +7,8 @@ use super::parts::{NOW, SqlParts};
 use crate::spec::Tracking;
 use crate::spec::states::State;
 
-/// Sets unsettled rows with the keys `$2` and `$3` to failed, with the message `$1`. Clears owner and lease of a taken row, so
-/// that its claim is superseded.
+/// Sets unsettled rows with the keys `$2` and `$3` to failed, with the message `$1`. Clears owner and lease of a
+/// taken row, so that its claim is superseded.
 pub(crate) fn cancel(parts: &SqlParts, failed: &State) -> String {
     let inner = parts.inner();
     let unsettled: Vec<State> = inner.states.takeable.iter().chain(&inner.states.taken).cloned().collect();

@@ -19,8 +19,8 @@ use crate::spec::ids::{OwnerToken, RowId, RowKey};
 use crate::spec::states::State;
 use crate::store::{ClaimRef, Claimed, ClaimedRow, PassCursor, Taken};
 
-/// Selects the columns that `picked` needs beyond the key. If the claim's statement does not return the updated row, `picked`
-/// passes on the columns of the row.
+/// Selects the columns that `picked` needs beyond the key. If the claim's statement does not return the updated row,
+/// `picked` passes on the columns of the row.
 pub(crate) fn carried(parts: &SqlParts, order: &RowOrder, from: &[State]) -> String {
     let mut carried = String::new();
     if from.len() > 1 {
@@ -61,8 +61,8 @@ pub(crate) fn answers(parts: &SqlParts, attempts: &str) -> String {
     answers
 }
 
-/// Selects a column of the work. A `numeric` becomes text, because JSON readers take a number with a point for a float. The
-/// type is read from each value, because behind `COALESCE` a domain becomes its base type.
+/// Selects a column of the work. A `numeric` becomes text, because JSON readers take a number with a point for a
+/// float. The type is read from each value, because behind `COALESCE` a domain becomes its base type.
 fn as_json(of: &Column) -> String {
     let (value, name) = (column("t", of), of.quoted());
     let is = |kind: &str| {

@@ -209,8 +209,8 @@ pub(crate) fn want(parts: &SqlParts, ends: bool) -> String {
     )
 }
 
-/// Returns the join of `t`, and of the lease `x` in a side table, with the rows `w` of the claims. Also returns the condition
-/// that the row belongs to the claim, and the tables to lock.
+/// Returns the join of `t`, and of the lease `x` in a side table, with the rows `w` of the claims. Also returns the
+/// condition that the row belongs to the claim, and the tables to lock.
 pub(crate) fn owned(parts: &SqlParts) -> (String, String, &'static str) {
     let same = parts.same_row("w");
     if parts.mode == Mode::Held {
@@ -258,12 +258,12 @@ const WHOLE: &str = "SELECT claim FROM (SELECT claim, pg_catalog.count(*) AS n F
 const FORGET: &str = "SELECT e.*, pg_catalog.set_config('leasehold.held', pg_catalog.regexp_replace( \
      pg_catalog.current_setting('leasehold.held', true), ' [0-9a-f]+=' || ($4::text[])[1], '', 'g'), true) FROM ended e";
 
-/// All rows of the claim were found. Not a join, because the planner would expect few rows and compare each row with each
-/// claim.
+/// All rows of the claim were found. Not a join, because the planner would expect few rows and compare each row with
+/// each claim.
 const IS_WHOLE: &str = "(l.claim IN (SELECT claim FROM whole)) IS TRUE";
 
-/// Ends several rows in the common lock order, and only claims of which all rows are found. With `is_batch`, skips rows that
-/// other transactions have locked, because one claim must not delay the others.
+/// Ends several rows in the common lock order, and only claims of which all rows are found. With `is_batch`, skips
+/// rows that other transactions have locked, because one claim must not delay the others.
 pub(crate) fn many(parts: &SqlParts, ending: &Ending, is_batch: bool) -> String {
     // A concurrent insert of a foreign key reference allows settling a row, but not deleting it.
     let strength = if matches!(ending, Ending::Deleted) { "UPDATE" } else { "NO KEY UPDATE" };

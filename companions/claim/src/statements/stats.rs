@@ -7,8 +7,8 @@ use super::pick::TakeRequest;
 use crate::spec::Tracking;
 use crate::spec::states::State;
 
-/// Builds the statement that returns one row with the counts, each up to the limit of the request. No count reads past rows
-/// of another kind, except rows of other queues.
+/// Builds the statement that returns one row with the counts, each up to the limit of the request. No count reads
+/// past rows of another kind, except rows of other queues.
 pub(crate) fn stats(parts: &SqlParts, order: &RowOrder, request: &TakeRequest<'_>) -> String {
     let (inner, limit, queue) = (parts.inner(), request.take.limit, request.in_queue(parts));
     let count =

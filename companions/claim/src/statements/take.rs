@@ -79,8 +79,8 @@ impl TakeStatement<'_> {
         let is_noted = format!("noted.id = p.id::text AND noted.queue = {queue}");
         let changes = self.changes();
         if !changes.is_empty() {
-            // The state is checked again for servers that do not lock the rows that `picked` selects (docs/hazards.md H59). A row that
-            // was done since stays done.
+            // The state is checked again for servers that do not lock the rows that `picked` selects (docs/hazards.md
+            // H59). A row that was done since stays done.
             let changed = format!(
                 "UPDATE {} AS t SET {} FROM picked p, noted WHERE {} AND {is_noted} AND {}",
                 parts.table,
@@ -145,8 +145,8 @@ pub(crate) fn take_selected(selection: &Selection<'_>) -> String {
     take.statement(picked, request.from)
 }
 
-/// Builds the statement that puts back all rows of the batch `$2`, which has at most `$1` claims. `None` if the spec has no
-/// lease.
+/// Builds the statement that puts back all rows of the batch `$2`, which has at most `$1` claims. `None` if the spec
+/// has no lease.
 pub(crate) fn put_back(parts: &SqlParts) -> Option<String> {
     let (inner, lease) = (parts.inner(), parts.lease.as_ref()?);
     let owners = format!(

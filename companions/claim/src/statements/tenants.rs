@@ -1,12 +1,13 @@
-//! The statements that find and take rows if the number of each tenant's rows in progress is limited. A tenant is a value of
-//! a column, for example a queue.
+//! The statements that find and take rows if the number of each tenant's rows in progress is limited. A tenant is a
+//! value of a column, for example a queue.
 //!
-//! As for groups, there are three statements. The first finds rows. The second locks their tenants against other takers. The
-//! third sees their commits, counts the rows in progress and takes the remaining number.
+//! As for groups, there are three statements. The first finds rows. The second locks their tenants against other
+//! takers. The third sees their commits, counts the rows in progress and takes the remaining number.
 //!
-//! Claims of open transactions are not visible in the table, so they hold places: advisory locks numbered from 1. A held claim
-//! takes the lowest free place that is at most the limit minus the number of leases. Leases hold no place, but a lease is
-//! taken only if as many of the highest places are free. So leases and held claims together never exceed the limit.
+//! Claims of open transactions are not visible in the table, so they hold places: advisory locks numbered from 1. A
+//! held claim takes the lowest free place that is at most the limit minus the number of leases. Leases hold no place,
+//! but a lease is taken only if as many of the highest places are free. So leases and held claims together never
+//! exceed the limit.
 
 use super::expression::{checked, column, list, next};
 use super::groups::Selection;
@@ -25,7 +26,8 @@ pub(crate) const PLACE: &str = "SELECT p.place, pg_catalog.set_config('leasehold
      THEN false ELSE pg_catalog.pg_try_advisory_xact_lock($1::int4, n) END LIMIT 1) p";
 
 impl Selection<'_> {
-    /// Builds the statement that counts the places that leases leave to the tenant of the row with the key `$1` and `$2`.
+    /// Builds the statement that counts the places that leases leave to the tenant of the row with the key `$1` and
+    /// `$2`.
     pub(crate) fn count(&self) -> String {
         format!(
             "SELECT {} AS room FROM (SELECT {} AS g FROM {}) f",
@@ -135,8 +137,8 @@ impl Selection<'_> {
         ))
     }
 
-    /// Begins a statement with the step `picked`, the chosen rows. Under leases, these are as many rows of the locked tenants as
-    /// have room. Rows beyond the room stay locked until the transaction ends.
+    /// Begins a statement with the step `picked`, the chosen rows. Under leases, these are as many rows of the locked
+    /// tenants as have room. Rows beyond the room stay locked until the transaction ends.
     pub(crate) fn chosen(&self) -> With {
         let Self { parts, order, request, .. } = *self;
         let (inner, tenant, leased) = (parts.inner(), column("t", self.group), parts.mode == Mode::Leased);
@@ -178,8 +180,8 @@ impl Selection<'_> {
     }
 }
 
-/// Computes the room of each tenant: the number of free places below its first `top` ones, from the top. Open transactions
-/// have locked their places.
+/// Computes the room of each tenant: the number of free places below its first `top` ones, from the top. Open
+/// transactions have locked their places.
 const ROOMY: &str = "SELECT f.g, f.top - COALESCE((SELECT n FROM pg_catalog.generate_series(f.top, \
      GREATEST(f.top - f.wanted, 0) + 1, -1) n WHERE NOT pg_catalog.pg_try_advisory_xact_lock(f.class, n::int4) LIMIT 1), \
      GREATEST(f.top - f.wanted, 0)) AS room FROM tenant f";

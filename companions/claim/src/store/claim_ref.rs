@@ -25,12 +25,12 @@ const LONGEST: usize = 1 << 20;
 /// ```
 /// use leasehold_claim::{ClaimError, ClaimRef, ClaimStore, Claimed, Outcome};
 ///
-/// The receipt that a broker sends along with a message ..
+/// /// The receipt that a broker sends along with a message ..
 /// fn receipt(claimed: &Claimed) -> String {
 ///     claimed.claim.to_string()
 /// }
 ///
-/// .. and gets back as its acknowledgement. `Superseded`: too late, another worker has the message.
+/// /// .. and gets back as its acknowledgement. `Superseded`: too late, another worker has the message.
 /// async fn acknowledge(store: &dyn ClaimStore, receipt: &str) -> Result<(), ClaimError> {
 ///     let claim: ClaimRef = receipt.parse()?;
 ///     store.settle_one(&claim, Outcome::Done).await.map(drop)
@@ -95,7 +95,8 @@ impl FromStr for ClaimRef {
     ///
     /// # Errors
     ///
-    /// [`Malformed`](ClaimError::Malformed) for any other text, for example one that was cut off or is of a later version.
+    /// [`Malformed`](ClaimError::Malformed) for any other text, for example one that was cut off or is of a later
+    /// version.
     fn from_str(text: &str) -> Result<Self, ClaimError> {
         if text.len() > LONGEST {
             return Err(malformed(format!("it has {} bytes, and {LONGEST} are the most", text.len())));

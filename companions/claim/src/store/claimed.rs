@@ -31,9 +31,9 @@ pub struct Claimed {
 }
 
 impl Claimed {
-    /// Returns a number that grows with every claim of a row: the greatest epoch of the rows. Pass it to every resource
-    /// that the work changes, which must refuse a smaller number than it has seen for the row. `None` if the spec has no
-    /// epochs.
+    /// Returns a number that grows with every claim of a row: the greatest epoch of the rows. Pass it to every
+    /// resource that the work changes, which must refuse a smaller number than it has seen for the row. `None` if the
+    /// spec has no epochs.
     #[must_use]
     pub fn epoch(&self) -> Option<i64> {
         self.rows.iter().map(|row| row.epoch).max().filter(|epoch| *epoch > 0)

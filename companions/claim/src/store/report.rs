@@ -47,7 +47,8 @@ pub struct Swept {
 pub struct Upkeep {
     /// The result of the sweep.
     pub swept: Swept,
-    /// The time until the first lease ends. Zero if a lease has ended or the time is unknown, `None` if no row is taken.
+    /// The time until the first lease ends. Zero if a lease has ended or the time is unknown, `None` if no row is
+    /// taken.
     pub next: Option<Duration>,
 }
 

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::ClaimerCore;
 
-/// A worker that waits for a claim. Counted while this value lives.
+/// A worker that waits for a claim. The claimer counts it until this value is dropped.
 pub(crate) struct WaitingWorker<'a>(&'a ClaimerCore);
 
 impl<'a> WaitingWorker<'a> {

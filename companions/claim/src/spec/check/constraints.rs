@@ -247,7 +247,8 @@ impl TableCheck<'_> {
         Ok(())
     }
 
-    /// Returns whether a predicate holds for rows in `state`. `None` if it depends on another column, or the value is unknown.
+    /// Returns whether a predicate holds for rows in `state`. `None` if it depends on another column, or the value is
+    /// unknown.
     pub(super) async fn holds(&mut self, predicate: &str, state: &State) -> Result<Option<bool>, ClaimError> {
         let (spec, facts) = (self.spec, self.facts);
         let Some(fact) = facts.column(&spec.inner.state) else { return Ok(None) };

@@ -17,7 +17,8 @@ const FEW: i64 = 1_000;
 impl TableCheck<'_> {
     pub(super) async fn plan(&mut self) -> Result<(), ClaimError> {
         let (spec, facts) = (self.spec, self.facts);
-        // The server reads small tables completely, whatever indexes exist. EXPLAIN therefore runs with such plans disabled.
+        // The server reads small tables completely, whatever indexes exist. EXPLAIN therefore runs with such plans
+        // disabled.
         let explain = format!(
             "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off; \
              SET LOCAL max_parallel_workers_per_gather = 0; EXPLAIN (FORMAT JSON) {}",
@@ -123,8 +124,8 @@ impl TakePlan {
 }
 
 impl TableCheck<'_> {
-    /// Returns whether the plan finds rows in order and without settled ones. An incremental sort does no harm, because it only
-    /// sorts rows that are equal in the index.
+    /// Returns whether the plan finds rows in order and without settled ones. An incremental sort does no harm,
+    /// because it only sorts rows that are equal in the index.
     async fn is_good(&mut self, plan: &TakePlan) -> Result<bool, ClaimError> {
         let (spec, facts) = (self.spec, self.facts);
         let Some((name, condition)) = &plan.index else { return Ok(false) };

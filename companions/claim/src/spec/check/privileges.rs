@@ -87,8 +87,8 @@ impl TableCheck<'_> {
         Ok(())
     }
 
-    /// Checks for leases in the side table under the table's name without a schema. In a database with several tables of that
-    /// name the server does not know their table.
+    /// Checks for leases in the side table under the table's name without a schema. In a database with several tables
+    /// of that name the server does not know their table.
     async fn leases_of_before(&mut self, side: &Table) -> Result<(), ClaimError> {
         let (table, side_name) = (self.spec.table(), side.quoted());
         let bare = literal(&quote(table.name()));

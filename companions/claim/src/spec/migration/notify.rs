@@ -9,8 +9,8 @@ use crate::statements::payload::INSERTED;
 const COMMENT: &str = "Wakes workers that claim rows of the table. Made by leasehold-claim; \
                        see ClaimSpecBuilder::notify_on_insert.";
 
-/// A trigger for each inserting statement, and its function. Updates have none, because takes and settlements are updates, and
-/// their statements announce returned rows themselves.
+/// A trigger for each inserting statement, and its function. Updates have none, because takes and settlements are
+/// updates, and their statements announce returned rows themselves.
 pub(crate) struct NotifyTrigger {
     table: Table,
     function: Table,
@@ -68,7 +68,8 @@ impl NotifyTrigger {
             literal(COMMENT)
         );
         vec![
-            // The function runs with the rights of the inserting role, so only the owner of the table must be able to change it.
+            // The function runs with the rights of the inserting role, so only the owner of the table must be able to
+            // change it.
             MigrationStep::only_if("Inserted rows are announced to those who listen,", &is_missing, &create),
             MigrationStep::only_if("once for each transaction that inserts.", &is_off, &call),
         ]
@@ -79,8 +80,8 @@ impl NotifyTrigger {
         format!("EXISTS (SELECT {} AND {FIRES})", self.found())
     }
 
-    /// Builds the query for triggers that announce inserts, the best first. Columns: its name, whether it fires, whether the
-    /// table's owner has the function, the function, the owner.
+    /// Builds the query for triggers that announce inserts, the best first. Columns: its name, whether it fires,
+    /// whether the table's owner has the function, the function, the owner.
     pub(crate) fn look(&self) -> String {
         format!(
             "SELECT t.tgname::text, ({FIRES})::text, (p.proowner = c.relowner)::text, \
