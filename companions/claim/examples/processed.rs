@@ -1,7 +1,7 @@
 //! Uses an existing table: payments with an id and a column `processed boolean`.
 //!
 //! Four workers take payments, book them, and mark them as processed, in one transaction per batch. A payment is
-//! booked once even if a worker dies in between. Nothing is added to the table, because the row lock protects a
+//! booked once even if a worker dies before the commit. Nothing is added to the table, because the row lock protects a
 //! payment. Everything is in a separate schema, which is recreated on each run.
 //!
 //! ```text

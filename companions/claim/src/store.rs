@@ -97,7 +97,7 @@ pub trait ClaimStore: Sealed + fmt::Debug + fmt::Display + Send + Sync + 'static
     ///
     /// # Errors
     ///
-    /// As [`take`](Self::take).
+    /// The errors of [`take`](Self::take).
     ///
     /// # Cancel safety
     ///

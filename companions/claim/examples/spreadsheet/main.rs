@@ -87,14 +87,14 @@ pub async fn replay(url: &str, start: impl Fn(&str) -> Command) -> Result<Vec<St
     let changes = ["create 10", "update 10", "update 10", "create 20", "update 10"];
     let mut told = recorded(url, &start, &changes).await?;
     let schedule = [
-        ("A", "take"),   // Row 1, the creation of 10, and is at work from now on.
-        ("B", "take"),   // Not rows 2 and 3, which wait for row 1, but row 4.
+        ("A", "take"),   // Row 1, the creation of 10, and starts the work.
+        ("B", "take"),   // Row 4, because rows 2 and 3 wait for row 1.
         ("B", "settle"), // Row 4.
-        ("B", "take"),   // Not row 5 either, nor rows 2 and 3 in the next pass:
-        ("B", "take"),   // they wait as long as A is at row 1.
+        ("B", "take"),   // Nothing, because row 5 waits too. In the next pass
+        ("B", "take"),   // rows 2 and 3 still wait for row 1.
         ("A", "settle"), // Row 1.
         ("B", "take"),   // Rows 2, 3 and 5 together.
-        ("A", "take"),   // Nothing: no two processes are at one sheet.
+        ("A", "take"),   // Nothing, because B has the sheet.
         ("B", "settle"), // All three at once.
         ("A", "take"),   // Nothing is left.
     ];
@@ -111,15 +111,15 @@ pub async fn replay_held(url: &str, start: impl Fn(&str) -> Command) -> Result<V
     raw_sql("UPDATE request SET status = 'complete' WHERE id = 4").execute(&pool).await?;
     pool.close().await;
     let schedule = [
-        ("A", "take"),   // Row 1, the creation of 10, and is at work from now on.
-        ("B", "try"),    // Row 1 is locked: refused without waiting, and rolled back.
-        ("B", "take"),   // Not rows 2 and 3, which wait for row 1, but the group of sheet 20: row 5.
+        ("A", "take"),   // Row 1, the creation of 10, and starts the work.
+        ("B", "try"),    // Refused at once because row 1 is locked. Rolls back.
+        ("B", "take"),   // Row 5 of sheet 20, because rows 2 and 3 wait for row 1.
         ("B", "settle"), // Row 5, while A is still at work.
         ("B", "take"),   // Nothing is left in this pass,
-        ("B", "take"),   // and in the next one rows 2 and 3 wait for row 1: rolled back.
+        ("B", "take"),   // and in the next one rows 2 and 3 wait for row 1. Rolls back.
         ("A", "settle"), // Row 1.
         ("B", "take"),   // Rows 2 and 3 together.
-        ("A", "take"),   // Nothing: no two processes are at one sheet.
+        ("A", "take"),   // Nothing, because B has the sheet.
         ("B", "settle"), // Both at once.
         ("A", "take"),   // Nothing is left.
     ];

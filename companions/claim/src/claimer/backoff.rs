@@ -62,7 +62,7 @@ impl Backoff {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)] // What fails here fails the test.
+    #![allow(clippy::unwrap_used)] // An error here fails the test.
 
     use super::*;
 

@@ -79,7 +79,7 @@ fn of(spec: &ClaimSpec, row: &RowKey, group: Option<&Arc<str>>) -> LeftAloneKey 
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)] // What fails here fails the test.
+    #![allow(clippy::unwrap_used)] // An error here fails the test.
 
     use super::*;
     use crate::{ClaimSpec, States, Table};

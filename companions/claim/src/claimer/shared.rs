@@ -39,7 +39,7 @@ pub(crate) struct SettleRequest {
     pub(crate) hold: Arc<InFlight>,
     pub(crate) outcome: Outcome,
     pub(crate) reply: Option<SettleReply>,
-    /// Whether this end replaces one that the store has refused.
+    /// Whether this end replaces another end, which the store has refused.
     pub(crate) is_instead: bool,
 }
 
@@ -218,7 +218,7 @@ impl ClaimerCore {
         u32::try_from(wanted).unwrap_or(u32::MAX).min(self.config.batch)
     }
 
-    /// Removes claims that no worker has started: all, or those that waited for longer than `patience`.
+    /// Removes claims that no worker has started: all, or only claims that waited for longer than `patience`.
     pub(crate) fn unbegun(&self, patience: Option<Duration>) -> Vec<Arc<InFlight>> {
         let mut ready = lock(&self.ready);
         let is_over = |since: &Instant| patience.is_none_or(|patience| since.elapsed() >= patience);
@@ -402,7 +402,7 @@ impl ClaimerCore {
         self.returned.load(Ordering::Acquire) > 0
     }
 
-    // ---- what is held ----
+    // ---- held claims ----
 
     pub(crate) fn held(&self) -> Vec<Arc<InFlight>> {
         lock(&self.holds).values().cloned().collect()

@@ -111,7 +111,7 @@ impl HeldSearch<'_> {
         if self.held.parts().inner().limit.is_some() { self.plain(text).await } else { Ok(()) }
     }
 
-    /// Takes a place for each candidate of `found` and returns those that got one. Skips the other tenants.
+    /// Takes a place for each candidate of `found`. Returns the candidates with a place and skips the other tenants.
     async fn place_all(
         &mut self,
         search: &mut Search<'_>,

@@ -62,7 +62,7 @@ impl PgHeld {
         Ok(taking)
     }
 
-    /// Checks that a transaction is open. The driver knows of those that it has begun. For others the server decides:
+    /// Checks that a transaction is open. The driver knows of its own transactions. For others the server decides:
     /// outside a transaction, the start of the transaction is the receipt of the statement.
     pub(super) async fn inside(&self, connection: &mut PgConnection) -> Result<(), ClaimError> {
         if connection.is_in_transaction() {

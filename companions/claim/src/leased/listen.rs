@@ -83,7 +83,7 @@ impl PgWake {
                 "behind a pooler in transaction mode nobody is told of new work; polls find it",
             ));
         }
-        // A separate connection, because the pool would lose one of its own indefinitely.
+        // A separate connection, because a connection of the pool would be missing there indefinitely.
         let pool = PgPoolOptions::new()
             .max_connections(1)
             .max_lifetime(None)
@@ -94,7 +94,7 @@ impl PgWake {
         let begin = async {
             let mut listener = PgListener::connect_with(&pool).await?;
             listener.ignore_pool_close_event(true);
-            // No silent reconnect, because notifications are lost meanwhile and the caller must check for work.
+            // No silent reconnect, because notifications are lost in the gap and the caller must check for work.
             listener.eager_reconnect(false);
             listener.listen(channel).await?;
             Ok(listener)

@@ -1,4 +1,4 @@
-//! Goes on with all rows except those that the table refuses to write.
+//! Goes on with the other rows if the table refuses to write some.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::statements::row::key_of;
 pub(super) const BEYOND: i64 = 1_000;
 
 impl PgClaims {
-    /// Writes the due rows around those that the table refuses. `all` lists due rows, and `some` writes a part of
+    /// Writes the due rows that the table does not refuse. `all` lists due rows, and `some` writes a part of
     /// them. The errors are those of [`write_in_halves`](Self::write_in_halves).
     pub(super) async fn skip_refused(
         &self,

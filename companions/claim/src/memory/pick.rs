@@ -105,7 +105,8 @@ pub(super) fn is_ready(spec: &Inner, siblings: &Siblings, row: &MemoryRow, take:
     is_open(spec, row, take, now) && siblings.standing(spec, row) == Readiness::Ready
 }
 
-/// Returns whether a claim could take the row if other workers had claimed neither the row nor one that it depends on.
+/// Returns whether a claim could take the row if other workers had claimed neither the row nor a row that it depends
+/// on.
 pub(super) fn is_pending(
     spec: &Inner,
     siblings: &Siblings,

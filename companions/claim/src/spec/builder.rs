@@ -141,9 +141,7 @@ impl ClaimSpecBuilder {
     ///
     /// A take locks its tenants briefly. Takes that find a tenant locked skip it and come back after a pause. The
     /// migration makes two further indexes for a limit.
-    ///
-    /// Whoever takes locks the tenants for a moment; who finds them locked passes over them, and comes back after a
-    /// pause. A table with this has two further indexes, which the migration makes.
+
     ///
     /// ```
     /// use leasehold_claim::{ClaimSpec, States, Table};
@@ -167,8 +165,8 @@ impl ClaimSpecBuilder {
         self
     }
 
-    /// Makes rows of `kind` wait until every row of kind `on` in the same group is done. `failed` says what happens
-    /// to them if such a row has failed (or is exhausted), and `missing` if no such row exists.
+    /// Makes rows of `kind` wait until every row of kind `on` in the same group is done. `failed` decides about them
+    /// if such a row has failed (or is exhausted), and `missing` if no such row exists.
     pub fn waits(mut self, kind: &str, on: &str, failed: Unmet, missing: Unmet) -> Self {
         self.inner.preconditions.push(Precondition { kind: kind.into(), on: on.into(), failed, missing });
         self

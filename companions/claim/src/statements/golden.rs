@@ -1,7 +1,7 @@
 //! Compares the finished statements of typical specs with the files `companions/claim/sql/*.sql`, which a reader can
 //! open. The test fails if a statement differs from its file.
 
-#![allow(clippy::unwrap_used)] // What fails here fails the test.
+#![allow(clippy::unwrap_used)] // An error here fails the test.
 
 mod layout;
 mod parameters;

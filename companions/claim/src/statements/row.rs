@@ -78,7 +78,7 @@ fn as_json(of: &Column) -> String {
     )
 }
 
-/// Names these columns, and those of the cursor, in `alias`.
+/// Names these columns, and the columns of the cursor, in `alias`.
 pub(crate) fn names(parts: &SqlParts, order: &RowOrder, alias: &str) -> String {
     let inner = parts.inner();
     let optional = [

@@ -95,8 +95,7 @@ impl FromStr for ClaimRef {
     ///
     /// # Errors
     ///
-    /// [`Malformed`](ClaimError::Malformed) for any other text, for example one that was cut off or is of a later
-    /// version.
+    /// [`Malformed`](ClaimError::Malformed) for any other text, for example if it was cut off or is of a later version.
     fn from_str(text: &str) -> Result<Self, ClaimError> {
         if text.len() > LONGEST {
             return Err(malformed(format!("it has {} bytes, and {LONGEST} are the most", text.len())));
@@ -176,7 +175,7 @@ fn unescape(text: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)] // What fails here fails the test.
+    #![allow(clippy::unwrap_used)] // An error here fails the test.
 
     use proptest::prelude::*;
 

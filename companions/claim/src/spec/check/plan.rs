@@ -17,7 +17,7 @@ const FEW: i64 = 1_000;
 impl TableCheck<'_> {
     pub(super) async fn plan(&mut self) -> Result<(), ClaimError> {
         let (spec, facts) = (self.spec, self.facts);
-        // The server reads small tables completely, whatever indexes exist. EXPLAIN therefore runs with such plans
+        // The server reads small tables completely even with a fitting index. EXPLAIN therefore runs with such plans
         // disabled.
         let explain = format!(
             "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off; \

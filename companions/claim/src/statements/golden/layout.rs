@@ -3,7 +3,7 @@
 /// The longest line, unless a single expression is longer.
 const WIDTH: usize = 110;
 
-/// What stands in brackets is not broken if it is no longer than this.
+/// The longest bracket that stays on one line.
 const SHORT: usize = 40;
 
 /// Words that begin a line of a query.
@@ -28,14 +28,14 @@ const CLAUSES: [&str; 18] = [
     "ON",
 ];
 
-/// A piece of a statement: a word with what is written together with it, or what stands between brackets.
+/// A piece of a statement: a word with adjacent characters, or the contents of a bracket.
 #[derive(Debug)]
 enum Piece {
     Word(String),
     Group { open: String, inside: Vec<Piece>, close: String },
 }
 
-/// The statement with a line for each clause, and its brackets indented.
+/// Formats the statement with a line for each clause and indented brackets.
 pub(super) fn layout(sql: &str) -> String {
     let mut tokens = tokens(sql).into_iter().peekable();
     let pieces = parse(&mut tokens, None).0;
@@ -44,12 +44,12 @@ pub(super) fn layout(sql: &str) -> String {
     lines.join("\n")
 }
 
-/// The statement without the white space that means nothing.
+/// Removes the insignificant white space of a statement.
 pub(super) fn squeezed(sql: &str) -> String {
     tokens(sql).join(" ").replace("( ", "(").replace(" )", ")")
 }
 
-/// Words, brackets and commas. Quoted text is one word.
+/// Splits the statement into words, brackets and commas. Quoted text is one word.
 fn tokens(sql: &str) -> Vec<String> {
     let (mut all, mut word, mut quote) = (Vec::new(), String::new(), None);
     for c in sql.chars() {
@@ -132,7 +132,7 @@ fn word(piece: &Piece) -> &str {
     }
 }
 
-/// One line if it fits, else one for each clause.
+/// Formats one line if it fits, else one for each clause.
 fn block(pieces: &[Piece], indent: usize, lines: &mut Vec<String>) {
     let text = flat(pieces);
     if indent + text.len() <= WIDTH {
@@ -147,7 +147,7 @@ fn block(pieces: &[Piece], indent: usize, lines: &mut Vec<String>) {
     }
 }
 
-/// Whether a clause begins here.
+/// Returns whether a clause begins here.
 fn begins(pieces: &[Piece], at: usize) -> bool {
     let (before, this) = (word(&pieces[at - 1]), word(&pieces[at]));
     let next = pieces.get(at + 1).map_or("", word);
@@ -162,7 +162,7 @@ fn begins(pieces: &[Piece], at: usize) -> bool {
     }
 }
 
-/// One line if it fits, else broken at its commas or at its conditions, the rest of it indented by `more`.
+/// Formats one line if it fits, else breaks it at commas or conditions and indents the rest by `more`.
 fn clause(pieces: &[Piece], indent: usize, more: usize, lines: &mut Vec<String>) {
     let text = flat(pieces);
     let is_with = word(&pieces[0]) == "WITH";
@@ -187,7 +187,7 @@ fn clause(pieces: &[Piece], indent: usize, more: usize, lines: &mut Vec<String>)
     }
 }
 
-/// How a piece ends.
+/// Returns the end of a piece.
 fn closes(piece: &Piece) -> &str {
     match piece {
         Piece::Word(word) => word,
@@ -195,7 +195,7 @@ fn closes(piece: &Piece) -> &str {
     }
 }
 
-/// One line if it fits, else with what stands in its brackets on lines of their own.
+/// Formats one line if it fits, else puts the contents of brackets on separate lines.
 fn item(pieces: &[Piece], indent: usize, lines: &mut Vec<String>) {
     let mut line = format!("{:indent$}", "");
     let mut is_begun = false;

@@ -1,4 +1,4 @@
-//! What the parameters of statements mean.
+//! The meaning of parameters of statements.
 
 pub(super) type Parameters = Vec<(&'static str, String)>;
 
@@ -6,7 +6,7 @@ pub(super) fn given(parameters: &[(&'static str, &str)]) -> Parameters {
     parameters.iter().map(|(kind, meaning)| (*kind, (*meaning).to_owned())).collect()
 }
 
-/// The first four parameters of what finds rows, and further ones.
+/// Lists the first four parameters of statements that find rows, and more.
 pub(super) fn finding(more: &[(&'static str, &str)]) -> Parameters {
     let first = [
         ("bigint", "the most claims"),
@@ -17,7 +17,7 @@ pub(super) fn finding(more: &[(&'static str, &str)]) -> Parameters {
     given(&[&first, more].concat())
 }
 
-/// The same with the values of a cursor at the end.
+/// Lists these parameters and the values of a cursor.
 pub(super) fn behind(order: &[&str], more: &[(&'static str, &str)]) -> Parameters {
     let mut parameters = finding(more);
     parameters
@@ -37,7 +37,7 @@ pub(super) const CLAIMED: [(&str, &str); 5] = [
     ("bigint[]", "its epoch"),
 ];
 
-/// The rows of claims that are to end.
+/// Lists the parameters for the rows of claims to end.
 pub(super) fn ends() -> Parameters {
     given(
         &[&CLAIMED[..], &[("text[]", "the message of its end"), ("bigint[]", "its pause in milliseconds")]]
@@ -45,7 +45,7 @@ pub(super) fn ends() -> Parameters {
     )
 }
 
-/// The row of the only claim that is to end.
+/// Lists the parameters for the row of a single claim to end.
 pub(super) fn end() -> Parameters {
     given(&[
         ("bigint", "the number of the claim in this call"),

@@ -1,4 +1,4 @@
-//! Files whose statements take rows each on its own.
+//! Files with statements that take single rows.
 
 use std::time::Duration;
 

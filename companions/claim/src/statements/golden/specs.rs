@@ -24,14 +24,14 @@ use crate::statements::{BEGIN, lists};
 use crate::store::{Outcome, Take};
 use leasehold_table_schema::Table;
 
-/// The name of a file, what it says first, and its statements.
+/// The name of a file, its head, and its statements.
 pub(super) type File = (&'static str, String, Vec<Statement>);
 
 pub(super) fn files() -> Vec<File> {
     vec![queue(), held(), ordered(), of_groups(), of_tenants(), waits(), beside()]
 }
 
-/// A table `job` whose rows are due from a time on, have attempts and are kept for a month after their end.
+/// Describes a table `job` with due times, attempts and a retention of a month.
 pub(super) fn job() -> ClaimSpecBuilder {
     let states = States::text(["new"], "done").taken("running").failed("failed").exhausted("dead");
     ClaimSpec::builder(Table::new("job").unwrap())
@@ -45,7 +45,7 @@ pub(super) fn job() -> ClaimSpecBuilder {
         .retention(Retention::KeepFor(Duration::from_secs(30 * 86_400)))
 }
 
-/// A table, and what is asked for in its statements.
+/// A table, and the request of its statements.
 pub(super) struct Case {
     pub(super) parts: SqlParts,
     pub(super) order: RowOrder,
