@@ -3,9 +3,9 @@
 use std::hash::Hasher as _;
 
 /// Returns the number of the advisory lock on `group`, the same for leased and held claims. `relation` is the OID of
-/// the table. The number is a 64-bit FNV-1a hash over the group's text and, before it, the text's length in bytes as a
-/// little-endian `u64`. The OID is XORed into both halves. Two groups with the same number block each other, which is
-/// safe.
+/// the table. The number is a 64-bit FNV-1a hash over the group's text and, before it, the text's length in bytes as
+/// a little-endian `u64`. Both halves are combined with the OID by exclusive or. Two groups with the same number
+/// block each other, which is safe.
 ///
 /// The OID changes when a database is restored, but no lock survives that. The table's name would not do, because
 /// with a schema for each tenant one name means many tables.
