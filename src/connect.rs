@@ -8,7 +8,7 @@ use leasehold_engine::scheme::OpenOptions;
 
 use crate::{schemes, stores};
 
-/// What [`connect_with`] is told beside the URL.
+/// The options of [`connect_with`], beside the URL.
 #[derive(Clone, Default)]
 pub struct ConnectOptions {
     key_class: Option<fn(&LockKey) -> &str>,
@@ -16,21 +16,22 @@ pub struct ConnectOptions {
 }
 
 impl ConnectOptions {
-    /// As [`connect`].
+    /// Makes options without additions to the URL.
     #[must_use]
     pub const fn new() -> Self {
         Self { key_class: None, open: OpenOptions::new() }
     }
 
-    /// Puts keys into few classes for the label `key_class` of the metrics, instead of by the part before the first
-    /// `:`; see [`EngineBuilder::key_class`](crate::engine::EngineBuilder::key_class).
+    /// Sets the function that puts keys into few classes for the label `key_class` of the metrics, instead of
+    /// the part before the first `:`. See
+    /// [`EngineBuilder::key_class`](crate::engine::EngineBuilder::key_class).
     #[must_use]
     pub fn key_class(mut self, class: fn(&LockKey) -> &str) -> Self {
         self.key_class = Some(class);
         self
     }
 
-    /// Calls `credentials` whenever a session with a Postgres server is opened, for passwords that change; see
+    /// Calls `credentials` whenever a session with a Postgres server is opened, for passwords that change. See
     /// [`PgConfig::credentials`](crate::postgres::PgConfig::credentials). Other stores never call it.
     #[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
     #[must_use]
@@ -43,7 +44,8 @@ impl ConnectOptions {
         self
     }
 
-    /// Opens the store to look at it: a directory of files is not made. For the command, and not part of the interface.
+    /// Opens the store only for inspection, which does not create a directory of files. For the command, and
+    /// not part of the interface.
     #[doc(hidden)]
     #[must_use]
     pub fn look_only(mut self) -> Self {
@@ -60,58 +62,74 @@ impl fmt::Debug for ConnectOptions {
 
 /// Connects to the store that `url` names.
 ///
+/// ```
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), leasehold::Error> {
+/// use leasehold::LockExt as _;
+/// let lock = leasehold::connect("memory:jobs?ttl=30s").await?;
+/// let guard = lock.key("nightly-report").acquire().await?;
+/// guard.release().await
+/// # }
+/// ```
+///
 /// | URL | Store |
 /// |---|---|
-/// | `memory:` | a private store of this process, gone with the returned lock |
-/// | `memory:NAME` | the store of that name in this process, shared by all that connect to it |
-/// | `file:///DIRECTORY` | the store in that directory, between the processes of this machine |
-/// | `postgres://`, `postgres+advisory://` | advisory locks, kept by sessions of our own |
-/// | `postgres+advisory-xact://` | advisory locks, each kept by a transaction of its own |
-/// | `postgres+row://` | mutex rows, which stay shut when their holder dies |
-/// | `postgres+ttl://` | lease rows |
-/// | a scheme of [`register_scheme`](crate::register_scheme) | a store of your own |
+/// | `memory:` | memory: a private store of this process, gone with the returned lock |
+/// | `memory:NAME` | memory: the store of that name in this process, shared by all its clients |
+/// | `file:///DIRECTORY` | file: the store in that directory, between the processes of this machine |
+/// | `postgres://`, `postgres+advisory://` | session: advisory locks of sessions that leasehold opens |
+/// | `postgres+advisory-xact://` | transaction: advisory locks, each in a separate transaction |
+/// | `postgres+row://` | row: mutex rows, which stay locked when their holder dies |
+/// | `postgres+ttl://` | lease: rows with a lease |
+/// | a scheme of [`register_scheme`](crate::register_scheme) | a registered store |
 ///
-/// Parameters: `memory:NAME?ttl=30s` gives every lock taken through this connection a lease of that
-/// TTL unless the call names another; `file:///DIRECTORY?poll=20ms` sets how often a waiter asks where it cannot
-/// wait in the kernel,
-/// `?mode=0660` lets the users of one group share a new directory (`0666`: everybody), and `?read-only=true` looks only.
-/// A Postgres URL goes on like libpq's, `//user:password@host:5432/database?sslmode=require`, also with several hosts; what
-/// it leaves out comes from `PGHOST`, `PGUSER`, `PGCONNECT_TIMEOUT` and so on. Parameters of our own: `schema=NAME`,
-/// `install=true` (install the schema when connecting), `pooler=transaction` (or `none`, `detect`),
-/// `connect_timeout=5s` and `statement_timeout=5s`, `idle=10m` (close the sessions of a client that is not used); for rows `poll=500ms`, for leases `ttl=30s` as well; for rows and
-/// advisory locks `lost_after=10s`, how long a holder that gets no answer counts as holding; for advisory locks also
-/// `confirm_every=3s`, `server_gives_up=15s`, and
-/// `hash=fnv` (or `sha256`, `raw`, `pair`, `djb2`, `djb2-reverse`, `sqlx`), how keys become numbers.
+/// A Postgres URL continues like libpq's, `//user:password@host:5432/database?sslmode=require`, also with
+/// several hosts. Omitted parts come from `PGHOST`, `PGUSER`, `PGCONNECT_TIMEOUT` and the other variables of
+/// libpq. Parameters of leasehold:
+///
+/// | Parameter | Stores | Meaning |
+/// |---|---|---|
+/// | `ttl=30s` | memory, lease | the default TTL of each lock taken through this connection |
+/// | `poll=20ms` | file, row, lease | the poll interval of a waiter (file: if it cannot wait in the kernel) |
+/// | `mode=0660` | file | lets the users of one group share a new directory (`0666`: all users) |
+/// | `read-only=true` | file | allows only inspection |
+/// | `schema=NAME`, `install=true` | Postgres | the schema, and whether connecting installs it |
+/// | `pooler=transaction` | Postgres | the pooler in front of the server (or `none`, `detect`) |
+/// | `connect_timeout=5s`, `statement_timeout=5s` | Postgres | time limits |
+/// | `idle=10m` | Postgres | the time after which sessions of an unused client are closed |
+/// | `lost_after=10s` | session, transaction, row | how long a holder without an answer counts as holding |
+/// | `confirm_every=3s`, `server_gives_up=15s` | session, transaction | confirmations, and the server's limit for a silent client |
+/// | `hash=fnv` | session, transaction | the hash of keys (or `sha256`, `raw`, `pair`, `djb2`, `djb2-reverse`, `sqlx`) |
+///
 /// Durations are written `250ms`, `30s`, `5m`, `1h`, `7d` or `1h30m`.
 ///
-/// The type says only [`Lock`], whatever the store. What the store's engine counts is published by the cargo
-/// feature `metrics`; to read it in the program, connect with the store's own function (such as `memory::connect`
-/// or `postgres_row::connect`), which returns the [`Engine`](crate::engine::Engine) with its
+/// The returned type is [`Lock`] for every store. The cargo feature `metrics` publishes the engine's counters.
+/// To read them in the program, connect by the store's own function (such as `memory::connect` or
+/// `postgres_row::connect`), which returns the [`Engine`](crate::engine::Engine) with its
 /// [`counters`](crate::engine::Engine::counters).
 ///
 /// # Blocking
 ///
-/// Connections and timers run on the runtime on which this is called. On a current-thread runtime nothing may block its
-/// thread while a lock is awaited: `futures::executor::block_on` around `acquire()`, called from a task there, hangs
-/// beyond the wait's budget, because the server's answer is never read. Await instead, or connect on a runtime with several
-/// workers.
+/// Connections and timers run on the current runtime. On a current-thread runtime, do not block its thread
+/// while a lock is awaited. For example, `futures::executor::block_on` around `acquire()` in a task hangs
+/// beyond the wait budget, because the server's reply is never read. Await instead, or connect on a runtime
+/// with several workers.
 ///
 /// # Errors
 ///
-/// [`InvalidOption`](crate::ErrorKind::InvalidOption) for an unknown scheme or parameter, a parameter
-/// given twice and a value that cannot be used; [`Unsupported`](crate::ErrorKind::Unsupported) for a
-/// store that was not compiled in, naming the cargo feature; [`NoRuntime`](crate::ErrorKind::NoRuntime)
-/// outside a tokio runtime; and what the store answers. No error repeats the URL, which may hold a
-/// password.
+/// [`InvalidOption`](crate::ErrorKind::InvalidOption) for an unknown scheme or parameter, a parameter given
+/// twice, and an unusable value. [`Unsupported`](crate::ErrorKind::Unsupported) with the cargo feature for a
+/// store that was not compiled in. [`NoRuntime`](crate::ErrorKind::NoRuntime) outside a tokio runtime.
+/// Otherwise the error of the store. No error repeats the URL, which may contain a password.
 ///
 /// # Cancel safety
 ///
-/// Dropping the future drops the connection; nothing is held yet.
+/// If dropped, the connection is dropped. The client holds no lock yet.
 pub async fn connect(url: &str) -> Result<Arc<dyn Lock>, Error> {
     connect_with(url, ConnectOptions::new()).await
 }
 
-/// As [`connect`], with what a URL cannot say.
+/// Connects like [`connect`], with `options` that a URL cannot contain.
 ///
 /// # Errors
 ///

@@ -79,7 +79,7 @@ fn fuzz_urls() {
     });
 }
 
-/// All that an error has to say.
+/// Returns the whole text of an error, with its sources.
 fn said(error: &Error) -> String {
     let mut text = format!("{error} {error:?}");
     let mut cause = error.source();
@@ -94,7 +94,7 @@ fn is_silent(url: &str, shown: &str) {
     assert!(!has_password(url) || !shown.contains(PASSWORD), "the password is shown: {shown}");
 }
 
-/// Whether somebody means a password by it, who may not have escaped it.
+/// Returns whether the URL contains the password, possibly unescaped.
 fn has_password(url: &str) -> bool {
     let Some((scheme, rest)) = url.split_once("://") else { return false };
     let Some((before, behind)) = rest.split_once(PASSWORD) else { return false };
@@ -103,14 +103,14 @@ fn has_password(url: &str) -> bool {
     let of_user = !is_path && before.contains(':') && !before.contains('@') && behind.contains('@');
     let is_parameter = before.ends_with("?password=") || before.ends_with("&password=");
     let is_first = before.matches('?').count() == 1 && !before.contains('#');
-    // As the parser reads it, so that it is not shown from elsewhere.
+    // Decoded as the parser does, because the decoded text can show the password elsewhere.
     let plain = url.replace(['\t', '\n', '\r'], "");
     let decoded = url::form_urlencoded::parse(plain.as_bytes());
     let times: usize = decoded.map(|(name, value)| (name + &*value).matches(PASSWORD).count()).sum();
     is_scheme && times == 1 && (of_user || is_parameter && is_first)
 }
 
-/// As it is written, unless it takes millions of years: those have no spelling that is always read.
+/// Returns the written form, unless the duration is millions of years, which have no form that is always read.
 fn written(duration: Duration) -> Option<String> {
     let days = duration.as_secs() / 86_400;
     (days <= 1_000_000).then(|| format!("{days}d{}ms", duration.as_millis() % 86_400_000))

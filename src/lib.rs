@@ -7,8 +7,7 @@
 //!
 //! # In domain code
 //!
-//! Domain code depends on [`Lock`] as `Arc<dyn Lock>`: the store is chosen once, at start-up, by
-//! [`connect`]. Guards and futures are `Send`, so they go into tasks:
+//! Domain code depends on [`Lock`] as `Arc<dyn Lock>`, and [`connect`] chooses the store at start-up. Guards and futures are `Send`, so they go into tasks:
 //!
 #![cfg_attr(feature = "memory", doc = "```")]
 #![cfg_attr(not(feature = "memory"), doc = "```no_run")]
@@ -23,7 +22,7 @@
 //!     spend(guard.token(), 10).await;
 //!     guard.release().await?; // lost or unknown is an error; drop is the safety net
 //!
-//!     // `?` makes an `Error` of a `RunError`, which also says whether the body has run.
+//!     // `?` makes an `Error` of a `RunError`, which also has a case for a body that did not run.
 //!     let report = lock.key("nightly-report").run(async |guard| build(guard.token()).await).await?;
 //!     assert_eq!(report, "built");
 //!     match lock.key("deploy").max_hold(HOUR).run(async |guard| build(guard.token()).await).await {
@@ -87,12 +86,12 @@
 //! # }
 //! ```
 //!
-//! # A store of your own
+//! # Your own store
 //!
-//! The module [`engine`] is the crate `leasehold-engine`: implement its trait [`Backend`](engine::Backend), and an
-//! [`Engine`](engine::Engine) makes a [`Lock`] of it that keeps the contract. The stores' own `connect` functions
-//! give an engine too, with its [`counters`](engine::Engine::counters). [`register_scheme`] has [`connect`] know it by a URL,
-//! and so the command, in a program that links both (`leasehold-cli`).
+//! The module [`engine`] is the crate `leasehold-engine`. Implement its trait [`Backend`](engine::Backend), and an
+//! [`Engine`](engine::Engine) turns it into a [`Lock`] that keeps the contract. The stores' own `connect` functions also
+//! return an engine, with its [`counters`](engine::Engine::counters). [`register_scheme`] makes the store known to
+//! [`connect`] by a URL, and to the command in a program that links both (`leasehold-cli`).
 //!
 //! # Features
 //!
@@ -103,18 +102,18 @@
 //! | `postgres-advisory` | the modules `postgres` and `postgres_advisory`, `postgres://`, `postgres+advisory://` and `postgres+advisory-xact://` URLs |
 //! | `postgres-row` | the modules `postgres` and `postgres_row`, and `postgres+row://` URLs |
 //! | `postgres-ttl` | the modules `postgres` and `postgres_ttl`, and `postgres+ttl://` URLs |
-//! | `claim` | the modules `postgres` and `claim`: each row of your own table to one worker |
+//! | `claim` | the modules `postgres` and `claim`: each row of your table to one worker |
 //! | `capture` | `claim`, and the module `capture`: triggers that record each change of other tables as a row to be claimed |
-//! | `plain-tables` | `claim`, and the module `plain_tables`: locks in tables of your own |
-//! | `tower` | the module `tower`: a lock around a request, for HTTP, gRPC and messages; with `postgres-advisory` also a transaction around it |
-//! | `axum` | `tower`, and in its module what only axum has: extractors, keys of path parameters |
+//! | `plain-tables` | `claim`, and the module `plain_tables`: locks in your tables |
+//! | `tower` | the module `tower`: a lock around a request, for HTTP, gRPC and messages, and with `postgres-advisory` also a transaction around it |
+//! | `axum` | `tower`, and in its module the parts for axum: extractors, keys of path parameters |
 //! | `idempotency` | the modules `postgres` and `idempotency`: keys whose record and effect share one transaction |
 //! | `idempotency-tower` | in `idempotency`, middleware for axum |
 //! | `metrics` | waits, holds, losses and renewals, published through the crate `metrics` (`docs/metrics.md`) |
-//! | `test-util` | `memory`, and in its module the test double: moved time, forced loss, scripted faults; with `claim`, claims in memory |
-//! | `tls-native-tls`, `tls-rustls-aws-lc-rs`, `tls-rustls-ring-webpki`, `tls-rustls-ring-native-roots` | one of the driver's ways to speak TLS; without one, `sslmode=require` is an error |
+//! | `test-util` | `memory`, and in its module the test double: moved time, forced loss, scripted faults, and with `claim` claims in memory |
+//! | `tls-native-tls`, `tls-rustls-aws-lc-rs`, `tls-rustls-ring-webpki`, `tls-rustls-ring-native-roots` | one TLS library of the driver each. Without one, `sslmode=require` is an error |
 //!
-//! A feature only adds: it changes nothing of what is there without it.
+//! A feature only adds items. It changes no others.
 
 mod connect;
 mod duration;
@@ -128,14 +127,14 @@ mod stores;
 pub use connect::{ConnectOptions, connect, connect_with};
 pub use leasehold_api::*;
 pub use schemes::register_scheme;
-// For the command `leasehold` alone: it reads its arguments as `connect` reads URLs, by one definition. Not part of
-// the interface of a lock.
+// For the command `leasehold` only, which reads its arguments by the same definition as URLs. Not part of the
+// interface of a lock.
 #[doc(hidden)]
 pub use duration::parse_duration;
 #[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
 pub use postgres_urls::{postgres_config, postgres_credentials, postgres_stores};
 
-/// For store authors, and for those who read an engine's counters: what makes a [`Lock`] of a store.
+/// The engine that turns a store into a [`Lock`], for store authors and for reading an engine's counters.
 pub use leasehold_engine as engine;
 
 /// The store inside this process.
@@ -146,7 +145,7 @@ pub use leasehold_memory as memory;
 #[cfg(feature = "file")]
 pub use leasehold_file as file;
 
-/// What the Postgres stores share: the way to the server, the schema, numbers for keys.
+/// The common parts of the Postgres stores: connections, the schema, numbers for keys.
 #[cfg(any(
     feature = "postgres-advisory",
     feature = "postgres-row",
@@ -160,7 +159,7 @@ pub use leasehold_postgres as postgres;
 #[cfg(feature = "postgres-advisory")]
 pub use leasehold_postgres_advisory as postgres_advisory;
 
-/// Postgres mutex rows, which stay shut when their holder dies.
+/// Postgres mutex rows, which stay locked when their holder dies.
 #[cfg(feature = "postgres-row")]
 pub use leasehold_postgres_row as postgres_row;
 
@@ -168,7 +167,7 @@ pub use leasehold_postgres_row as postgres_row;
 #[cfg(feature = "postgres-ttl")]
 pub use leasehold_postgres_ttl as postgres_ttl;
 
-/// Claims on the rows of your own Postgres table: each row to one worker, nothing lost, no zombie.
+/// Claims on the rows of your Postgres table. Each row goes to one worker, and no row is lost.
 #[cfg(feature = "claim")]
 pub use leasehold_claim as claim;
 
@@ -176,7 +175,7 @@ pub use leasehold_claim as claim;
 #[cfg(feature = "capture")]
 pub use leasehold_capture as capture;
 
-/// Locks in plain tables of your own: an id and a boolean, or an id, a timestamp and a timeout.
+/// Locks in your plain tables: an id and a boolean, or an id, a timestamp and a timeout.
 #[cfg(feature = "plain-tables")]
 pub use leasehold_plain_tables as plain_tables;
 

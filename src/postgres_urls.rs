@@ -1,4 +1,4 @@
-//! Postgres URLs, for what a program does on the server besides locking.
+//! Postgres URLs, for programs that use the server for more than locks.
 
 use leasehold_api::Error;
 use leasehold_engine::scheme::invalid;
@@ -7,20 +7,20 @@ use leasehold_postgres::{Credentials, PgConfig, scheme};
 
 use crate::stores;
 
-/// The server, database and schema that a Postgres URL names, for what is done there besides locking:
-/// installing the schema, looking at the server.
+/// Returns the server, database and schema of a Postgres URL, for work besides locking, such as installing the
+/// schema.
 ///
 /// # Errors
 ///
-/// [`InvalidOption`](crate::ErrorKind::InvalidOption) for the URL of another store and for everything
-/// that [`connect`](crate::connect()) would refuse about it. No error repeats the URL.
+/// [`InvalidOption`](crate::ErrorKind::InvalidOption) for the URL of another store, and for a URL that
+/// [`connect`](crate::connect()) refuses. No error repeats the URL.
 pub fn postgres_config(url: &str) -> Result<PgConfig, Error> {
     stores::read(url)?.extension::<PgConfig>().cloned().ok_or_else(not_of_postgres)
 }
 
-/// The user and the password that a Postgres URL names, or the environment where it names none: for
-/// [`ConnectOptions::credentials`](crate::ConnectOptions::credentials), where the URL is a secret that changes. Nothing else
-/// of the URL counts.
+/// Returns the user and the password of a Postgres URL, or of the environment if the URL has none. The other
+/// parts of the URL are ignored. For [`ConnectOptions::credentials`](crate::ConnectOptions::credentials), if
+/// the URL is a secret that changes.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! Stores of others, by the schemes of their URLs.
+//! Registered stores, by the schemes of their URLs.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -14,12 +14,12 @@ type Open = Arc<dyn Fn(String) -> Opening + Send + Sync>;
 
 static OTHERS: RwLock<BTreeMap<String, Open>> = RwLock::new(BTreeMap::new());
 
-/// From now on [`connect`](crate::connect) hands URLs of this scheme to `open`, in the whole process: for a store of your
-/// own, in programs that know stores by their URLs, such as the command.
+/// Registers a scheme, for stores outside leasehold: [`connect`](crate::connect) then passes URLs of this
+/// scheme to `open`, in the whole process. Use it in programs that open stores by URLs, such as the command.
 ///
-/// `open` gets the URL as it was given, but for space around it, with all its parameters, and what [`connect_with`] is told
-/// beside the URL is not passed on. Its errors should not repeat the URL, which may hold a password. Register before anybody
-/// connects, as the first thing in `main`:
+/// `open` gets the whole URL without surrounding space, but not the options of [`connect_with`]. Its errors
+/// should not repeat the URL, which may contain a password. Register at the start of `main`, before the first
+/// connection:
 ///
 /// ```
 /// use leasehold::{Lock as _, connect, memory, register_scheme};
@@ -34,13 +34,13 @@ static OTHERS: RwLock<BTreeMap<String, Open>> = RwLock::new(BTreeMap::new());
 /// # }
 /// ```
 ///
-/// The command with this store in it is a program of two lines more: register, then `leasehold_cli::main()` of the crate
-/// `leasehold-cli`.
+/// A program with this store and the command needs two more lines: register, then call `leasehold_cli::main()`
+/// of the crate `leasehold-cli`.
 ///
 /// # Errors
 ///
-/// [`InvalidOption`](crate::ErrorKind::InvalidOption) for what is no scheme (a small letter, then small letters, digits, `+`,
-/// `-` and `.`), for one of ours, and for one that is registered already.
+/// [`InvalidOption`](crate::ErrorKind::InvalidOption) for an invalid scheme (valid: a small letter, then small
+/// letters, digits, `+`, `-` and `.`), for a scheme of leasehold, and for a scheme that is already registered.
 ///
 /// [`connect_with`]: crate::connect_with
 pub fn register_scheme<F, O>(scheme: &str, open: O) -> Result<(), Error>
@@ -66,7 +66,7 @@ where
     Ok(())
 }
 
-/// What opens the store of this URL, if it is another's.
+/// Returns the future that opens the store of this URL, if its scheme is registered.
 pub(crate) fn opening(url: &str) -> Option<Opening> {
     let url = url.trim();
     let (scheme, _) = url.split_once(':')?;
@@ -76,7 +76,7 @@ pub(crate) fn opening(url: &str) -> Option<Opening> {
     Some(open(url.to_owned()))
 }
 
-/// The schemes, for messages.
+/// Returns the registered schemes, for messages.
 pub(crate) fn known() -> String {
     let others = OTHERS.read().unwrap_or_else(PoisonError::into_inner);
     others.keys().map(|scheme| format!(", {scheme}:")).collect()

@@ -16,7 +16,7 @@ struct StoreEntry {
     schemes: &'static [&'static str],
     /// Its URLs, for messages. Empty for a store that another row names.
     urls: &'static str,
-    /// What its crate says of these schemes. `None` if the store was not compiled in.
+    /// The schemes that its crate exports. `None` if the store was not compiled in.
     compiled_in: Option<&'static [Scheme]>,
 }
 
@@ -69,7 +69,7 @@ fn find(scheme: &str) -> Option<&'static StoreEntry> {
     STORES.iter().find(|store| store.schemes.contains(&scheme))
 }
 
-/// Takes a URL apart, whatever its scheme is.
+/// Parses a URL with any scheme.
 pub(crate) fn parse(text: &str) -> Result<StoreUrl, Error> {
     let text = text.trim();
     let url = Url::parse(&with_one_host(text)).map_err(|error| {

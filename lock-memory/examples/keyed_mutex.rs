@@ -1,4 +1,5 @@
-//! A mutex for each account: tasks of one account exclude each other, those of different accounts do not wait.
+//! A mutex for each account. Tasks of one account exclude each other, and tasks of different accounts do not
+//! wait.
 //!
 //! ```text
 //! cargo run -p leasehold-memory --example keyed_mutex

@@ -29,7 +29,7 @@ pub struct MemoryBackend {
     capabilities: Capabilities,
 }
 
-/// What the store knows of a client.
+/// The store's state of a client.
 pub(crate) struct Peer {
     pub(crate) id: PeerId,
     events: OnceLock<Events>,
@@ -46,12 +46,12 @@ impl Peer {
         }
     }
 
-    /// What the clock of this client's engine showed when the store's was read, which is this client's own unless somebody has
-    /// built the engine with another one.
+    /// Returns the time on the engine's clock when the store's clock was read. The engine has this client's
+    /// clock, unless the program has set another one.
     pub(crate) fn moment_of(&self, now: &Now<'_>) -> Option<Moment> {
         now.get();
         let shown = self.events.get()?.now();
-        // Read last: a lease may count as shorter than it is, and never as longer.
+        // Read last, because a lease may count as shorter than it is, but never as longer.
         let age = u64::try_from(now.age().as_nanos()).unwrap_or(u64::MAX);
         Some(Moment::from_nanos(shown.as_nanos().saturating_sub(age)))
     }
@@ -71,7 +71,7 @@ impl Peer {
 }
 
 impl MemoryBackend {
-    /// A client whose clock is `skew` nanoseconds ahead of the store's.
+    /// Makes a client whose clock is `skew` nanoseconds ahead of the store's.
     pub(crate) fn new(store: &MemoryStore, skew: i64) -> Self {
         let settings = store.settings.clone();
         let store = Arc::clone(&store.store);
@@ -90,7 +90,7 @@ impl MemoryBackend {
         Self { store, peer, capabilities: settings.capabilities(), settings }
     }
 
-    /// The client's clock, which the engine computes validity from.
+    /// Returns the client's clock, from which the engine computes validity.
     pub(crate) fn clock(&self) -> Arc<dyn Clock> {
         Arc::clone(&self.peer.clock) as _
     }
@@ -117,7 +117,7 @@ impl MemoryBackend {
         };
         let in_queue = InQueue { store: &self.store, waiter };
         loop {
-            // Notified before the look, so that a change in between is not missed.
+            // Registered before the check, because a change between the two would be missed.
             let moved = self.store.moved.notified();
             let again = self.store.promote(&key);
             tokio::select! {
@@ -167,7 +167,7 @@ impl Backend for MemoryBackend {
     }
 
     fn attach(&self, events: Events) {
-        // A backend belongs to one engine; a second one would find the first one's events.
+        // A backend belongs to one engine. A second engine would find the events of the first.
         let _ = self.peer.events.set(events);
     }
 
@@ -244,7 +244,7 @@ impl Backend for MemoryBackend {
 }
 
 impl MemoryBackend {
-    /// What becomes of answers on their way to a client under test.
+    /// Applies the faults of a client under test to the replies.
     async fn after<T>(&self, reply: Reply, answers: &mut [Result<T, Error>]) {
         if let Err(kind) = self.peer.faults.after(reply).await {
             for answer in answers {
@@ -254,7 +254,7 @@ impl MemoryBackend {
     }
 }
 
-/// What a store with these settings declares.
+/// Returns the capabilities of a store with these settings.
 impl Settings {
     pub(crate) fn capabilities(&self) -> Capabilities {
         let mut has = Capabilities::new(Scope::Process);

@@ -6,12 +6,12 @@ use std::time::{Duration, SystemTime};
 
 use leasehold_engine::{Clock, Moment, TokioClock};
 
-/// Tokio's time, and what a test added to it.
+/// Tokio's time plus the time that a test added.
 #[derive(Debug, Default)]
 pub(crate) struct StoreClock {
     base: TokioClock,
     added: AtomicU64,
-    /// The latest moment told: a look from outside a paused runtime must not go back.
+    /// The latest moment returned, because a reading outside a paused runtime must not go back.
     latest: AtomicU64,
 }
 
@@ -24,14 +24,14 @@ impl StoreClock {
     pub(crate) fn now(&self) -> Moment {
         let added = Duration::from_nanos(self.added.load(Ordering::Acquire));
         let now = self.base.now().after(added).as_nanos();
-        // Most looks find a later moment than any before; two at once must not take it back.
+        // Most readings are later than all before. Of two concurrent readings, neither must take the time back.
         let latest = self.latest.load(Ordering::Acquire);
         let latest = if now > latest { self.latest.fetch_max(now, Ordering::AcqRel) } else { latest };
         Moment::from_nanos(now.max(latest))
     }
 }
 
-/// The time of day, to a few milliseconds: what operators are shown, at a fraction of the precise clock's cost.
+/// Returns the time of day for operators, to a few milliseconds, at a fraction of the precise clock's cost.
 #[cfg(target_os = "linux")]
 pub(crate) fn wall_clock() -> SystemTime {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
@@ -39,7 +39,7 @@ pub(crate) fn wall_clock() -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::new(seconds, nanos)
 }
 
-/// The time of day.
+/// Returns the time of day.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn wall_clock() -> SystemTime {
     SystemTime::now()
@@ -65,9 +65,9 @@ impl ClientClock {
 }
 
 impl ClientClock {
-    /// What this clock shows when the store's shows `moment`.
+    /// Returns the time on this clock when the store's shows `moment`.
     pub(crate) fn at(&self, moment: Moment) -> Moment {
-        // Far from the origin, so that a client may be behind.
+        // Far from the origin, because a client may be behind.
         let origin = 1_u64 << 61;
         let shown = origin + moment.as_nanos();
         Moment::from_nanos(shown.saturating_add_signed(self.skew.load(Ordering::Acquire)))

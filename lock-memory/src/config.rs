@@ -1,4 +1,4 @@
-//! Stores and how to connect to them.
+//! Memory stores and their settings.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -11,13 +11,13 @@ use leasehold_engine::{Engine, EngineBuilder, Waiting};
 use crate::backend::MemoryBackend;
 use crate::store::Store;
 
-/// The shortest TTL: renewal at a third of it must survive a busy machine.
+/// The shortest TTL, because renewal at a third of it must survive a busy machine.
 pub(crate) const MIN_TTL: Duration = Duration::from_millis(100);
 
 /// The longest TTL: a hundred years.
 pub(crate) const MAX_TTL: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// A new private store and its only client.
+/// Makes a new private store, and returns its only client.
 ///
 /// # Errors
 ///
@@ -26,15 +26,29 @@ pub fn connect() -> Result<Engine, Error> {
     MemoryStore::new().client()
 }
 
-/// A store in the memory of this process. Clones are the same store; each [`client`](Self::client) is
-/// an independent client of it, with an engine of its own, as if in another process.
+/// A store in the memory of this process. Clones are the same store. Each [`client`](Self::client) is
+/// independent, with a separate engine, as if in another process.
+///
+/// ```
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), leasehold_api::Error> {
+/// use std::time::Duration;
+/// use leasehold_api::LockExt as _;
+/// use leasehold_memory::MemoryStore;
+/// let store = MemoryStore::new().default_ttl(Duration::from_secs(30));
+/// let (one, other) = (store.client()?, store.client()?);
+/// let guard = one.key("nightly-report").acquire().await?;
+/// assert!(other.key("nightly-report").try_acquire().await?.is_none());
+/// guard.release().await
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct MemoryStore {
     pub(crate) store: Arc<Store>,
     pub(crate) settings: Settings,
 }
 
-/// How clients of a store behave.
+/// The settings of the clients of a store.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     pub(crate) default_ttl: Option<Duration>,
@@ -49,13 +63,13 @@ impl Default for Settings {
 }
 
 impl MemoryStore {
-    /// A new store that nobody else has.
+    /// Makes a new private store.
     #[must_use]
     pub fn new() -> Self {
         Self { store: Store::new("memory".into()), settings: Settings::default() }
     }
 
-    /// The store of this name in this process; it lives as long as somebody has it or a client of it.
+    /// Returns the store of this name in this process. It lives until its last handle and client are dropped.
     #[must_use]
     pub fn named(name: &str) -> Self {
         static NAMED: LazyLock<Mutex<HashMap<String, Weak<Store>>>> = LazyLock::new(Mutex::default);
@@ -69,30 +83,31 @@ impl MemoryStore {
         Self { store, settings: Settings::default() }
     }
 
-    /// Gives every grant of clients made from here on a lease of `ttl`, unless the caller names another.
-    /// Without this, holds last until released.
+    /// Sets the TTL of grants for which the caller sets none. Applies to clients made afterwards. Without a
+    /// default TTL, holds last until released.
     #[must_use]
     pub fn default_ttl(mut self, ttl: Duration) -> Self {
         self.settings.default_ttl = Some(ttl);
         self
     }
 
-    /// How clients made from here on wait: in the store's queue (the default), or by polling, as with
-    /// stores that have no queue.
+    /// Sets how waiters wait, in the store's queue (the default) or by polling, like stores without a queue.
+    /// Applies to clients made afterwards.
     #[must_use]
     pub fn waiting(mut self, waiting: Waiting) -> Self {
         self.settings.waiting = waiting;
         self
     }
 
-    /// Whether polling clients made from here on are told when a key may be free. On by default.
+    /// Sets whether polling clients get a hint when a key may be free. On by default. Applies to clients made
+    /// afterwards.
     #[must_use]
     pub fn hints(mut self, hints: bool) -> Self {
         self.settings.hints = hints;
         self
     }
 
-    /// One more client of this store.
+    /// Makes a client of this store.
     ///
     /// # Errors
     ///
@@ -102,7 +117,7 @@ impl MemoryStore {
         self.start(self.backend())
     }
 
-    /// The engine of one more client before it starts, for settings of its own.
+    /// Makes the engine of a client without starting it, for other settings of the engine.
     ///
     /// # Errors
     ///
@@ -111,7 +126,7 @@ impl MemoryStore {
         self.engine_of(self.backend())
     }
 
-    /// The client before its engine, for those who start an engine with settings of their own.
+    /// Makes the backend of a client without an engine, for programs that build the engine.
     #[must_use]
     pub fn backend(&self) -> MemoryBackend {
         MemoryBackend::new(self, 0)

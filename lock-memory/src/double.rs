@@ -1,4 +1,4 @@
-//! The test double: a store whose time, faults and losses a test decides.
+//! The test double: a store whose time, faults and losses a test controls.
 
 use std::fmt;
 use std::sync::{Arc, PoisonError};
@@ -14,56 +14,56 @@ fn nanos(duration: Duration) -> i64 {
     i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX / 4).min(i64::MAX / 4)
 }
 
-/// A client under test: the lock, and what can be done to it.
+/// A client under test: the lock and its faults.
 #[derive(Debug)]
 pub struct Client {
     /// The lock.
     pub lock: Engine,
-    /// What can be done to it.
+    /// The handle that injects faults.
     pub faults: ClientFaults,
 }
 
-/// What a test can do to one client. Clones address the same client.
+/// Injects faults into one client. Clones address the same client.
 #[derive(Clone)]
 pub struct ClientFaults {
     peer: Arc<Peer>,
 }
 
 impl ClientFaults {
-    /// Adds `fault` to those that the next calls of `op` meet, one each. Operations that come in one
-    /// call, such as the renewal of several leases, meet it together.
+    /// Queues `fault` for the next calls of `op`, one fault per call. Operations that are batched in one call,
+    /// such as the renewal of several leases, share its fault.
     pub fn script(&self, op: Op, fault: Fault) {
         self.peer.faults.add(op, fault);
     }
 
-    /// Takes back the faults that no call has met yet.
+    /// Removes the queued faults.
     pub fn clear(&self) {
         self.peer.faults.clear();
     }
 
-    /// From now on the store neither hears this client nor is heard by it, until told otherwise.
+    /// Sets whether the client is cut off, with requests and replies lost in both directions.
     pub fn silence(&self, silent: bool) {
         self.peer.faults.silence(silent);
     }
 
-    /// From now on hints that a key may be free do not reach this client, until told otherwise.
+    /// Sets whether hints that a key may be free are lost.
     pub fn mute(&self, muted: bool) {
         self.peer.faults.mute(muted);
     }
 
-    /// How many calls of `op` this client has made; a call for several keys is one.
+    /// Returns the number of calls of `op` by this client. A call for several keys counts once.
     #[must_use]
     pub fn calls(&self, op: Op) -> u64 {
         self.peer.faults.calls(op)
     }
 
-    /// Steps this client's clock to so far ahead of the store's.
+    /// Sets this client's clock ahead of the store's.
     pub fn skew_ahead(&self, by: Duration) {
         self.peer.clock.skew(nanos(by));
         self.peer.resync();
     }
 
-    /// Steps this client's clock to so far behind the store's.
+    /// Sets this client's clock behind the store's.
     pub fn skew_behind(&self, by: Duration) {
         self.peer.clock.skew(-nanos(by));
         self.peer.resync();
@@ -77,7 +77,7 @@ impl fmt::Debug for ClientFaults {
 }
 
 impl MemoryStore {
-    /// One more client, with a handle on what can go wrong for it.
+    /// Makes a client, with a handle that injects faults.
     ///
     /// # Errors
     ///
@@ -93,7 +93,7 @@ impl MemoryStore {
         Ok(Client { lock: self.start(backend)?, faults })
     }
 
-    /// Moves the store's clock and every client's, on top of the time that passes or is paused.
+    /// Moves the clocks of the store and of every client, in addition to the time that passes or is paused.
     pub fn advance(&self, by: Duration) {
         self.store.clock.advance(by);
         self.store.moved.notify_waiters();
@@ -103,17 +103,17 @@ impl MemoryStore {
         }
     }
 
-    /// Ends the hold of `key` from the store's side and tells its client. Whether there was one.
+    /// Ends the hold of `key` at the store and notifies its client. Returns whether the key was held.
     pub fn lose(&self, key: &LockKey, reason: LossReason) -> bool {
         self.store.end(key, None, Some(reason))
     }
 
-    /// Ends the hold of `key` without telling anybody, as if its row had been deleted. Whether there was one.
+    /// Ends the hold of `key` without a notification, like a deleted row. Returns whether the key was held.
     pub fn purge(&self, key: &LockKey) -> bool {
         self.store.end(key, None, None)
     }
 
-    /// Takes `key` as somebody outside would, until the value is dropped; `None` when it is not free.
+    /// Takes `key` as another program would, until the value is dropped. `None` if the key is not free.
     #[must_use]
     pub fn occupy(&self, key: &LockKey) -> Option<Occupied> {
         let backend = MemoryBackend::new(self, 0);
@@ -125,12 +125,13 @@ impl MemoryStore {
     }
 }
 
-/// Distinguishes holders from outside; each takes the key at another moment or another key.
+/// Returns a number that distinguishes outside holders, because each takes the key at another time or another
+/// key.
 fn nanos_since_start(store: &MemoryStore) -> u64 {
     store.store.clock.now().as_nanos()
 }
 
-/// A key that is held by somebody outside; dropping it frees the key.
+/// A key that another program holds. Dropping it releases the key.
 #[derive(Debug)]
 #[must_use = "dropping it frees the key"]
 pub struct Occupied {
@@ -140,7 +141,7 @@ pub struct Occupied {
 }
 
 impl Occupied {
-    /// The token that the outside holder was given.
+    /// Returns the token of the outside holder.
     #[must_use]
     pub fn token(&self) -> Option<FencingToken> {
         self.token

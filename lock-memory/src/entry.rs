@@ -1,4 +1,4 @@
-//! One key in the store: its hold, its cooldown, and who wants it.
+//! One key in the store: its hold, its cooldown and its waiters.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -15,20 +15,20 @@ use crate::backend::Peer;
 use crate::clock::{StoreClock, wall_clock};
 use crate::store::Store;
 
-/// A key that is held, waited for, cooling, or was held by a lease that nobody took over yet.
+/// A key that is held, awaited or cooling, or whose expired lease has no successor yet.
 pub(crate) struct KeyEntry {
     pub(crate) key: LockKey,
     pub(crate) hold: Option<MemoryHold>,
     pub(crate) cooling_until: Option<Moment>,
-    /// Boxed, since most keys never have any: entries are moved in and out of the table with each grant.
+    /// Boxed, because most keys have no waiters, and each grant moves an entry in and out of the table.
     pub(crate) waiters: Option<Box<Waiters>>,
 }
 
-/// Those who want a key that is held.
+/// The waiters for a held key.
 #[derive(Default)]
 pub(crate) struct Waiters {
     pub(crate) queue: VecDeque<Arc<QueuedWaiter>>,
-    /// Clients without a queue that were turned away since the last release.
+    /// Polling clients that were refused since the last release.
     pub(crate) turned_away: Vec<Arc<Peer>>,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct MemoryHold {
 pub(crate) struct QueuedWaiter {
     pub(crate) request: Request,
     pub(crate) peer: Arc<Peer>,
-    /// The answer, once there is one.
+    /// The grant, once the waiter was called.
     pub(crate) answer: Mutex<Option<Granted>>,
     pub(crate) called: Notify,
 }
@@ -56,7 +56,7 @@ impl QueuedWaiter {
     }
 }
 
-/// The store's clock, read when somebody asks and then once: most grants and releases depend on no time.
+/// The store's clock, read at most once and only on demand, because most grants and releases depend on no time.
 pub(crate) struct Now<'a> {
     clock: &'a StoreClock,
     read: Cell<Option<Moment>>,
@@ -67,7 +67,7 @@ impl<'a> Now<'a> {
         Self { clock, read: Cell::new(None) }
     }
 
-    /// For how long the store's clock has gone on since it was read.
+    /// Returns the time on the store's clock since it was read.
     pub(crate) fn age(&self) -> Duration {
         let read = self.get();
         self.clock.now().since(read)
@@ -80,7 +80,7 @@ impl<'a> Now<'a> {
     }
 }
 
-/// What to do once the store is unlocked: clients are never called under its mutex.
+/// Notifications to send after the store is unlocked, because clients must not be called under its mutex.
 #[derive(Default)]
 pub(crate) struct DeferredWakeups {
     pub(crate) called: Vec<Arc<QueuedWaiter>>,
@@ -104,13 +104,13 @@ impl DeferredWakeups {
     }
 }
 
-/// The number of a client. A hold names its client by it: an `Arc` would be counted up and down with
-/// every grant, for the sake of the rare one that is lost.
+/// The number of a client. A hold names its client by number, because an `Arc` would be counted with every
+/// grant for the rare loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PeerId(pub(crate) u64);
 
 impl KeyEntry {
-    /// Gives the key to the request. The caller has made sure that nobody has it.
+    /// Grants the key to the request. The caller has checked that the key is free.
     pub(crate) fn grant(
         &mut self,
         drawn: &mut u64,
@@ -137,12 +137,12 @@ impl KeyEntry {
         Ok(Granted::with_token(Some(token)))
     }
 
-    /// The hold, unless its lease has ended.
+    /// Returns the hold, unless its lease has ended.
     pub(crate) fn live(&mut self, now: &Now<'_>) -> Option<&mut MemoryHold> {
         self.hold.as_mut().filter(|h| h.is_live(now))
     }
 
-    /// The same attempt sent twice is one grant, whose lease begins anew.
+    /// Returns the grant of an attempt that was sent before, and restarts its lease.
     pub(crate) fn repeated(&mut self, request: &Request, now: &Now<'_>) -> Option<Attempt> {
         let hold = self.live(now).filter(|h| h.holder == request.holder)?;
         if let (Some(ends), Some(ttl)) = (hold.expires, request.ttl) {
@@ -151,7 +151,7 @@ impl KeyEntry {
         Some(Attempt::Granted(Granted::with_token(Some(hold.token))))
     }
 
-    /// Why the key cannot be had now; `None` if it can. A newcomer comes after the queue.
+    /// Returns why the key cannot be granted now. `None` if it can. A newcomer comes after the queue.
     pub(crate) fn refusal(&mut self, now: &Now<'_>, newcomer: bool) -> Option<Contended> {
         let cooling_for =
             self.cooling_until.filter(|until| *until > now.get()).map(|until| until.since(now.get()));
@@ -171,7 +171,7 @@ impl KeyEntry {
         self.waiters.get_or_insert_default()
     }
 
-    /// The hold, if it is `holder`'s and nobody else is concerned with the key.
+    /// Returns the hold, if it is `holder`'s and the key has no waiters and no cooldown.
     pub(crate) fn only_holder(&self, holder: HolderId) -> Option<&MemoryHold> {
         let alone = self.waiters.is_none() && self.cooling_until.is_none();
         self.hold.as_ref().filter(|h| alone && h.holder == holder)
@@ -185,12 +185,12 @@ impl KeyEntry {
         self.waiters.as_ref().is_some_and(|o| !o.queue.is_empty())
     }
 
-    /// Whether anybody is queued or was turned away.
+    /// Returns whether the key has queued or refused waiters.
     pub(crate) fn is_wanted(&self) -> bool {
         self.waiters.as_ref().is_some_and(|o| !o.queue.is_empty() || !o.turned_away.is_empty())
     }
 
-    /// Ends the hold and has those told who were turned away. Says whether anybody waits.
+    /// Ends the hold and notifies the refused waiters. Returns whether other clients wait.
     pub(crate) fn end_hold(&mut self, wakeups: &mut DeferredWakeups) -> bool {
         let hold = self.hold.take();
         let Some(waiters) = &mut self.waiters else { return false };
@@ -199,14 +199,14 @@ impl KeyEntry {
         elsewhere || !waiters.queue.is_empty()
     }
 
-    /// Whether nobody would miss it.
+    /// Returns whether the entry can be removed.
     pub(crate) fn is_idle(&self, now: &Now<'_>) -> bool {
         !self.has_queue()
             && self.hold.as_ref().is_none_or(|h| !h.is_live(now))
             && self.cooling_until.is_none_or(|until| until <= now.get())
     }
 
-    /// What there is to see of the key: with `ended` also a lease that has ended and a cooldown that lasts.
+    /// Returns the operator's view of the key, with `ended` also an expired lease.
     pub(crate) fn info(&self, now: &Now<'_>, ended: bool) -> KeyInfo {
         let mut info = KeyInfo::free(self.key.clone());
         info.waiters = Some(self.waiters.as_ref().map_or(0, |o| o.queue.len() as u64));

@@ -1,8 +1,8 @@
-//! What can go wrong between a client and the store, when a test asks for it.
+//! The faults between a client and the store that a test injects.
 
 pub(crate) use imp::{Faults, Op, Reply};
 
-/// Without the test double nothing goes wrong, and looking costs nothing.
+/// No faults without the test double, at no cost.
 #[cfg(not(feature = "test-util"))]
 mod imp {
     use leasehold_api::{Error, ErrorKind};
@@ -95,11 +95,11 @@ mod imp {
         }
     }
 
-    /// What happens to the answer.
+    /// The fault of the reply.
     pub(crate) struct Reply(Option<Fault>);
 
     impl Reply {
-        /// Whether the call is carried out twice, and the second answer is what arrives.
+        /// Returns whether the call runs twice and the second reply arrives.
         pub(crate) fn is_second(&self) -> bool {
             self.0 == Some(Fault::Twice)
         }
@@ -125,7 +125,7 @@ mod imp {
     }
 
     impl Faults {
-        /// Whether a call of `op` would pass at once; counts it if so.
+        /// Returns whether a call of `op` passes without a fault. Counts it if so.
         pub(crate) fn is_clear(&self, op: Op) -> bool {
             let clear = !*self.silent.borrow() && self.script(op).is_empty();
             if clear {
@@ -197,7 +197,7 @@ mod imp {
         }
 
         async fn not_silent(&self) {
-            // The sender is ours, so the wait cannot fail.
+            // The wait cannot fail, because this struct owns the sender.
             let _ = self.silent.subscribe().wait_for(|silent| !silent).await;
         }
 

@@ -17,6 +17,6 @@ pub use config::{MemoryStore, connect};
 #[cfg(feature = "test-util")]
 pub use double::{Client, ClientFaults, Occupied};
 pub use scheme::SCHEMES;
-// One vocabulary for this double and for the suite of `leasehold-conformance`.
+// Shared by this double and the suite of `leasehold-conformance`.
 #[cfg(feature = "test-util")]
 pub use leasehold_engine::{ClientSetup, Fault, Op, Skew};

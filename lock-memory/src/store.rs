@@ -1,4 +1,4 @@
-//! The store itself: who holds what, who waits, and the tokens. The reference for what all stores mean.
+//! The store itself: holds, waiters and tokens. The reference for the semantics of all stores.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +18,7 @@ use crate::entry::{DeferredWakeups, KeyEntry, Now, PeerId, QueuedWaiter, Waiters
 pub(crate) struct Store {
     pub(crate) name: String,
     pub(crate) clock: Arc<StoreClock>,
-    /// A test moved the clock.
+    /// Notified when a test has moved the clock.
     pub(crate) moved: Notify,
     pub(crate) peers: Mutex<Vec<Weak<Peer>>>,
     joined: AtomicU64,
@@ -30,7 +30,7 @@ struct KeyTable {
     entries: HashTable<KeyEntry>,
     /// The last number drawn. Drawn after exclusion is certain, so it grows in the order of grants.
     drawn: u64,
-    /// When to look for entries that nobody will ask for again.
+    /// The number of entries at which the next sweep removes the idle ones.
     sweep_at: usize,
 }
 
@@ -46,7 +46,7 @@ impl Store {
         })
     }
 
-    /// One attempt. `queued` clients come after those in the queue; others are noted for a hint.
+    /// Makes one attempt. `queued` clients come after the queue. Other clients are noted for a hint.
     pub(crate) fn acquire(
         &self,
         request: &Request,
@@ -69,7 +69,7 @@ impl Store {
         Ok(Attempt::Contended(held))
     }
 
-    /// Enters the queue, or is granted at once.
+    /// Enters the queue, or grants the key at once.
     pub(crate) fn enqueue(
         &self,
         request: Request,
@@ -90,8 +90,8 @@ impl Store {
         Ok(Err(waiter))
     }
 
-    /// Calls the first in the queue if the key has become free by itself, and says when that can next
-    /// be the case: how long from now.
+    /// Grants the key to the first in its queue, if the key has become free by itself. Otherwise returns the
+    /// time until it can become free.
     pub(crate) fn promote(&self, key: &LockKey) -> Option<Duration> {
         let now = &Now::of(&self.clock);
         let mut state = self.lock();
@@ -105,8 +105,7 @@ impl Store {
         None
     }
 
-    /// Takes a waiter out of the queue, wherever it stands. A grant that came first stays for its
-    /// holder to find or release.
+    /// Removes a waiter from the queue. A grant that came first stays for its holder to find or release.
     pub(crate) fn leave(&self, waiter: &Arc<QueuedWaiter>) {
         let mut state = self.lock();
         let mut wakeups = DeferredWakeups::default();
@@ -114,7 +113,7 @@ impl Store {
             let queue = &mut entry.waiters().queue;
             let was_next = queue.front().is_some_and(|w| Arc::ptr_eq(w, waiter));
             queue.retain(|w| !Arc::ptr_eq(w, waiter));
-            // Only the first was told when the key lets go by itself.
+            // Woken, because only the first waiter knows when the hold ends by itself.
             wakeups.called.extend(queue.front().filter(|_| was_next).cloned());
         }
         state.tidy(&waiter.request.key);
@@ -131,7 +130,7 @@ impl Store {
         };
         live.expires = hold.ttl.map(|ttl| now.get().after(ttl));
         let mut wakeups = DeferredWakeups::default();
-        // A TTL that has become shorter concerns whoever is next in line.
+        // Woken, because a shorter TTL concerns the next waiter.
         if entry.has_queue() {
             wakeups.called.extend(entry.waiters().queue.front().cloned());
         }
@@ -140,11 +139,11 @@ impl Store {
         Renewed::Extended
     }
 
-    /// `unused`: the cooldown that this grant has begun ends with it.
+    /// Releases the hold. If `unused`, the cooldown that this grant started ends too.
     pub(crate) fn release(&self, key: &LockKey, holder: HolderId, unused: bool) -> ReleaseReply {
         let now = &Now::of(&self.clock);
         let mut state = self.lock();
-        // Most releases: nobody else is concerned with the key.
+        // The fast path of most releases, without waiters and cooldown.
         let was_live = |e: &KeyEntry| e.only_holder(holder).map(|hold| hold.is_live(now));
         if let Some(was_live) = state.remove_if(key, was_live) {
             return ReleaseReply::new(was_live);
@@ -171,7 +170,8 @@ impl Store {
         freed
     }
 
-    /// Ends the hold of `key`, if `holder` is given only that one's, and tells its client why.
+    /// Ends the hold of `key`. If `holder` is given, ends only the hold with this id. Sends its client the reason
+    /// `tell`.
     pub(crate) fn end(&self, key: &LockKey, holder: Option<HolderId>, tell: Option<LossReason>) -> bool {
         let now = &Now::of(&self.clock);
         let mut state = self.lock();
@@ -241,7 +241,7 @@ impl Store {
         infos
     }
 
-    /// One more client: its number.
+    /// Returns the number of a new client.
     pub(crate) fn join(&self) -> PeerId {
         PeerId(self.joined.fetch_add(1, Ordering::Relaxed))
     }
@@ -252,7 +252,7 @@ impl Store {
     }
 
     fn lock(&self) -> MutexGuard<'_, KeyTable> {
-        // Nothing under this lock can panic half-way, so a poisoned state is whole.
+        // No code under this lock panics half-way, so a poisoned state is whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -268,7 +268,7 @@ impl KeyTable {
         self.entries.find_mut(KeyHasher::hash_of(key), |e| e.key == *key)
     }
 
-    /// The entry of `key`, made if there is none, and the counter of tokens.
+    /// Returns the entry of `key`, made if missing, and the counter of tokens.
     fn entry(&mut self, key: &LockKey, now: &Now<'_>) -> (&mut KeyEntry, &mut u64) {
         if self.entries.len() >= self.sweep_at.max(1024) {
             self.entries.retain(|e| !e.is_idle(now));
@@ -282,11 +282,11 @@ impl KeyTable {
         (entry, &mut self.drawn)
     }
 
-    /// Gives a free key to the first in its queue.
+    /// Grants a free key to the first in its queue.
     fn call_next(&mut self, key: &LockKey, now: &Now<'_>, wakeups: &mut DeferredWakeups) {
         let Some(entry) = self.entries.find_mut(KeyHasher::hash_of(key), |e| e.key == *key) else { return };
         if let Some(held) = entry.refusal(now, false) {
-            // It does not know yet when the key lets go by itself.
+            // Woken, because it does not know yet when the hold ends by itself.
             let front = entry.waiters().queue.front().filter(|_| held.retry_after.is_some());
             wakeups.called.extend(front.cloned());
             return;
@@ -297,21 +297,21 @@ impl KeyTable {
             *waiter.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(granted);
         }
         wakeups.called.push(waiter);
-        // The next in line must learn when this one's lease ends.
+        // Woken, because the next waiter must learn when this lease ends.
         wakeups.called.extend(entry.waiters().queue.front().cloned());
     }
 
-    /// Forgets a key that nobody is concerned with.
+    /// Removes the entry of a key without hold, cooldown and waiters.
     fn tidy(&mut self, key: &LockKey) {
         self.remove_if(key, |e| e.is_unused().then_some(()));
     }
 
-    /// Removes the entry of `key`, if `find` finds something in it.
+    /// Removes the entry of `key`, if `find` returns a value for it.
     fn remove_if<R>(&mut self, key: &LockKey, find: impl FnOnce(&KeyEntry) -> Option<R>) -> Option<R> {
         let entry = self.entries.find_entry(KeyHasher::hash_of(key), |e| e.key == *key).ok()?;
         let found = find(entry.get())?;
         entry.remove();
-        // Keys that were used once leave no memory behind.
+        // Shrinks the table, because keys that were used once must not keep memory.
         let (len, capacity) = (self.entries.len(), self.entries.capacity());
         if capacity > 64 && len < capacity / 8 {
             self.entries.shrink_to(len * 2, |e| KeyHasher::hash_of(&e.key));

@@ -1,4 +1,4 @@
-//! What each URL means, and what is refused.
+//! The settings of each URL, and the refused URLs.
 #![cfg(all(
     feature = "memory",
     feature = "file",
