@@ -1,5 +1,27 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![doc = include_str!("../README.md")]
+//!
+//! ```
+//! # #[cfg(feature = "test-util")]
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), leasehold_api::Error> {
+//! use std::time::Duration;
+//! use leasehold_api::{LockExt, LossReason, Validity};
+//! use leasehold_memory::{ClientSetup, MemoryStore};
+//!
+//! tokio::time::pause();
+//! let store = MemoryStore::new().default_ttl(Duration::from_secs(30));
+//! let client = store.client_with(ClientSetup::new())?;
+//! let guard = client.lock.key("report").acquire().await?;
+//!
+//! client.faults.silence(true); // to this client the store is unreachable
+//! assert_eq!(guard.lost().await, LossReason::Expired);
+//! assert_eq!(guard.validity(), Validity::Lost);
+//! # Ok(())
+//! # }
+//! # #[cfg(not(feature = "test-util"))]
+//! # fn main() {}
+//! ```
 
 mod admin;
 mod backend;

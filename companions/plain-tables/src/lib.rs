@@ -1,5 +1,18 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![doc = include_str!("../README.md")]
+//!
+//! Naming a lock of a table with queues by its id alone does not compile:
+//!
+//! ```compile_fail,E0277
+//! # use leasehold_claim::sqlx::PgPool;
+//! # use leasehold_plain_tables::{ClaimError, Column, IdType, MutexTable, Table};
+//! # async fn work(pool: PgPool) -> Result<(), ClaimError> {
+//! # let locks = MutexTable::new(Table::new("mutex")?, Column::new("id")?, IdType::Int, Column::new("acquired")?)
+//! #     .queue(Column::new("queue_id")?);
+//! locks.acquire(&pool, 7).await?;
+//! # Ok(())
+//! # }
+//! ```
 
 mod fit;
 #[cfg(feature = "test-util")]
