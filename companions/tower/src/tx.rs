@@ -55,6 +55,27 @@ pub use shared::{SharedTx, SharedTxError};
 /// - Locks and limits are as in [`leasehold_postgres_advisory::xact`]: READ COMMITTED, savepoints, and an
 ///   `idle_in_transaction_session_timeout` that ends lock and transaction.
 /// - Not for gRPC, because its status comes after the body.
+///
+#[cfg_attr(feature = "axum", doc = "```no_run")]
+#[cfg_attr(not(feature = "axum"), doc = "```ignore")]
+/// use axum::{Router, extract::Path, http::StatusCode, routing::post};
+/// use leasehold_postgres_advisory::XactLocks;
+/// use leasehold_tower::{SharedTx, Template, TxLayer};
+///
+/// async fn spend(Path(holder): Path<i64>, mut tx: SharedTx) -> StatusCode {
+///     let insert = sqlx::query("INSERT INTO entry VALUES ($1, -10)").bind(holder);
+///     match insert.execute(&mut *tx).await {
+///         Ok(_) => StatusCode::OK,
+///         Err(_) => StatusCode::INTERNAL_SERVER_ERROR,
+///     }
+/// }
+///
+/// fn app(pool: sqlx::PgPool) -> Result<Router, Box<dyn std::error::Error>> {
+///     let locks = XactLocks::new("leasehold".parse()?);
+///     let layer = TxLayer::new(locks, pool, Template::parse("ledger:{path.holder|int}")?)?;
+///     Ok(Router::new().route("/ledger/{holder}", post(spend).route_layer(layer)))
+/// }
+/// ```
 pub struct TxLayer<K> {
     shared: Arc<TxLayerSettings<K>>,
 }
