@@ -1,4 +1,4 @@
-//! Where the server is and how sessions with it are kept.
+//! Configuration of the server's address and of the sessions with it.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -17,26 +17,26 @@ use crate::ident::Identifier;
 use crate::schema::{self, Access, Stores};
 use crate::time_limit::limited;
 
-/// The schema that is used unless another is named.
+/// The schema used unless another one is named.
 pub const DEFAULT_SCHEMA: &str = "leasehold";
 
-/// The longest timeout that is accepted.
+/// The longest timeout accepted.
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// How often a session is confirmed, and when either side gives the other up.
+/// Intervals at which a session is confirmed, and after which client and server give each other up.
 ///
-/// The client's limit has to pass before the server's, so that a holder knows of its loss before the
-/// server lets somebody else in (rule C9). [`PgConfig::check`] refuses anything else.
+/// The client's limit must pass before the server's. Otherwise the server could let another client in before the holder
+/// knows of its loss (rule C9). [`PgConfig::check`] enforces this.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Liveness {
-    /// How often the client confirms what it holds. Default: 3 s.
+    /// How often the client confirms its locks. Default: 3 s.
     pub confirm_every: Duration,
-    /// How long after the last answered confirmation was sent the client counts its session as lost.
-    /// Default: 10 s.
+    /// Time since the last answered confirmation was sent after which the client counts its session as lost. Default:
+    /// 10 s.
     pub lost_after: Duration,
-    /// How long the server waits for a client that does not answer on the network before it ends the
-    /// session (`tcp_user_timeout`, and the same time divided into keepalive probes). Default: 15 s.
+    /// How long the server waits for an unresponsive client before it ends the session (`tcp_user_timeout`, and the
+    /// same time divided into keepalive probes). Default: 15 s.
     pub server_gives_up: Duration,
 }
 
@@ -51,38 +51,36 @@ impl Default for Liveness {
 }
 
 impl Liveness {
-    /// Confirms `confirm_every`, lost after `lost_after`; the server gives up after `server_gives_up`.
+    /// Creates settings from the three durations.
     #[must_use]
     pub const fn new(confirm_every: Duration, lost_after: Duration, server_gives_up: Duration) -> Self {
         Self { confirm_every, lost_after, server_gives_up }
     }
 }
 
-/// Whether a connection pooler in transaction mode stands between us and the server.
+/// Whether a connection pooler in transaction mode stands between client and server.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Pooler {
-    /// Find out when connecting. Stores that need a session of their own refuse a pooler; the others
-    /// adapt to it.
+    /// Detect a pooler on connect. Stores that need a dedicated session refuse a pooler, the others adapt to it.
     #[default]
     Detect,
-    /// There is one: every statement runs in a transaction of its own that sets what it needs.
+    /// A pooler: every statement runs in a separate transaction with its own settings.
     Transaction,
-    /// There is none: if one is found when connecting, every store refuses it.
+    /// No pooler. If one is detected on connect, every store refuses the connection.
     None,
-    /// There is none, as an earlier session of the same client has found out: it is not looked for. For the
-    /// stores' own further sessions. Statements of sessions that hold locks still check that they reach the
-    /// process they expect.
+    /// No pooler, because an earlier session of this client found none. Skips the detection, for the stores' further
+    /// sessions. Statements of sessions that hold locks still check the server process.
     Known,
 }
 
-/// How to reach the server, and how the stores use it. Cheap to clone.
+/// Connection settings of a store. Cheap to clone.
 ///
-/// The library opens sessions of its own and never borrows one from the application's pool: a lock
-/// must not cost the application a connection, and a lock session must not be handed to others.
+/// The library opens its own sessions and never borrows one from the application's pool. A lock therefore costs the
+/// application no connection, and a lock session is never passed to other code.
 #[derive(Clone)]
 pub struct PgConfig {
-    /// At least one; in the order in which they are tried.
+    /// At least one target, in the order of the attempts.
     pub(crate) targets: Vec<Target>,
     pub(crate) wanted: Wanted,
     pub(crate) shuffled: bool,
@@ -99,16 +97,16 @@ pub struct PgConfig {
 }
 
 impl PgConfig {
-    /// From a URL, `postgres://user:password@host:5432/database?sslmode=require`, as libpq and
-    /// [`PgConnectOptions`] read it, also with several hosts. What it leaves out comes from the environment (`PGHOST`,
-    /// `PGUSER`, ..., `PGCONNECT_TIMEOUT`) and the password file, as with `psql`. What asks for more than is done is
-    /// refused.
+    /// Creates a configuration from `postgres://user:password@host:5432/database?sslmode=require`, read as libpq and
+    /// [`PgConnectOptions`] read it. Several hosts are possible. Missing parts come from the environment (`PGHOST`,
+    /// `PGUSER`, ..., `PGCONNECT_TIMEOUT`) and the password file, as with `psql`. Parameters that demand an unsupported
+    /// feature are refused.
     ///
     /// # Errors
     ///
-    /// [`InvalidOption`](ErrorKind::InvalidOption) if it is not such a URL, for a parameter or a variable of libpq that is
-    /// refused, which the error names, without a user, and if `PGCONNECT_TIMEOUT` is no whole number of seconds (0: an
-    /// hour, which is the longest). The error does not repeat the URL, which may hold a password.
+    /// [`InvalidOption`](ErrorKind::InvalidOption) if the URL is invalid, has no user, or if it or the environment has
+    /// a refused libpq parameter, which the error names. Also if `PGCONNECT_TIMEOUT` is not a whole number of seconds
+    /// (0 means the maximum, an hour). The error does not repeat the URL, because it can contain a password.
     pub fn from_url(url: &str) -> Result<Self, Error> {
         let parsed = libpq::parse(url, &Environment::of_process())?;
         let variable = std::env::var_os("PGCONNECT_TIMEOUT");
@@ -123,7 +121,7 @@ impl PgConfig {
     fn connect_timeout_of(self, given: Option<&OsStr>) -> Result<Self, Error> {
         let Some(given) = given.filter(|given| !given.is_empty()) else { return Ok(self) };
         match given.to_str().and_then(|given| given.trim().parse::<i32>().ok()) {
-            // Without an end, to libpq.
+            // libpq reads this as no timeout.
             Some(..=0) => Ok(self.connect_timeout(LONGEST)),
             Some(seconds) => {
                 let seconds = Duration::from_secs(seconds.unsigned_abs().into());
@@ -136,7 +134,7 @@ impl PgConfig {
         }
     }
 
-    /// From the driver's own options.
+    /// Creates a configuration from the driver's options.
     #[must_use]
     pub fn from_options(options: PgConnectOptions) -> Self {
         Self::of(vec![Target { options: ours(options), address: None }])
@@ -160,24 +158,24 @@ impl PgConfig {
         }
     }
 
-    /// From the options of the application's pool, which keeps all its connections: ours are opened
-    /// beside it.
+    /// Creates a configuration from the options of the application's pool. The pool keeps all its connections, because
+    /// the stores open their sessions beside it.
     ///
-    /// The pool's options are read whenever a session is opened, so a password that
-    /// [`set_connect_options`](PgPool::set_connect_options) changes is used from then on. This value has a handle of the pool,
-    /// and so have the stores made of it: end the pool by [`close`](PgPool::close).
+    /// The pool's options are read whenever a session is opened, so a password changed by
+    /// [`set_connect_options`](PgPool::set_connect_options) takes effect. This value and the stores made from it hold a
+    /// handle of the pool. End the pool by [`close`](PgPool::close).
     #[must_use]
     pub fn from_pool(pool: &PgPool) -> Self {
         let config = Self::from_options(pool.connect_options().as_ref().clone());
         Self { source: Source::Pool(pool.clone()), ..config }
     }
 
-    /// Calls `credentials` whenever a session is opened, for passwords that change: tokens of a cloud, rotated secrets.
-    /// If the server refuses what it returned, it is called again, and what has changed is tried once before the refusal
-    /// is an error.
+    /// Calls `credentials` whenever a session is opened, for passwords that change: cloud tokens, rotated secrets. If
+    /// the server refuses the credentials, they are fetched again and, if changed, tried once before the refusal
+    /// becomes an error.
     ///
-    /// The call is part of [`connect_timeout`](Self::connect_timeout). An error of it is the error of the session, which is
-    /// opened again if its kind is [transient](ErrorKind::is_transient).
+    /// The call counts against [`connect_timeout`](Self::connect_timeout). Its error becomes the session's error. The
+    /// session is opened again if that error's kind is [transient](ErrorKind::is_transient).
     #[must_use]
     pub fn credentials<F, C>(mut self, credentials: C) -> Self
     where
@@ -188,17 +186,17 @@ impl PgConfig {
         self
     }
 
-    /// Opens a connection of the caller's own, as the sessions of the stores are opened: at whichever of the hosts takes
-    /// it, with the present credentials.
+    /// Opens a separate connection for the caller, in the same way as the stores' sessions: to the first host that
+    /// accepts it, with the current credentials.
     ///
     /// # Errors
     ///
-    /// What keeps the connection from being opened, within [`connect_timeout`](Self::connect_timeout). Of a transient
-    /// [kind](ErrorKind::is_transient) is only what may pass by itself.
+    /// The error that prevented the connection, within [`connect_timeout`](Self::connect_timeout). Its
+    /// [kind](ErrorKind::is_transient) is transient only if the cause can pass without a change.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call closes what it has opened.
+    /// If dropped, the call closes any connection it has opened.
     pub async fn connect(&self) -> Result<PgConnection, Error> {
         let limit = self.connect_timeout;
         let opened = limited(limit, crate::connect::link::connection(self)).await.unwrap_or_else(|overrun| {
@@ -209,74 +207,74 @@ impl PgConfig {
         opened.map_err(|error| error.with_store(self.to_string()))
     }
 
-    /// The schema of our tables. Default: [`DEFAULT_SCHEMA`]. Two schemas of one database are two
-    /// stores that do not exclude each other.
+    /// Sets the schema of the stores' tables. Default: [`DEFAULT_SCHEMA`]. Two schemas of one database are two stores
+    /// that do not exclude each other.
     #[must_use]
     pub fn schema(mut self, schema: Identifier) -> Self {
         self.schema = schema;
         self
     }
 
-    /// Installs or completes the schema when connecting, which needs the privilege to create it.
-    /// Default: no; a missing schema is an error that says how to install it.
+    /// Installs or completes the schema on connect, which needs the privilege to create it. Default: no, and a missing
+    /// schema is an error that explains the installation.
     #[must_use]
     pub fn install_schema(mut self, install: bool) -> Self {
         self.install = install;
         self
     }
 
-    /// Whether a transaction pooler is in between. Default: [`Pooler::Detect`].
+    /// Sets whether to expect a transaction pooler. Default: [`Pooler::Detect`].
     #[must_use]
     pub fn pooler(mut self, pooler: Pooler) -> Self {
         self.pooler = pooler;
         self
     }
 
-    /// How death on the network is noticed.
+    /// Sets the intervals that detect a dead connection.
     #[must_use]
     pub fn liveness(mut self, liveness: Liveness) -> Self {
         self.liveness = liveness;
         self
     }
 
-    /// How long opening a session may take. Default: 5 s, or what [`from_url`](Self::from_url) found in the environment.
+    /// Sets the time limit for opening a session. Default: 5 s, or the limit that [`from_url`](Self::from_url) found in
+    /// the environment.
     #[must_use]
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self
     }
 
-    /// How long one statement that does not wait for a lock may take, on either side. Default: 5 s.
+    /// Sets the time limit, on client and server, for a statement that does not wait for a lock. Default: 5 s.
     #[must_use]
     pub fn statement_timeout(mut self, timeout: Duration) -> Self {
         self.statement_timeout = timeout;
         self
     }
 
-    /// Closes the sessions once nothing was held, awaited or called for this long, and opens them again with the next
-    /// call, for a database that is stopped while nobody is connected. Default: they stay open. The first call afterwards
-    /// takes as long as connecting.
+    /// Closes the sessions after this long without a lock, a waiter or a call, so a database can be stopped while
+    /// unused. The next call opens them again and takes as long as connecting. Default: they stay open.
     #[must_use]
     pub fn idle(mut self, idle: Duration) -> Self {
         self.idle = Some(idle);
         self
     }
 
-    /// Whether the sessions of a client that was not used for as long as `unused` are to be closed.
+    /// Returns whether the sessions of a client unused for `unused` should be closed.
     #[must_use]
     pub fn closes_when_idle(&self, unused: Duration) -> bool {
         self.idle.is_some_and(|idle| unused >= idle)
     }
 
-    /// How long a session that is opened only when it is needed stays open without use.
+    /// Returns how long a session opened on demand stays open without use.
     #[must_use]
     pub fn spare_time(&self) -> Duration {
         const SPARE: Duration = Duration::from_secs(20);
         self.idle.map_or(SPARE, |idle| idle.min(SPARE))
     }
 
-    /// The name by which the server knows our sessions (`pg_stat_activity.application_name`). Default:
-    /// that of the options, else `leasehold`.
+    /// Sets the sessions' name on the server (`pg_stat_activity.application_name`). Default: the name in the options,
+    /// else `leasehold`.
     #[must_use]
     pub fn application_name(mut self, name: &str) -> Self {
         for target in &mut self.targets {
@@ -285,31 +283,32 @@ impl PgConfig {
         self
     }
 
-    /// The schema in use.
+    /// Returns the schema.
     #[must_use]
     pub const fn schema_name(&self) -> &Identifier {
         &self.schema
     }
 
-    /// The driver's options, of the first host if there are several. Their `Debug` shows the password: do not print them.
+    /// Returns the driver's options, for the first host if there are several. Their `Debug` shows the password: do not
+    /// print them.
     #[must_use]
     pub fn options(&self) -> &PgConnectOptions {
         &self.targets[0].options
     }
 
-    /// How long one statement that does not wait for a lock may take.
+    /// Returns the time limit for a statement that does not wait for a lock.
     #[must_use]
     pub const fn statement_limit(&self) -> Duration {
         self.statement_timeout
     }
 
-    /// How long one call of a store may take in all: opening a session and running statements on it.
+    /// Returns the time limit for one call of a store: opening a session and running statements on it.
     #[must_use]
     pub fn call_limit(&self) -> Duration {
         self.connect_timeout + self.statement_timeout + Duration::from_secs(2)
     }
 
-    /// How long a session may take to confirm what it keeps, which does not count as lost before.
+    /// Returns how long a session may take to confirm its locks, which is at most the time until it counts as lost.
     #[must_use]
     pub fn confirmation_limit(&self) -> Duration {
         let Liveness { confirm_every, lost_after, .. } = self.liveness;
@@ -317,13 +316,13 @@ impl PgConfig {
         usual.max(lost_after.saturating_sub(confirm_every))
     }
 
-    /// How death on the network is noticed.
+    /// Returns the intervals that detect a dead connection.
     #[must_use]
     pub const fn liveness_settings(&self) -> Liveness {
         self.liveness
     }
 
-    /// Installs the schema if that was asked for, and checks what these stores can do on this server.
+    /// Installs the schema if configured, and checks which operations these stores can perform on this server.
     ///
     /// # Errors
     ///
@@ -331,7 +330,7 @@ impl PgConfig {
     ///
     /// # Cancel safety
     ///
-    /// A dropped call may have installed the schema.
+    /// If dropped, the call might have installed the schema.
     pub async fn prepare(&self, connection: &mut PgConnection, stores: Stores) -> Result<Access, Error> {
         if self.install && !schema::install_for(connection, &self.schema, stores).await? {
             return Ok(Access::Full);
@@ -339,11 +338,11 @@ impl PgConfig {
         schema::access(connection, &self.schema, stores).await
     }
 
-    /// Refuses settings under which the promises could not be kept.
+    /// Refuses settings that would break the stores' guarantees.
     ///
     /// # Errors
     ///
-    /// [`InvalidOption`](ErrorKind::InvalidOption) that says what to set instead.
+    /// [`InvalidOption`](ErrorKind::InvalidOption), with the setting to use instead.
     pub fn check(&self) -> Result<(), Error> {
         let invalid = |message: String| Err(Error::new(ErrorKind::InvalidOption, message));
         let Liveness { confirm_every, lost_after, server_gives_up } = self.liveness;
@@ -376,7 +375,7 @@ impl PgConfig {
     }
 }
 
-/// The driver's options as our sessions have them.
+/// Adapts the driver's options for the stores' sessions.
 pub(crate) fn ours(options: PgConnectOptions) -> PgConnectOptions {
     // Poolers refuse this start-up parameter, and nothing here reads floats.
     let options = without_slow_statements(options.extra_float_digits(None));
@@ -386,7 +385,7 @@ pub(crate) fn ours(options: PgConnectOptions) -> PgConnectOptions {
     }
 }
 
-/// `database` on `host:port`: what an error may show.
+/// Returns `database` on `host:port`, which an error can show.
 fn describe(targets: &[Target]) -> String {
     let place = |Target { options, .. }: &Target| match options.get_socket() {
         Some(socket) => socket.display().to_string(),
@@ -411,7 +410,7 @@ impl fmt::Display for PgConfig {
     }
 }
 
-/// Without the password.
+/// Omits the password.
 impl fmt::Debug for PgConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PgConfig")

@@ -1,5 +1,4 @@
-//! From a configuration to an open connection: URL and environment, credentials, which host and address takes the
-//! session, and what is found out about poolers.
+//! Opens connections: URL and environment, credentials, choice of host and address, and pooler detection.
 
 pub(crate) mod credentials;
 pub(crate) mod libpq;

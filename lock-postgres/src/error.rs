@@ -1,4 +1,4 @@
-//! From the driver's errors to ours: what happened, and what to do next.
+//! Converts the driver's errors into leasehold errors: the cause, and the next step.
 
 use std::borrow::Cow;
 use std::error::Error as StdError;
@@ -12,11 +12,12 @@ use ErrorKind::{
     Capacity, Deadlock, InvalidOption, OutcomeUnknown, PermissionDenied, SchemaMissing, Unavailable,
 };
 
-/// A lock on what we read and write. Where the server answers so of an advisory lock, that is *contended*, and no error.
+/// Another transaction's lock on a row or table of the schema. The same code for an advisory lock means *contended* and
+/// is not an error.
 pub(crate) const LOCKED: &str =
     "another transaction keeps a row of ours, or its table, locked; look for it in pg_locks, or try again";
 
-/// What the server's codes mean here. The first row that the code begins with counts.
+/// Maps the server's codes to kinds and advice. The first entry with a matching prefix counts.
 const STATES: &[(&str, ErrorKind, &str)] = &[
     ("28", PermissionDenied, "the server refuses this user; check user, password and pg_hba.conf"),
     ("3D000", InvalidOption, "there is no such database; name one that exists, or create it"),
@@ -52,7 +53,7 @@ const STATES: &[(&str, ErrorKind, &str)] = &[
     ("42P01", SchemaMissing, "a table is not there; if it is one of ours, run `leasehold schema apply`"),
     ("3F000", SchemaMissing, "the schema is not there; run `leasehold schema apply`"),
     ("42703", SchemaMissing, "the tables are of another version; run `leasehold schema apply`"),
-    // Of our own objects: see `state_error`.
+    // For objects of the schema, see `state_error`.
     ("42704", InvalidOption, "a role, an object or a setting is not there; correct its name, or create it"),
     ("42883", SchemaMissing, "a function is not there; check the server's version (13 or later)"),
     ("57P04", InvalidOption, "the database was dropped; name one that exists"),
@@ -87,11 +88,11 @@ const STATES: &[(&str, ErrorKind, &str)] = &[
     ("XX002", ErrorKind::Corrupt, "the server found a damaged index; see its log before anything else"),
 ];
 
-/// Our tables and our sequence, in whatever schema.
+/// Tables and sequence of the schema, whatever its name.
 const OUR_OBJECTS: [&str; 7] =
     ["version", "token", "incarnation", "mutex", "lease", "advisory_name", "upkeep"];
 
-/// What PgBouncer refuses for good, by its words: its code is that of everything that it does not like.
+/// PgBouncer's permanent refusals, by message, because all of PgBouncer's own refusals share one code.
 const OF_POOLERS: [(&str, &str); 4] = [
     ("no such database", "the pooler knows no such database; name one that is in its configuration"),
     ("no such user", "the pooler knows no such user; name one that is in its configuration"),
@@ -105,10 +106,10 @@ const OF_POOLERS: [(&str, &str); 4] = [
     ),
 ];
 
-/// The error of a statement or connection that was to `doing` ("take the lock").
+/// Converts the error of a statement or connection that was to `doing` ("take the lock").
 ///
-/// Kind and advice follow from the server's code where there is one. The driver's error is kept as the
-/// source, except that of a configuration, which may repeat a password.
+/// Kind and advice follow from the server's code if it sent one. The driver's error is kept as the source, except a
+/// configuration error, which can repeat a password.
 #[must_use]
 pub fn store_error(error: sqlx::Error, doing: &str) -> Error {
     let told = explained(&error, doing);
@@ -167,21 +168,21 @@ fn explained(error: &sqlx::Error, doing: &str) -> Error {
     Error::new(kind, format!("could not {doing}: {what}"))
 }
 
-/// The error of a session that is not open yet, which was to `doing` ("connect").
+/// Converts the error of a session that is not open yet, which was to `doing` ("connect").
 ///
-/// Transient is only what may pass by itself: failures of the network, and a server that is starting, stopping or short of
-/// something. Anything else the server would say again.
+/// An error is transient only if its cause can pass without a change: a network failure, or a server that is starting,
+/// stopping or short of a resource.
 #[must_use]
 pub fn connect_error(error: sqlx::Error, doing: &str) -> Error {
     connect_error_at(error, doing, true)
 }
 
-/// As [`connect_error`]. Without a socket, a file that is not there can be one of a certificate or key alone.
+/// Works like [`connect_error`]. Without a socket, a missing file can only be a certificate or a key.
 pub(crate) fn connect_error_at(error: sqlx::Error, doing: &str, has_socket: bool) -> Error {
     use std::io::ErrorKind::{InvalidData, NotFound};
     let told = explained(&error, doing);
     let says_again = match &error {
-        // The driver cannot read what the server says, mostly of who may not log in.
+        // The driver cannot decode the server's message, mostly a login refusal in another encoding.
         sqlx::Error::Protocol(words) if words.contains("UTF-8") => {
             let advice = "check user and password, and see the server's log for what it said";
             let words = without_lines(words).trim_end_matches('.');
@@ -196,7 +197,7 @@ pub(crate) fn connect_error_at(error: sqlx::Error, doing: &str, has_socket: bool
                 error,
             );
         }
-        // A certificate that is not trusted.
+        // An untrusted certificate.
         sqlx::Error::Io(io) => io.kind() == InvalidData || (io.kind() == NotFound && !has_socket),
         sqlx::Error::Database(answer) => {
             let state = answer.code().unwrap_or_default();
@@ -210,26 +211,26 @@ pub(crate) fn connect_error_at(error: sqlx::Error, doing: &str, has_socket: bool
     with_driver(told, error)
 }
 
-/// The driver's words, behind which it names lines of its own source code.
+/// Returns the driver's message without its reference to lines of the driver's source code.
 fn without_lines(words: &str) -> &str {
     words.split(" (sqlx_").next().unwrap_or(words)
 }
 
-/// The codes of refusals that pass by themselves while a session is opened: the connection, a resource, a database that takes
-/// no connections, a server that starts or stops, or that had no time to let the client in.
+/// Codes of transient refusals while a session is opened: the connection, a resource, a database or server that accepts
+/// no connections now, or a login timeout.
 const WHILE_CONNECTING: [&str; 5] = ["08", "53", "55000", "57P0", "57014"];
 
-/// The function in which the server failed, if it is none of ours: a trigger or an event trigger has called it. The name is
-/// as the server writes it, with the types of its arguments.
+/// Returns the foreign function in which the server failed, called by a trigger or an event trigger. The name has the
+/// types of its arguments, as the server writes it.
 fn foreign_function(answer: &dyn DatabaseError) -> Option<&str> {
     let context = answer.try_downcast_ref::<PgDatabaseError>()?.r#where()?;
-    // The innermost comes first.
+    // The innermost function comes first.
     let (function, _) = context.strip_prefix("PL/pgSQL function ")?.split_once(" line ")?;
     let is_ours = function == "inline_code_block" || function.ends_with("idempotency_finished()");
     (!is_ours).then_some(function)
 }
 
-/// The error of somebody else's function, which does not say that our own schema is missing or damaged.
+/// Creates the error of a foreign function. Its kind never blames the leasehold schema.
 fn failed_elsewhere(kind: ErrorKind, answer: &dyn DatabaseError, doing: &str, function: &str) -> Error {
     let kind = if matches!(kind, SchemaMissing | ErrorKind::Corrupt) { Unavailable } else { kind };
     let (message, state) = (answer.message(), answer.code().unwrap_or_default());
@@ -241,19 +242,19 @@ fn failed_elsewhere(kind: ErrorKind, answer: &dyn DatabaseError, doing: &str, fu
     )
 }
 
-/// The driver's error, as the source of ours. Of the server's answers its text has the message alone: the driver
-/// adds a line number of the server's own source code.
+/// The driver's error as a source. For an answer of the server, the text is only its message: the driver would add a
+/// line number of the server's source code.
 #[derive(Debug)]
 pub struct DriverError(sqlx::Error);
 
 impl DriverError {
-    /// For an error of ours that was not made by [`store_error`].
+    /// Wraps the source of an error not made by [`store_error`].
     #[must_use]
     pub const fn new(error: sqlx::Error) -> Self {
         Self(error)
     }
 
-    /// The error itself, with the server's code, detail and hint.
+    /// Returns the wrapped error, with the server's code, detail and hint.
     #[must_use]
     pub const fn get(&self) -> &sqlx::Error {
         &self.0
@@ -272,17 +273,17 @@ impl fmt::Display for DriverError {
 impl StdError for DriverError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match &self.0 {
-            // It would say the same again, with the line.
+            // The source would repeat the message, with the line number.
             sqlx::Error::Database(_) => None,
             other => other.source(),
         }
     }
 }
 
-/// What to look at when a connection does not come about or breaks.
+/// Returns the checks to suggest if a connection fails or breaks.
 fn advice_of(kind: std::io::ErrorKind) -> &'static str {
     match kind {
-        // How rustls says that it does not trust a certificate.
+        // rustls reports an untrusted certificate as `InvalidData`.
         std::io::ErrorKind::InvalidData => {
             "check sslmode and sslrootcert against the server's certificate and the host's name in it"
         }
@@ -293,11 +294,10 @@ fn advice_of(kind: std::io::ErrorKind) -> &'static str {
     }
 }
 
-/// The error for the server's code `state` (five characters) and its own `message`, while trying to
-/// `doing`.
+/// Creates the error for the server's code `state` (five characters) and its `message`, while trying to `doing`.
 #[must_use]
 pub fn state_error(state: &str, message: &str, doing: &str) -> Error {
-    // Other messages may repeat a key, which may say anything.
+    // Only these messages are compared, because others can repeat a key with any text.
     let refused = OF_POOLERS.iter().find(|(part, _)| state == "08P01" && message.contains(part));
     if let Some((_, advice)) = refused {
         return Error::new(InvalidOption, format!("could not {doing}: {message} ({state}): {advice}"));
@@ -313,20 +313,20 @@ pub fn state_error(state: &str, message: &str, doing: &str) -> Error {
     Error::new(kind, format!("could not {doing}: {message} ({state}): {advice}"))
 }
 
-/// Whether the message names one of our objects: `relation "leasehold.mutex" does not exist`.
+/// Returns whether the message names an object of the schema: `relation "leasehold.mutex" does not exist`.
 fn is_of_ours(message: &str) -> bool {
     let names = message.split('"').skip(1).step_by(2);
     names.into_iter().any(|name| OUR_OBJECTS.contains(&name.rsplit('.').next().unwrap_or(name)))
 }
 
-/// The server's code, where the server itself answered.
+/// Returns the server's code if the error came from the server.
 #[must_use]
 pub fn sqlstate(error: &sqlx::Error) -> Option<String> {
     error.as_database_error()?.code().map(Cow::into_owned)
 }
 
-/// Whether the session is over after such a failure: the server ended it, or the connection is broken or
-/// out of step. After any other error the server goes on to serve it.
+/// Returns whether the failure ended the session: the server ended it, or the connection is broken or out of step.
+/// After any other error the session can still be used.
 #[must_use]
 pub fn ends_session(error: &sqlx::Error) -> bool {
     let Some(database) = error.as_database_error() else { return true };
@@ -334,16 +334,16 @@ pub fn ends_session(error: &sqlx::Error) -> bool {
     severity.is_none_or(|severity| matches!(severity, PgSeverity::Fatal | PgSeverity::Panic))
 }
 
-/// Whether a statement that failed like this may have been carried out all the same: the connection broke
-/// while it was under way, so look, or undo, before doing it again.
+/// Returns whether the failed statement might have been executed, because the connection broke during the round trip.
+/// If so, query or undo before repeating it.
 #[must_use]
 pub fn outcome_unknown(error: &sqlx::Error) -> bool {
     match error {
-        // It never left.
+        // The statement was never sent.
         sqlx::Error::Io(io) if io.kind() == std::io::ErrorKind::ConnectionRefused => false,
         sqlx::Error::Io(_) | sqlx::Error::Protocol(_) | sqlx::Error::WorkerCrashed => true,
-        // The server says that it is not known, that the connection failed (but for two refusals to
-        // open one), or that the session ended, which may have been after the commit.
+        // The server reports an unknown outcome, a failed connection (except two refusals to open one), or the end of
+        // the session, possibly after the commit.
         sqlx::Error::Database(_) => sqlstate(error).is_some_and(|state| match state.as_str() {
             "40003" | "57P01" | "57P02" | "57P05" => true,
             "08001" | "08004" => false,
@@ -402,7 +402,7 @@ mod tests {
         let refused =
             state_error("08P01", "transaction blocks not allowed in statement pooling mode", "look");
         assert!(refused.kind() == InvalidOption && refused.message().contains("statement mode"), "{refused}");
-        // The server has one code for both.
+        // The server has one code for both causes.
         let refused = state_error("42501", "because", "take the lock").to_string();
         assert!(refused.contains("--grant-to ROLE") && refused.contains("row-level security"), "{refused}");
     }

@@ -47,7 +47,7 @@ fn fuzz_identifiers() {
     });
 }
 
-/// As the server reads a name in quotes: the name, and what stands behind it.
+/// Parses a quoted name as the server does. Returns the name and the rest of the statement.
 fn read_quoted(statement: &str) -> Option<(String, &str)> {
     let mut name = String::new();
     let mut rest = statement.strip_prefix('"')?;
@@ -83,7 +83,7 @@ fn fuzz_numbers() {
             if !kind.covers_schema() {
                 assert_eq!(kind.number(&other, &key).ok(), number, "{kind:?}");
             }
-            // Only numbers are no names.
+            // Only number mappings can refuse a key.
             assert!(number.is_some() || kind.exact(), "{kind:?}");
         }
         let fnv = [schema.as_str(), key.as_str()].iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, part| {
@@ -94,7 +94,7 @@ fn fuzz_numbers() {
         assert_eq!(Fnv1a64.number(&schema, &key).unwrap(), fnv.cast_signed());
         let djb2 = Djb2Xor::Forward.number(&schema, &key).unwrap();
         assert!((0..1 << 32).contains(&djb2));
-        // Each number has one spelling.
+        // Each number has one notation.
         let single = RawBigint.number(&schema, &key).ok().map(|number| number.to_string());
         assert_eq!(single.is_some(), is_number(key.as_str(), i64::MIN.into(), i64::MAX.into()));
         assert!(single.is_none_or(|text| text == key.as_str()));
@@ -106,7 +106,7 @@ fn fuzz_numbers() {
     });
 }
 
-/// Whether `text` is a whole number between these, in its one spelling.
+/// Returns whether `text` is a whole number in this range, in its only notation.
 fn is_number(text: &str, least: i128, most: i128) -> bool {
     let digits = text.strip_prefix('-').unwrap_or(text);
     let is_plain = !digits.is_empty()

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use leasehold_api::{Error, ErrorKind};
 
-/// The longest name that the server keeps, in bytes of UTF-8. It would cut a longer one in silence.
+/// Longest name on the server, in bytes of UTF-8. The server would silently truncate a longer one.
 pub const MAX_IDENTIFIER_BYTES: usize = 63;
 
 /// The name of a schema, table or column: 1 to [`MAX_IDENTIFIER_BYTES`] bytes of UTF-8 without NUL.
@@ -25,12 +25,12 @@ pub const MAX_IDENTIFIER_BYTES: usize = 63;
 pub struct Identifier(Arc<str>);
 
 impl Identifier {
-    /// Makes a name of `text`.
+    /// Creates a name from `text`.
     ///
     /// # Errors
     ///
-    /// [`InvalidOption`](ErrorKind::InvalidOption) when `text` is empty, longer than
-    /// [`MAX_IDENTIFIER_BYTES`], contains NUL, or begins with `pg_`, which the server keeps for itself.
+    /// [`InvalidOption`](ErrorKind::InvalidOption) if `text` is empty, longer than [`MAX_IDENTIFIER_BYTES`], contains
+    /// NUL, or begins with `pg_`, which the server reserves.
     pub fn new(text: impl AsRef<str>) -> Result<Self, Error> {
         let text = text.as_ref();
         let reason = if text.is_empty() {
@@ -50,35 +50,34 @@ impl Identifier {
         Err(Error::new(ErrorKind::InvalidOption, reason))
     }
 
-    /// A name that is known to be valid when it is written down; not checked in release builds, so never one
-    /// from outside.
+    /// Creates a name from a literal known to be valid. Release builds do not check it, so never pass external input.
     #[must_use]
     pub fn known(text: &'static str) -> Self {
         debug_assert!(Self::new(text).is_ok(), "{text:?}");
         Self(Arc::from(text))
     }
 
-    /// The name as it is.
+    /// Returns the name without quotes.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The name in double quotes, with those inside doubled: safe in a statement.
+    /// Returns the name in double quotes, with inner quotes doubled, which is safe in a statement.
     #[must_use]
     pub fn quoted(&self) -> String {
         quote(&self.0)
     }
 }
 
-/// Returns `name` in double quotes, with those inside doubled: safe in a statement. For names that the server reports, which
-/// [`Identifier::new`] might refuse.
+/// Returns `name` in double quotes, with inner quotes doubled, which is safe in a statement. For names that the server
+/// reports, because [`Identifier::new`] might refuse them.
 #[must_use]
 pub fn quote(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
-/// Returns `text` as a literal: safe in a statement, also if `standard_conforming_strings` is off.
+/// Returns `text` as a literal that is safe in a statement, even if `standard_conforming_strings` is off.
 #[must_use]
 pub fn literal(text: &str) -> String {
     let quoted = text.replace('\'', "''");

@@ -1,15 +1,13 @@
-//! The queue in front of one or several sessions: what arrives while a round trip is under way travels
-//! together in the next one.
+//! The queue in front of one or several sessions. Jobs that arrive during a round trip are batched in the next one.
 //!
-//! Most of a statement's cost does not depend on its number of rows, so the fewer statements the better:
+//! Most of a statement's cost does not depend on its number of rows, so fewer statements are better:
 //!
-//! - A session that has answered a large batch yields to the runtime before it takes the next one, so that
-//!   the callers it has answered can queue their next requests. It waits for no timer: when nobody queues
-//!   anything, it has yielded a few times in vain.
-//! - Jobs of different kinds need different statements, and one kind travels per round trip ([`Job::later`]):
-//!   the callers of the first statement would wait for the second. The other kind is deferred to the next
-//!   round trip, but each job at most [`MAX_DEFERRALS`] times.
-//! - Many jobs are divided evenly among the sessions, so that no session is left with single ones.
+//! - After a large batch, a session yields to the runtime before it takes the next one, because the answered callers
+//!   can then queue their next requests. It uses no timer and stops after a few yields without a new job.
+//! - Jobs of different kinds need different statements. A round trip carries one kind ([`Job::later`]), because the
+//!   callers of the first statement would wait for the second. The other kind is deferred to the next round trip, each
+//!   job at most [`MAX_DEFERRALS`] times.
+//! - Many jobs are divided evenly among the sessions, because a session with a single job wastes a round trip.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -18,72 +16,70 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use leasehold_api::Error;
 use tokio::sync::Notify;
 
-/// Something to do on a session, with somebody who waits for the answer.
+/// A request to a session, with a caller that waits for the result.
 pub trait Job: Send + 'static {
-    /// Answers with `error`: the job was not begun, and nothing was sent for it.
+    /// Completes the job with `error`, before any statement was sent for it.
     fn fail(self, error: Error);
 
-    /// Which of `jobs`, which could travel together, had better wait for the next round trip or another
-    /// session; they stay first in the queue. At least one is left. By default none, also said by an empty
-    /// answer.
+    /// Returns, for each of `jobs`, whether to defer it to the next round trip or another session. Deferred jobs stay
+    /// first in the queue, and at least one job must not be deferred. Default: an empty list, which defers none.
     fn later(jobs: &[&Self]) -> Vec<bool> {
         let _ = jobs;
         Vec::new()
     }
 }
 
-/// How often in a row a session yields without a new job before it stops waiting for more: those who are
-/// expected may be busy on another thread.
+/// Yields in a row without a new job after which a session stops waiting. The expected callers might be busy on another
+/// thread.
 const IDLE_YIELDS: u32 = 4;
 
-/// How often a session yields at most for each job that is expected.
+/// Maximum yields of a session per expected job.
 const YIELDS_PER_JOB: usize = 4;
 
-/// How often a job is deferred in favour of another kind: once by each of two sessions, after which one of
-/// them does its kind.
+/// Maximum deferrals of a job: one by each of two sessions, after which one of them runs its kind.
 const MAX_DEFERRALS: u8 = 2;
 
-/// So few jobs are not divided among sessions.
+/// Up to this many jobs are not divided among sessions.
 const FEW: usize = 8;
 
-/// The queue. Cheap to clone; all clones are one queue.
+/// The job queue. Cheap to clone, and all clones share one queue.
 pub struct JobQueue<J: Job>(Arc<Inner<J>>);
 
 struct Inner<J> {
     state: Mutex<QueueState<J>>,
-    /// One permit per job that arrived while somebody was idle; all are told of a close.
+    /// Holds a permit for each job that arrived while a session was idle. A close wakes all sessions.
     arrived: Notify,
 }
 
 struct QueueState<J> {
     jobs: VecDeque<QueuedJob<J>>,
     closed: bool,
-    /// How many sessions are connected and take jobs.
+    /// Number of connected sessions that take jobs.
     serving: usize,
-    /// How many jobs these have taken and not done yet.
+    /// Number of jobs these sessions have taken and not finished.
     under_way: usize,
 }
 
 struct QueuedJob<J> {
     job: J,
-    /// How often it was left in the queue in favour of another kind.
+    /// How often another kind was preferred to this job.
     deferrals: u8,
 }
 
 impl<J: Job> JobQueue<J> {
-    /// An empty queue that is open.
+    /// Creates an empty, open queue.
     #[must_use]
     pub fn new() -> Self {
         let state = QueueState { jobs: VecDeque::new(), closed: false, serving: 0, under_way: 0 };
         Self(Arc::new(Inner { state: Mutex::new(state), arrived: Notify::new() }))
     }
 
-    /// Adds a job; one idle session is woken. On a closed queue it fails at once.
+    /// Adds a job and wakes one idle session. On a closed queue the job fails at once.
     pub fn push(&self, job: J) {
         self.push_all([job]);
     }
 
-    /// Adds several jobs, which one session finds together.
+    /// Adds several jobs at once, which one session can batch.
     pub fn push_all(&self, jobs: impl IntoIterator<Item = J>) {
         let mut state = self.state();
         if state.closed {
@@ -93,39 +89,38 @@ impl<J: Job> JobQueue<J> {
         }
         state.jobs.extend(jobs.into_iter().map(|job| QueuedJob { job, deferrals: 0 }));
         drop(state);
-        // The one that became idle last: its caches are warm.
+        // Wakes the session that became idle last, because its caches are warm.
         self.0.arrived.notify_last();
     }
 
-    /// Ends the sessions once the queue is empty; later jobs fail.
+    /// Ends the sessions once the queue is empty. Later jobs fail.
     pub fn close(&self) {
         self.state().closed = true;
         self.0.arrived.notify_waiters();
     }
 
-    /// Whether it was closed.
+    /// Returns whether the queue was closed.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.state().closed
     }
 
-    /// Whether a session is open that takes jobs.
+    /// Returns whether a connected session takes jobs.
     #[must_use]
     pub fn is_served(&self) -> bool {
         self.state().serving > 0
     }
 
-    /// Waits until there is a job, and leaves it there; `false` once the queue is closed and empty.
+    /// Waits for a job without taking it. Returns `false` once the queue is closed and empty.
     pub(crate) async fn wanted(&self) -> bool {
         self.until(1, |state| (!state.jobs.is_empty()).then_some(())).await.is_some()
     }
 
-    /// Yields to callers who were just answered, of whom `expected` are likely to queue another job: until
-    /// all have, or no more do.
+    /// Yields to the callers answered last until `expected` of them have queued another job, or no further job arrives.
     async fn gather(&self, expected: usize) {
         let mut waiting = 0;
         let mut in_vain = 0;
-        // Bounded: what other sessions take meanwhile must not keep this one waiting.
+        // Bounded, because other sessions can take the jobs that arrive during the wait.
         for _ in 0..expected * YIELDS_PER_JOB {
             tokio::task::yield_now().await;
             let before = std::mem::replace(&mut waiting, self.state().jobs.len());
@@ -145,7 +140,7 @@ impl<J: Job> JobQueue<J> {
             if expected > 1 {
                 self.gather(expected).await;
             }
-            // Made before the look, so that a close in between is not missed; a permit waits by itself.
+            // Created before the check, so a close after the check still wakes it. A permit is stored.
             let arrived = self.0.arrived.notified();
             {
                 let mut state = self.state();
@@ -165,13 +160,13 @@ impl<J: Job> JobQueue<J> {
         }
     }
 
-    /// A session takes jobs until the returned value is dropped.
+    /// Registers a session that takes jobs until the returned value is dropped.
     pub(crate) fn serve(&self) -> Serving<J> {
         self.state().serving += 1;
         Serving { queue: self.clone(), under_way: 0, last: 0 }
     }
 
-    /// Fails what waits, unless another session can do it.
+    /// Fails the queued jobs unless another session can run them.
     pub(crate) fn fail_if_unserved(&self, error: &Error) {
         let mut state = self.state();
         if state.serving > 0 {
@@ -190,26 +185,26 @@ impl<J: Job> JobQueue<J> {
 /// A session that takes jobs.
 pub(crate) struct Serving<J: Job> {
     queue: JobQueue<J>,
-    /// How many jobs it has taken and not done yet.
+    /// Number of jobs taken and not finished.
     under_way: usize,
-    /// How many it took last, unless it has gathered since.
+    /// Size of the last batch, or 0 after the session has gathered.
     last: usize,
 }
 
 impl<J: Job> Serving<J> {
-    /// Waits for jobs and takes this session's share of them, up to `most`, oldest first; `None` once the
-    /// queue is closed and empty. What it took before is done.
+    /// Finishes the previous batch, then waits for jobs and takes this session's share of up to `most`, oldest first.
+    /// Returns `None` once the queue is closed and empty.
     ///
     /// # Cancel safety
     ///
-    /// Dropped, it has taken nothing.
+    /// If dropped, it has taken nothing.
     pub(crate) async fn take(&mut self, most: usize) -> Option<Vec<J>> {
         self.done();
         let look = |state: &mut QueueState<J>| {
             let all = state.jobs.len() + state.under_way;
             let share = all.div_ceil(state.serving.max(1)).max(FEW).min(most);
             let waiting = state.jobs.len();
-            // A few more are not left behind.
+            // A few more jobs are taken as well, to avoid a small remainder.
             let share = if waiting < share + FEW { waiting.min(most) } else { share };
             let together: Vec<_> = state.jobs.drain(..share).collect();
             let mut later = Vec::new();
@@ -238,7 +233,7 @@ impl<J: Job> Serving<J> {
             state.under_way += jobs.len();
             (!jobs.is_empty()).then_some(jobs)
         };
-        // Once after each batch: whoever drops this to read a notification does not begin to gather anew.
+        // Gathers once per batch, because a caller that drops this future to read a notification calls it again.
         let expected = std::mem::take(&mut self.last);
         let jobs = self.queue.until(expected, look).await?;
         self.under_way = jobs.len();
@@ -258,7 +253,7 @@ impl<J: Job> Drop for Serving<J> {
     fn drop(&mut self) {
         self.done();
         self.queue.state().serving -= 1;
-        // Whoever is left looks again: the permit of a job may have been ours.
+        // Wakes another session, because this session might have consumed a job's permit.
         self.queue.0.arrived.notify_one();
     }
 }

@@ -1,16 +1,16 @@
-//! What to do when somebody else is first.
+//! Waiting for a lock that another transaction holds.
 
 use std::time::Duration;
 
-/// What to do about a lock or a row that somebody else holds.
+/// How to wait for a lock or a row that another transaction holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums)] // The server knows these three.
 pub enum LockWait {
-    /// Wait at most this long in the server's queue, then an error. Counted in whole milliseconds, rounded
-    /// up; at most 24 days.
+    /// Wait at most this long in the server's queue, then return an error. Counted in whole milliseconds, rounded up,
+    /// and at most 24 days.
     Block(Duration),
-    /// An error at once.
+    /// Return an error at once.
     NoWait,
-    /// No lock: `None`.
+    /// Skip the lock and return `None`.
     Skip,
 }

@@ -1,8 +1,8 @@
-//! From a key to the number by which the server knows its advisory lock.
+//! Converts keys to the numbers of the server's advisory locks.
 //!
-//! The server's advisory locks have numbers, not names. The numbers below are stable for ever: they are
-//! what two versions of this library, or two programs, agree on. The session scope and the transaction
-//! scope of one key use the same number, so they exclude each other.
+//! The server's advisory locks have numbers, not names. The numbers below never change, because two library versions or
+//! programs must agree on them. The session scope and the transaction scope of one key use the same number, so they
+//! exclude each other.
 //!
 //! | | of schema and key | two keys may meet | use it when |
 //! |---|---|---|---|
@@ -12,9 +12,8 @@
 //! | [`Djb2Xor`] | key | 32 bits, easily by design | another program uses that hash |
 //! | [`SqlxNames`] | key | 64 bits | another program uses sqlx's `PgAdvisoryLock` |
 //!
-//! Two keys that meet exclude each other, which is safe and visible. With n keys in use the chance that
-//! any two meet is about n²/2⁶⁵ at 64 bits (a million keys: 3 in 100 million) and n²/2³³ at 32 bits
-//! (ten thousand keys: 1 in 85).
+//! Two keys with the same number exclude each other, which is safe and visible. With n keys the chance of any collision
+//! is about n²/2⁶⁵ at 64 bits (a million keys: 3 in 100 million) and n²/2³³ at 32 bits (ten thousand keys: 1 in 85).
 
 mod djb2;
 mod fnv1a;
@@ -33,8 +32,8 @@ pub use fnv1a::Fnv1a64;
 pub use raw::{RawBigint, RawPair};
 pub use sha256::Sha256;
 
-/// Which of the server's two key spaces a number belongs to. They never meet: `pg_advisory_lock(0)` and
-/// `pg_advisory_lock(0, 0)` are two locks (docs/hazards.md H24).
+/// The server's key space of a number. The two spaces are disjoint: `pg_advisory_lock(0)` and `pg_advisory_lock(0, 0)`
+/// are two locks (docs/hazards.md H24).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(clippy::exhaustive_enums)] // The server has these two.
 pub enum KeySpace {
@@ -44,41 +43,40 @@ pub enum KeySpace {
     Pair,
 }
 
-/// How keys become numbers. Everybody who shares locks must use the same way.
+/// A mapping from keys to numbers. All programs that share locks must use the same mapping.
 pub trait KeyNumber: Debug + Send + Sync + 'static {
-    /// The key space of every number.
+    /// Returns the key space of all numbers.
     fn space(&self) -> KeySpace {
         KeySpace::Big
     }
 
-    /// How many bits of the number tell keys apart.
+    /// Returns the number of bits that distinguish keys.
     fn bits(&self) -> u32 {
         64
     }
 
-    /// Whether two different keys never have one number.
+    /// Returns whether two different keys always have different numbers.
     fn exact(&self) -> bool {
         false
     }
 
-    /// Whether another schema gives a key another number. Where it does not, the locks of all schemas of a database
-    /// exclude each other, but each schema has tokens of its own, which do not grow from one to the other: under
-    /// another schema than [`DEFAULT_SCHEMA`](crate::DEFAULT_SCHEMA) such locks have no fencing tokens. Default:
-    /// `false`.
+    /// Returns whether the schema changes a key's number. Default: `false`. If not, the locks of all schemas of a
+    /// database exclude each other. Each schema still has its own tokens, which do not grow across schemas, so only
+    /// locks under [`DEFAULT_SCHEMA`](crate::DEFAULT_SCHEMA) have fencing tokens.
     fn covers_schema(&self) -> bool {
         false
     }
 
-    /// The number of `key` in `schema`; in the [`Pair`](KeySpace::Pair) space a [`pack`]ed one.
+    /// Returns the number of `key` in `schema`, [`pack`]ed in the [`Pair`](KeySpace::Pair) space.
     ///
     /// # Errors
     ///
-    /// [`InvalidKey`](leasehold_api::ErrorKind::InvalidKey) when the key has no number of this kind.
+    /// [`InvalidKey`](leasehold_api::ErrorKind::InvalidKey) if the key has no number of this kind.
     fn number(&self, schema: &Identifier, key: &LockKey) -> Result<i64, Error>;
 }
 
-/// The numbers of sqlx's [`PgAdvisoryLock::new`] for the key's text, so that programs that use it and
-/// programs that use this library exclude each other. The schema does not enter.
+/// The numbers of sqlx's [`PgAdvisoryLock::new`] for the key's text, which makes programs with sqlx and programs with
+/// this library exclude each other. The schema does not count.
 ///
 /// ```
 /// use leasehold_postgres::{Identifier, KeyNumber, SqlxNames};
@@ -93,7 +91,7 @@ pub struct SqlxNames;
 
 impl KeyNumber for SqlxNames {
     fn number(&self, _schema: &Identifier, key: &LockKey) -> Result<i64, Error> {
-        // `new` makes numbers of this one space alone.
+        // `new` only makes numbers of this space.
         PgAdvisoryLock::new(key.as_str()).key().as_bigint().ok_or_else(|| {
             let message = "this version of sqlx has no bigint for this key; use another way to number keys";
             Error::new(ErrorKind::InvalidKey, message).with_key(key)
@@ -101,7 +99,7 @@ impl KeyNumber for SqlxNames {
     }
 }
 
-/// Two `integer`s as one number: the first in the upper half.
+/// Packs two `integer`s into one number, with the first in the upper half.
 #[must_use]
 pub const fn pack(first: i32, second: i32) -> i64 {
     #[allow(clippy::cast_sign_loss)] // The bits as they are.
@@ -109,7 +107,7 @@ pub const fn pack(first: i32, second: i32) -> i64 {
     ((first as i64) << 32) | low as i64
 }
 
-/// The two `integer`s of a [`pack`]ed number.
+/// Returns the two `integer`s of a [`pack`]ed number.
 #[must_use]
 pub const fn unpack(number: i64) -> (i32, i32) {
     #[allow(clippy::cast_possible_truncation)] // Each half by itself.
@@ -117,7 +115,7 @@ pub const fn unpack(number: i64) -> (i32, i32) {
     halves
 }
 
-/// The parts behind each other, each behind its length, so that no two lists of parts look alike.
+/// Writes each part after its length, which makes the encoding of a list unique.
 fn length_prefixed(parts: &[&[u8]], mut write: impl FnMut(&[u8])) {
     for part in parts {
         write(&(part.len() as u64).to_le_bytes());

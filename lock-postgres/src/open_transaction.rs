@@ -1,4 +1,4 @@
-//! Ending an open transaction from outside, whose program does not come back to it.
+//! Ends, through another session, an open transaction that its program has abandoned.
 
 use std::time::Duration;
 
@@ -13,22 +13,22 @@ use crate::error::store_error;
 const LOOK: &str = "see which transaction this is";
 const END: &str = "end a transaction that was open for too long";
 
-/// The first pause before looking again whether a session has ended, and the longest.
+/// The first and the longest pause between checks whether a session has ended.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_millis(100));
 
-/// An open transaction, as another session can end it: a session that is idle, waits or calculates, whoever blocks the
-/// program's thread. Behind a pooler too, because it names the transaction and not only the session.
+/// Identifies an open transaction for another session to end, even if the program's thread is blocked. It also works
+/// behind a pooler, because it names the transaction and not only the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenTransaction {
     pid: i32,
-    /// When its session began; `None` where the role that the session acts as is not told.
+    /// Start of its session, or `None` if the role cannot see it.
     started: Option<i64>,
-    /// When the transaction began. As the other times in microseconds.
+    /// Start of the transaction, in microseconds like the other times.
     began: i64,
 }
 
 impl OpenTransaction {
-    /// The statement whose row [`read`](Self::read) reads. It has no parameters and runs inside of the transaction.
+    /// The statement whose row [`read`](Self::read) reads. It has no parameters and must run inside the transaction.
     pub const STATEMENT: &str = "SELECT pg_catalog.pg_backend_pid() AS pid, \
         (SELECT (EXTRACT(epoch FROM a.backend_start) * 1000000)::pg_catalog.int8 \
         FROM pg_catalog.pg_stat_get_activity(pg_catalog.pg_backend_pid()) a) AS started, \
@@ -38,37 +38,37 @@ impl OpenTransaction {
     ///
     /// # Errors
     ///
-    /// If it is another row.
+    /// An error if the row has other columns.
     pub fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
         let (pid, started, began) = (row.try_get("pid")?, row.try_get("started")?, row.try_get("began")?);
         Ok(Self { pid, started, began })
     }
 
-    /// Asks the server which transaction `connection` has open.
+    /// Queries the server for the open transaction of `connection`.
     ///
     /// # Errors
     ///
-    /// What keeps the server from answering within `limit`; the connection is in doubt then.
+    /// The error that prevented an answer within `limit`. The connection is then in doubt.
     ///
     /// # Cancel safety
     ///
-    /// It only looks; the connection's next statement waits for the answer.
+    /// The call only reads. If dropped, the connection's next statement waits for the answer.
     pub async fn of(connection: &mut PgConnection, limit: Duration) -> Result<Self, Error> {
         let row = connection.fetch_one(raw_sql(Self::STATEMENT));
         let row = timeout_at(Instant::now() + limit, row).await.map_err(|_| late(LOOK, limit))?;
         row.and_then(|row| Self::read(&row)).map_err(|error| store_error(error, LOOK))
     }
 
-    /// Ends its session through another connection, if it still has this transaction open, and waits until it is gone.
-    /// Returns whether it did: `false` if the transaction had ended before.
+    /// Ends the session through another connection if this transaction is still open, and waits until the session is
+    /// gone. Returns `false` if the transaction had already ended.
     ///
     /// # Errors
     ///
-    /// What keeps `pool` from giving a connection or the server from answering within `limit`. Call again.
+    /// The error that prevented a connection from `pool` or an answer within `limit`. Call again.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call may have ended it.
+    /// If dropped, the call might have ended the session.
     pub async fn end(self, pool: &PgPool, limit: Duration) -> Result<bool, Error> {
         let deadline = Instant::now() + limit;
         let acquired = timeout_at(deadline, pool.acquire()).await.map_err(|_| late(END, limit))?;
@@ -94,7 +94,7 @@ impl OpenTransaction {
     }
 }
 
-/// A connection with a statement under way is closed rather than given back.
+/// Closes a connection with a running statement instead of returning it to the pool.
 struct Second(Option<PoolConnection<Postgres>>);
 
 impl Second {

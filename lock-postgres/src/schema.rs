@@ -1,4 +1,4 @@
-//! The schema: printed, installed, and looked at without touching it.
+//! Prints, installs and inspects the schema.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -19,21 +19,21 @@ pub use report::{Access, MissingPrivilege, SchemaState, SchemaVersion, ServerRep
 /// The version of the schema that this library installs.
 pub const SCHEMA_VERSION: i32 = 2;
 
-/// The first version that there was.
+/// The first schema version.
 const FIRST_SCHEMA_VERSION: i32 = 1;
 
-/// The oldest version of the schema that this library can use; [`install`] makes it a newer one.
+/// The oldest schema version this library can use. [`install`] upgrades an older one.
 pub const OLDEST_SCHEMA_VERSION: i32 = 2;
 
-/// How long those who use the tables are left alone when a change could not be made beside them.
+/// Pause between attempts if other sessions' locks prevented a change, which lets those sessions proceed.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The oldest server that this library is for.
+/// The oldest supported server.
 const OLDEST_SERVER: i32 = 130_000;
 
-/// Settings of its own for the transaction, whatever the defaults of database and role, which then waits
-/// for whoever does the same. The pair of numbers stays out of the way of the numbers of keys. Tables are waited for
-/// briefly: while a change waits for its lock, so does everybody who comes after it.
+/// The transaction overrides the defaults of database and role, and waits for concurrent installations. The two-integer
+/// lock differs from the numbers of keys. The lock timeout for tables is short, because all later sessions queue behind
+/// a change that waits for a lock.
 const SETTINGS: &str = "\
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ WRITE;
 SET LOCAL search_path = pg_catalog;
@@ -49,7 +49,7 @@ const OBJECTS: &str = include_str!("schema.sql");
 const CONTENT: &str = include_str!("schema_content.sql");
 const VERSION: &str = "SELECT version, oldest_library FROM {schema}.version";
 
-/// What the stores need, object by object. Row locks (`FOR UPDATE`) need UPDATE.
+/// Privileges that the stores need per object. Row locks (`FOR UPDATE`) need UPDATE.
 const NEEDS: [(&str, &str); 20] = [
     ("version", "SELECT"),
     ("token", "SELECT"),
@@ -73,13 +73,13 @@ const NEEDS: [(&str, &str); 20] = [
     ("upkeep", "UPDATE"),
 ];
 
-/// Which stores of a schema are to be used: each needs the objects of its own and those that all have.
+/// The stores of a schema in use. Each needs its own objects and the shared ones.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Stores {
-    /// All of them.
+    /// All stores.
     All,
-    /// Advisory locks, of either scope.
+    /// Advisory locks, in session or transaction scope.
     Advisory,
     /// Mutex rows.
     Row,
@@ -88,7 +88,7 @@ pub enum Stores {
 }
 
 impl Stores {
-    /// What is needed of which object.
+    /// Returns the objects and privileges these stores need.
     fn needs(self) -> impl Iterator<Item = (&'static str, &'static str)> {
         NEEDS.into_iter().filter(move |(object, _)| self.use_object(object))
     }
@@ -103,12 +103,12 @@ impl Stores {
     }
 }
 
-/// For the message that it begins: an operator that somebody else has made, and that fits better than the server's own,
-/// would be called with the rights of whoever looks.
+/// Precedes each query in the same message. Otherwise a better-matching operator of another role would run with the
+/// rights of the querying role.
 const OWN_PATH: &str = "SET LOCAL search_path = pg_catalog; ";
 
-/// The facts that the catalogs tell, each as one column; `{name}` is the schema's name as a literal.
-/// The simple protocol, without bound values, so that it also works behind a transaction pooler.
+/// Reads facts from the catalogs, each as one column, where `{name}` is the schema's name as a literal. Uses the simple
+/// protocol without bound values, because it must also work behind a transaction pooler.
 const FACTS: &str = "\
 WITH wanted(object, persistence, columns) AS (VALUES
     ('version', 'p', '{version,oldest_library}'::text[]),
@@ -151,10 +151,9 @@ SELECT
     coalesce((SELECT pg_catalog.string_agg(object || ' ' || privilege, ',' ORDER BY object, privilege)
         FROM lacking), '') AS lacking";
 
-/// The SQL that installs the schema, for `psql` and migration tools. It can be run any number of times
-/// and changes nothing where everything is there; it needs the privilege to create what is missing, and
-/// PL/pgSQL, which every database has unless somebody removed it. `grants` are those of [`grants`] and [`grants_to_read`],
-/// in the same transaction, or nothing.
+/// Returns the SQL that installs the schema, for `psql` and migration tools. It is idempotent. It needs the privilege
+/// to create missing objects, and PL/pgSQL, which every database has by default. `grants` is empty, or the output of
+/// [`grants`] and [`grants_to_read`] to run in the same transaction.
 #[must_use]
 pub fn script(schema: &Identifier, grants: &str) -> String {
     let objects = installation(schema, OBJECTS, CONTENT);
@@ -164,10 +163,10 @@ pub fn script(schema: &Identifier, grants: &str) -> String {
     )
 }
 
-/// The SQL that lets `role` use these stores of the schema and nothing else.
+/// Returns the SQL that lets `role` use these stores of the schema and nothing else.
 ///
-/// Listing advisory locks shows the owners of other roles' sessions only to members of
-/// `pg_read_all_stats`, and ending such a session takes `pg_signal_backend`; neither is in here.
+/// Two privileges are not included. To list the owners of other roles' advisory locks, a role needs
+/// `pg_read_all_stats`, and to end their sessions, `pg_signal_backend`.
 #[must_use]
 pub fn grants(schema: &Identifier, role: &Identifier, stores: Stores) -> String {
     let (schema, role) = (schema.quoted(), role.quoted());
@@ -181,8 +180,8 @@ pub fn grants(schema: &Identifier, role: &Identifier, stores: Stores) -> String 
     text
 }
 
-/// The SQL that lets `role` look at the locks of every store, and take or end none: `leasehold list` and `inspect`,
-/// and queries of one's own.
+/// Returns the SQL that lets `role` read the locks of every store, for `leasehold list`, `inspect` and custom queries,
+/// but not take or end any.
 #[must_use]
 pub fn grants_to_read(schema: &Identifier, role: &Identifier) -> String {
     let (schema, role) = (schema.quoted(), role.quoted());
@@ -192,10 +191,10 @@ pub fn grants_to_read(schema: &Identifier, role: &Identifier) -> String {
     std::iter::once(format!("GRANT USAGE ON SCHEMA {schema} TO {role};\n")).chain(objects).collect()
 }
 
-/// The check that goes before the GRANTs.
+/// Returns the ownership check that precedes the GRANTs.
 fn may_grant(schema: &Identifier) -> Arc<str> {
     let objects: Vec<_> = objects().into_iter().map(|object| format!("'{object}'")).collect();
-    // The schema last: its name may contain what is replaced.
+    // The schema comes last because its name can contain the other placeholder.
     render(&MAY_GRANT.replace("{objects}", &objects.join(", ")), schema)
 }
 
@@ -203,28 +202,27 @@ fn objects() -> BTreeSet<&'static str> {
     NEEDS.iter().map(|(object, _)| *object).collect()
 }
 
-/// Creates the schema or what is missing of it, and makes an older version this one. Where everything is there it changes nothing and needs
-/// no more than the privileges of [`grants`]. May be called by many at once.
+/// Creates the schema or its missing objects, and upgrades an older version. A complete schema is left unchanged, which
+/// needs only the privileges of [`grants`]. Concurrent calls are safe.
 ///
 /// The connection must not be inside a transaction.
 ///
 /// # Errors
 ///
-/// [`PermissionDenied`](leasehold_api::ErrorKind::PermissionDenied) without the privilege to create;
-/// [`SchemaMissing`](leasehold_api::ErrorKind::SchemaMissing) when a newer library has installed a schema that this one
-/// cannot use, which is left as it is; [`InvalidOption`](leasehold_api::ErrorKind::InvalidOption) for a server that is
-/// too old or a database that is not in UTF-8; [`Unavailable`](leasehold_api::ErrorKind::Unavailable) on a standby.
+/// [`PermissionDenied`](leasehold_api::ErrorKind::PermissionDenied) without the privilege to create.
+/// [`SchemaMissing`](leasehold_api::ErrorKind::SchemaMissing) if a newer library installed a schema this one cannot
+/// use, which is left as it is. [`InvalidOption`](leasehold_api::ErrorKind::InvalidOption) if the server is too old or
+/// the database is not in UTF-8. [`Unavailable`](leasehold_api::ErrorKind::Unavailable) on a standby.
 ///
 /// # Cancel safety
 ///
-/// The schema is installed as a whole or not at all; a drop may leave either. The connection can still be
-/// used.
+/// If dropped, the schema is installed completely or not at all. The connection can still be used.
 pub async fn install(conn: &mut PgConnection, schema: &Identifier) -> Result<(), Error> {
     install_for(conn, schema, Stores::All).await.map(drop)
 }
 
-/// As [`install`]; where everything is there, what these stores need is enough. Answers whether anything was installed: if
-/// not, the schema was found complete, and the role has all privileges that these stores need.
+/// Works like [`install`], but a complete schema needs only the privileges of these stores. Returns whether anything
+/// was installed. If not, the schema is complete and the role has all privileges these stores need.
 pub(crate) async fn install_for(
     conn: &mut PgConnection,
     schema: &Identifier,
@@ -244,20 +242,20 @@ pub(crate) async fn install_for(
             }
         }
         let is_there = report.schema != SchemaState::Missing;
-        // Of a dump without data everything is there but the version.
+        // A dump without data has all objects but no version row.
         let is_complete = report.missing_objects.is_empty()
             && (report.schema != SchemaState::Unreadable || !report.altered_objects.is_empty());
         if is_there && !is_old && (is_complete || !report.missing_privileges.is_empty()) {
             return report.ready(schema).map(|()| false);
         }
-        // Without BEGIN and COMMIT: several statements in one message are one transaction, which ends
-        // with the message, also after an error and when nobody waits for the answer.
+        // Several statements in one message are one transaction, even without BEGIN and COMMIT. It ends with the
+        // message, also after an error or a dropped call.
         let message = [SETTINGS, &installation(schema, OBJECTS, CONTENT)].concat();
         match raw_sql(AssertSqlSafe(message)).execute(&mut *conn).await {
             Ok(_) => return Ok(true),
-            // Somebody did something at the same time, and not behind our lock. Look again.
+            // Another session changed the schema concurrently, without taking the installation lock. Inspect again.
             Err(error) if attempt < ATTEMPTS && collided(&error) => attempt += 1,
-            // Those who were held up by our waiting go on now.
+            // The pause lets the sessions proceed that queued behind this lock request.
             Err(error) if attempt < ATTEMPTS && sqlstate(&error).as_deref() == Some("55P03") => {
                 attempt += 1;
                 tokio::time::sleep(PAUSE).await;
@@ -267,25 +265,25 @@ pub(crate) async fn install_for(
     }
 }
 
-/// Carries out what [`grants`] and [`grants_to_read`] say, behind whoever installs or grants at the same time: the server
-/// refuses two that change the privileges of one object at once.
+/// Runs the SQL of [`grants`] and [`grants_to_read`], serialised with concurrent installations and grants, because the
+/// server refuses two concurrent privilege changes of one object.
 ///
 /// The connection must not be inside a transaction.
 ///
 /// # Errors
 ///
-/// [`PermissionDenied`](leasehold_api::ErrorKind::PermissionDenied) for a role that does not own all of it: the server
-/// itself only warns who may not grant; [`InvalidOption`](leasehold_api::ErrorKind::InvalidOption) for a role that is not
-/// there. Otherwise what the server answers. Nothing was granted then.
+/// [`PermissionDenied`](leasehold_api::ErrorKind::PermissionDenied) if the role does not own the schema and all its
+/// objects, a case in which the server only warns. [`InvalidOption`](leasehold_api::ErrorKind::InvalidOption) if the
+/// role does not exist. Otherwise the server's error. After any error nothing is granted.
 ///
 /// # Cancel safety
 ///
-/// All of them are granted or none; a drop may leave either.
+/// If dropped, all privileges are granted or none.
 pub async fn grant(conn: &mut PgConnection, schema: &Identifier, grants: &str) -> Result<(), Error> {
     let message = [SETTINGS, &may_grant(schema), grants].concat();
     let done = raw_sql(AssertSqlSafe(message)).execute(conn).await;
     done.map(drop).map_err(|error| match sqlstate(&error).as_deref() {
-        // Everything else that it names has been looked for.
+        // Only the role can be missing, because the other names were checked before.
         Some("42704") => Error::new(
             ErrorKind::InvalidOption,
             "there is no such role; create it first, or correct its name",
@@ -295,33 +293,34 @@ pub async fn grant(conn: &mut PgConnection, schema: &Identifier, grants: &str) -
     })
 }
 
-/// Somebody created the same (`IF NOT EXISTS` does not survive that race), dropped the schema, or
-/// installed another version, which the last statement reports.
+/// Returns whether a concurrent session created the same object (`IF NOT EXISTS` does not prevent that race), dropped
+/// the schema, or installed another version, which the last statement reports.
 fn collided(error: &sqlx::Error) -> bool {
     let codes = ["23505", "42P06", "42P07", "42710", "3F000", "22P02"];
     sqlstate(error).is_some_and(|code| codes.contains(&code.as_str()))
 }
 
-/// Whether the stores can work here: server, schema, version and privileges.
+/// Checks whether the stores can work here: server, schema, version and privileges.
 ///
 /// The connection must not be inside a transaction.
 ///
 /// # Errors
 ///
-/// [`SchemaMissing`](leasehold_api::ErrorKind::SchemaMissing), also for a version that this library cannot use;
-/// [`PermissionDenied`](leasehold_api::ErrorKind::PermissionDenied) with the GRANTs that are missing;
-/// [`Corrupt`](leasehold_api::ErrorKind::Corrupt) when an object was altered so that tokens or leases would not be safe;
-/// [`InvalidOption`](leasehold_api::ErrorKind::InvalidOption) for a server that is too old or a database that is not in
-/// UTF-8; [`Unavailable`](leasehold_api::ErrorKind::Unavailable) on a standby, or when the server does not answer.
+/// - [`SchemaMissing`](leasehold_api::ErrorKind::SchemaMissing) if the schema is missing or has an unusable version.
+/// - [`PermissionDenied`](leasehold_api::ErrorKind::PermissionDenied) with the missing GRANTs.
+/// - [`Corrupt`](leasehold_api::ErrorKind::Corrupt) if an altered object would make tokens or leases unsafe.
+/// - [`InvalidOption`](leasehold_api::ErrorKind::InvalidOption) if the server is too old or the database is not in
+///   UTF-8.
+/// - [`Unavailable`](leasehold_api::ErrorKind::Unavailable) on a standby, or if the server does not answer.
 ///
 /// # Cancel safety
 ///
-/// Looks only.
+/// The call only reads.
 pub async fn check(conn: &mut PgConnection, schema: &Identifier) -> Result<(), Error> {
     inspect(conn, schema).await?.ready(schema)
 }
 
-/// As [`check`], for these stores alone; a role with the privileges of [`grants_to_read`] will do as well.
+/// Works like [`check`] for these stores only, and also accepts a role with the privileges of [`grants_to_read`].
 ///
 /// # Errors
 ///
@@ -329,22 +328,22 @@ pub async fn check(conn: &mut PgConnection, schema: &Identifier) -> Result<(), E
 ///
 /// # Cancel safety
 ///
-/// Looks only.
+/// The call only reads.
 pub async fn access(conn: &mut PgConnection, schema: &Identifier, stores: Stores) -> Result<Access, Error> {
     inspect(conn, schema).await?.for_stores(stores).access(schema)
 }
 
-/// Looks at server, schema and privileges, and changes nothing.
+/// Inspects server, schema and privileges, and changes nothing.
 ///
 /// The connection must not be inside a transaction.
 ///
 /// # Errors
 ///
-/// What the server answers, when it cannot be asked.
+/// The server's error if the query fails.
 ///
 /// # Cancel safety
 ///
-/// Looks only.
+/// The call only reads.
 pub async fn inspect(conn: &mut PgConnection, schema: &Identifier) -> Result<ServerReport, Error> {
     let needs: Vec<_> =
         NEEDS.iter().map(|(object, privilege)| format!("('{object}', '{privilege}')")).collect();
@@ -354,14 +353,14 @@ pub async fn inspect(conn: &mut PgConnection, schema: &Identifier) -> Result<Ser
     let facts = [OWN_PATH, &facts].concat();
     let row = raw_sql(AssertSqlSafe(facts)).fetch_one(&mut *conn).await.map_err(failed)?;
     let mut report = ServerReport::read(&row).map_err(failed)?;
-    // Asked of a superuser alone: to plan it takes the server longer than all the rest.
+    // Only for a superuser, because planning this query takes longer than all the others.
     if row.try_get("is_superuser").map_err(failed)? && report.schema != SchemaState::Missing {
         let kept = "(SELECT n.oid FROM pg_catalog.pg_namespace n WHERE n.nspname = {name})";
         let owner = [OWN_PATH, &foreign_owner(kept).replace("{name}", &name)].concat();
         let owner = raw_sql(AssertSqlSafe(owner)).fetch_optional(&mut *conn).await.map_err(failed)?;
         report.foreign_owner = owner.map(|row| row.try_get("who")).transpose().map_err(failed)?;
     }
-    // Asked by itself, and only where there is an answer: a question that fails is an error in the server's log.
+    // A separate query, run only if it can succeed, because a failed query leaves an error in the server's log.
     if !report.explains_no_version() {
         let version = [OWN_PATH, &render(VERSION, schema)].concat();
         let version = raw_sql(AssertSqlSafe(version)).fetch_optional(conn).await;
@@ -372,12 +371,12 @@ pub async fn inspect(conn: &mut PgConnection, schema: &Identifier) -> Result<Ser
     Ok(report)
 }
 
-/// The word that `GRANT` wants before the name.
+/// Returns the keyword `GRANT` needs before the name.
 fn kind_of(object: &str) -> &'static str {
     if object == "token" { "SEQUENCE " } else { "TABLE " }
 }
 
-/// As a literal of SQL that means the same under every setting of the server.
+/// Quotes `text` as an SQL literal that has the same meaning under every server setting.
 fn literal(text: &str) -> String {
     format!("E'{}'", text.replace('\\', "\\\\").replace('\'', "''"))
 }

@@ -1,4 +1,4 @@
-//! Postgres URLs: the parameters that every store on a server has, and those of libpq and the driver.
+//! Postgres URLs: the parameters common to all stores on a server, and the parameters of libpq and the driver.
 
 use std::any::{Any, TypeId};
 use std::sync::Arc;
@@ -13,15 +13,15 @@ use crate::connect::libpq::is_parameter;
 use crate::ident::Identifier;
 use crate::schema::Stores;
 
-/// The parameters of ours that every store has.
+/// Parameters common to all stores.
 const COMMON: [&str; 6] = ["schema", "install", "pooler", "connect_timeout", "statement_timeout", "idle"];
 
 /// The values of the parameter `pooler`.
 const POOLERS: [(&str, Pooler); 3] =
     [("transaction", Pooler::Transaction), ("none", Pooler::None), ("detect", Pooler::Detect)];
 
-/// Reads the URL of a store whose own parameters are `own`. Returns how to reach the server, and the parameters that
-/// are not libpq's. The environment counts as in [`PgConfig::from_url`].
+/// Reads the URL of a store whose specific parameters are `own`. Returns the configuration and the parameters that do
+/// not belong to libpq. The environment counts as in [`PgConfig::from_url`].
 ///
 /// # Errors
 ///
@@ -49,8 +49,8 @@ pub fn server(url: &StoreUrl, own: &[&str]) -> Result<(PgConfig, Parameters), Er
     Ok((config, given))
 }
 
-/// Returns the user and the password of `url`, or those of the environment where it names none. Parameters that are not
-/// libpq's do not count.
+/// Returns the user and the password of `url`, or of the environment if the URL has none. Ignores parameters that do
+/// not belong to libpq.
 ///
 /// # Errors
 ///
@@ -61,7 +61,7 @@ pub fn credentials(url: &StoreUrl) -> Result<Credentials, Error> {
     Credentials::from_url(&split(url, &own)?.0)
 }
 
-/// The [credentials](PgConfig::credentials) of a store that is opened by its URL: an extension of [`OpenOptions`].
+/// The [credentials](PgConfig::credentials) of a store opened by URL: an extension of [`OpenOptions`].
 #[derive(Clone)]
 pub struct ProgramCredentials(Source);
 
@@ -75,7 +75,7 @@ impl ProgramCredentials {
         Self(Source::Program(Arc::new(move || Box::pin(credentials()))))
     }
 
-    /// Returns `config` with the credentials that the program gave in `options`, if it gave any.
+    /// Returns `config` with the program's credentials from `options`, if any.
     #[must_use]
     pub fn of(options: &OpenOptions, config: &PgConfig) -> PgConfig {
         let config = config.clone();
@@ -92,8 +92,8 @@ impl std::fmt::Debug for ProgramCredentials {
     }
 }
 
-/// Returns what the settings of every store on a server show by its type: the server, and the stores that the role
-/// needs privileges for.
+/// Returns the setting of type `id` that every store on a server exposes: the server, or the stores for which the role
+/// needs privileges.
 #[must_use]
 pub fn extension<'a>(
     id: TypeId,
@@ -109,7 +109,7 @@ pub fn extension<'a>(
     }
 }
 
-/// Parts the URL for the driver, which keeps the parameters of libpq, from our parameters.
+/// Splits the URL into a driver URL, which keeps the libpq parameters, and the store's parameters.
 fn split(url: &StoreUrl, own: &[&str]) -> Result<(String, Parameters), Error> {
     if !url.rest.starts_with("//") {
         return Err(invalid(
@@ -122,7 +122,7 @@ fn split(url: &StoreUrl, own: &[&str]) -> Result<(String, Parameters), Error> {
         ));
     }
     let (before_query, query) = url.rest.split_once('?').unwrap_or((&url.rest, ""));
-    // What stands in the place of the database's name is shown; this is the rest of a password.
+    // Errors show the database name, and here it would be the rest of a password.
     if before_query[2..].split_once('/').is_some_and(|(_, path)| path.contains('@')) {
         return Err(invalid(
             "the URL has a / before its @: escape special characters of user and password, / as %2F and @ as %40",
@@ -139,7 +139,7 @@ fn split(url: &StoreUrl, own: &[&str]) -> Result<(String, Parameters), Error> {
         if !is_repeatable && url.parameters[..at].iter().any(|(earlier, _)| earlier == name) {
             return Err(given_twice(name));
         }
-        // It would be a part of this value, which messages of the server repeat.
+        // The password would be part of this value, which messages repeat.
         if value.to_ascii_lowercase().contains(";password=") {
             return Err(invalid(format!(
                 "after the parameter {name}, separate parameters by & and not by ;"
@@ -165,7 +165,7 @@ fn split(url: &StoreUrl, own: &[&str]) -> Result<(String, Parameters), Error> {
 
 fn unknown(name: &str, own: &[&str]) -> Error {
     let ours: Vec<_> = COMMON.iter().chain(own).copied().collect();
-    // A name that no parameter could have may be a piece of a password.
+    // A name that no parameter could have might be a piece of a password.
     let is_plain = name.chars().all(|c| c.is_ascii_lowercase() || c == '_' || c == '-');
     let which = if is_plain { format!("{name:?}") } else { "of that name".to_owned() };
     invalid(format!(
@@ -174,7 +174,8 @@ fn unknown(name: &str, own: &[&str]) -> Error {
     ))
 }
 
-/// libpq has it as a whole number of seconds, and the driver leaves it to us; durations have units here.
+/// Reads the timeout as a duration with a unit, or as whole seconds like libpq. The driver does not apply this
+/// parameter.
 fn connect_timeout(given: &Parameters) -> Result<Option<Duration>, Error> {
     let name = "connect_timeout";
     let timeout = match given.get(name).map(str::parse) {

@@ -1,8 +1,8 @@
-//! A session with the server as an actor: it owns the connection, carries out the jobs of its queue, and
-//! notices immediately when the server ends it.
+//! A session with the server as an actor, which owns the connection, runs the jobs of its queue, and notices
+//! immediately if the server ends the session.
 //!
-//! An idle connection of the driver does not read its socket, so it would learn of its death only from the
-//! next statement. The driver's listener does read; the actor therefore keeps its connection in one.
+//! An idle connection of the driver does not read its socket and would notice its end only at the next statement. The
+//! driver's listener does read, so the actor keeps its connection in a listener.
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -23,82 +23,80 @@ use crate::connect::link::Link;
 use crate::job_queue::{Job, JobQueue};
 use crate::time_limit::{Overrun, limited};
 
-/// The most jobs that travel together.
+/// The most jobs in one batch.
 pub const MOST_JOBS: usize = 512;
 
-/// The pauses between attempts to connect.
+/// The shortest and the longest pause between attempts to connect.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
-/// How long a session that reads nothing is left alone at most before it is asked whether it is still there,
-/// so that one on a dead path, which brings no notification any more, is opened again.
+/// The longest time without input before the session is pinged. The ping detects a dead path, on which no notification
+/// can arrive, and the session is opened again.
 const ECHO: Duration = Duration::from_secs(20);
 
-/// What the statement's own time limit on the server is given to come first.
+/// Extra time that lets the server's statement timeout fire first.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// A session that was opened: what the server calls it.
+/// An opened session, as the server identifies it.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SessionId {
-    /// The process on the server. Behind a pooler it changes from one transaction to the next.
+    /// Process id on the server. Behind a pooler it changes from one transaction to the next.
     pub pid: i32,
-    /// Counts the sessions of one actor: what was held on an earlier one is gone.
+    /// Counts the sessions of one actor. Locks of an earlier session are gone.
     pub epoch: u64,
-    /// Whether a transaction pooler is in between.
+    /// Whether a transaction pooler was found.
     pub pooled: bool,
-    /// Whether an advisory lock that one session held kept another one out. `true` also if that was not
-    /// tried, because the configuration says what is in between ([`Pooler`](crate::Pooler)).
+    /// Whether an advisory lock of one session blocked another session. Also `true` if not tested, because the
+    /// configuration states whether a pooler exists ([`Pooler`](crate::Pooler)).
     pub excludes: bool,
 }
 
-/// What an actor does with its session.
+/// The work an actor does with its session.
 pub trait Work: Send + 'static {
-    /// What it is asked to do.
+    /// A request to the actor.
     type Job: Job;
 
-    /// The session was opened and has its settings; nothing was done on it yet. An error closes it
-    /// and fails what waits in the queue.
+    /// Called after the session was opened and configured, before the first job. An error closes the session and fails
+    /// the queued jobs.
     fn opened(
         &mut self,
         connection: &mut PgConnection,
         session: SessionId,
     ) -> impl Future<Output = Result<(), Error>> + Send;
 
-    /// Carries out all of `jobs` and answers them. On an error the connection is in doubt: it is closed,
-    /// and jobs that were dropped unanswered have an unknown outcome.
+    /// Runs all of `jobs` and answers them. An error puts the connection in doubt, so it is closed. Jobs dropped
+    /// without an answer have an unknown outcome.
     fn run(
         &mut self,
         connection: &mut PgConnection,
         jobs: Vec<Self::Job>,
     ) -> impl Future<Output = Result<(), Error>> + Send;
 
-    /// How long [`run`](Self::run) may take; `None` sets no limit. By default what
-    /// [`PgConfig::statement_timeout`] says.
+    /// Returns the time limit for [`run`](Self::run), or `None` for no limit. Default: [`PgConfig::statement_timeout`].
     fn limit(&self, jobs: &[Self::Job], usual: Duration) -> Option<Duration> {
         let _ = jobs;
         Some(usual)
     }
 
-    /// Whether a session that carried out nothing for as long as `unused` is kept. `false` ends it, without
-    /// [`ended`](Self::ended), and it is opened again when there is something to do. Called from time to
-    /// time, between jobs.
+    /// Returns whether to keep a session that ran nothing for `unused`. If `false`, the session ends without a call of
+    /// [`ended`](Self::ended) and is opened again for the next job. Called periodically, between jobs.
     fn keep(&mut self, unused: Duration) -> bool {
         let _ = unused;
         true
     }
 
-    /// A notification came.
+    /// Called for each notification.
     fn notified(&mut self, channel: &str, payload: &str) {
         let _ = (channel, payload);
     }
 
-    /// The session has ended, or could not be opened: whatever it held is gone.
+    /// Called if the session has ended or could not be opened. Its locks are gone.
     fn ended(&mut self, error: &Error) {
         let _ = error;
     }
 }
 
-/// An actor that was started. Dropping it changes nothing: the actor ends when its queue is closed.
+/// A started actor. Dropping this value changes nothing, because the actor ends when its queue is closed.
 pub struct Session {
     task: JoinHandle<()>,
 }
@@ -108,12 +106,11 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// What keeps the session from being opened; [`NoRuntime`](ErrorKind::NoRuntime) outside of a tokio
-    /// runtime.
+    /// The error that prevented the session, or [`NoRuntime`](ErrorKind::NoRuntime) outside of a tokio runtime.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call closes what it has opened.
+    /// If dropped, the call closes the session it has opened.
     pub async fn open<W: Work>(config: &PgConfig, queue: &JobQueue<W::Job>, work: W) -> Result<Self, Error> {
         let runtime = Handle::try_current().map_err(|error| {
             let message = "there is no tokio runtime here to open a session on; connect inside one";
@@ -121,7 +118,7 @@ impl Session {
         })?;
         let actor = Actor::new(config, queue, work);
         let (tell, told) = oneshot::channel();
-        // In a task from the start: connections must not be dropped where there is no runtime.
+        // Runs in a task from the start, because connections must not be dropped outside a runtime.
         let task = AbortOnDropHandle::new(runtime.spawn(actor.begin(tell)));
         match told.await {
             Ok(Ok(())) => Ok(Self { task: task.detach() }),
@@ -130,17 +127,17 @@ impl Session {
         }
     }
 
-    /// Starts an actor that opens its session when there is something to do. Needs a tokio runtime.
+    /// Starts an actor that opens its session for the first job. Needs a tokio runtime.
     #[must_use]
     pub fn lazy<W: Work>(config: &PgConfig, queue: &JobQueue<W::Job>, work: W) -> Self {
         Self { task: tokio::spawn(Actor::new(config, queue, work).act(None)) }
     }
 
-    /// Waits until the actor of a closed queue has ended its session, at most `limit`; then ends it hard.
+    /// Waits at most `limit` until the actor of a closed queue has ended its session, then aborts the actor.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it leaves the actor to end by itself.
+    /// If dropped, the actor still ends after its queue is closed.
     pub async fn ended(self, limit: Duration) {
         let abort = self.task.abort_handle();
         if timeout(limit, self.task).await.is_err() {
@@ -148,12 +145,12 @@ impl Session {
         }
     }
 
-    /// Ends the actor without waiting for anything.
+    /// Aborts the actor without waiting.
     pub fn abort(&self) {
         self.task.abort();
     }
 
-    /// What ends the actor while somebody else has this value.
+    /// Returns a handle that aborts the actor while another owner holds this value.
     #[must_use]
     pub fn abort_handle(&self) -> AbortHandle {
         self.task.abort_handle()
@@ -172,7 +169,7 @@ struct Actor<W: Work> {
     work: W,
     epoch: u64,
     serving: bool,
-    /// It ends because it was told to.
+    /// The actor ends on request.
     over: bool,
 }
 
@@ -181,14 +178,14 @@ impl<W: Work> Actor<W> {
         Self { config: config.clone(), queue: queue.clone(), work, epoch: 0, serving: false, over: false }
     }
 
-    /// Opens the session, says how that went, and serves it.
+    /// Opens the session, reports the outcome, and serves the session.
     async fn begin(mut self, tell: oneshot::Sender<Result<(), Error>>) {
         let opened = self.connect().await;
         let (outcome, link) = match opened {
             Ok(link) => (Ok(()), Some(link)),
             Err(error) => (Err(error), None),
         };
-        // Who does not listen any more has ended this task.
+        // If the receiver is gone, this task was aborted.
         let _ = tell.send(outcome);
         match link {
             Some(link) => self.act(Some(link)).await,
@@ -256,15 +253,14 @@ impl<W: Work> Actor<W> {
         })
     }
 
-    /// Does what comes until the queue is closed (`Break`) or the session has ended, by an error or because
-    /// nobody needed it.
+    /// Runs jobs until the queue is closed (`Break`), or the session ended by an error or because it was unused.
     async fn serve(&mut self, mut link: Link) -> ControlFlow<(), Option<Error>> {
         self.serving = true;
         let mut serving = self.queue.serve();
         let echo = ECHO.min(self.config.liveness.lost_after.saturating_mul(2));
         let pause = self.config.idle.map_or(echo, |idle| idle.min(echo));
         let mut idle = std::pin::pin!(sleep_until(Instant::now() + pause));
-        // When the server last said something, and when the last job was done.
+        // Times of the server's last message and of the last finished job.
         let mut last = Instant::now();
         let mut worked = last;
         loop {
@@ -284,7 +280,7 @@ impl<W: Work> Actor<W> {
                 event = link.next_event() => event.map(|(channel, payload)| self.work.notified(&channel, &payload)),
                 () = &mut idle => {
                     if !self.work.keep(worked.elapsed()) {
-                        // What comes from here on waits in the queue, until the session is opened again.
+                        // Later jobs wait in the queue until the session is opened again.
                         link.close().await;
                         return ControlFlow::Continue(None);
                     }
@@ -320,7 +316,7 @@ impl<W: Work> Actor<W> {
                 }
             }
         };
-        // A bug in one batch costs this session, not all that come after it.
+        // A bug in one batch costs only this session, not later ones.
         let work =
             AssertUnwindSafe(work).catch_unwind().map(|outcome| outcome.unwrap_or_else(|_| Err(panicked())));
         match limit {
@@ -335,7 +331,7 @@ impl<W: Work> Actor<W> {
     }
 }
 
-/// Whatever happens to the actor, also a panic: nobody waits for it in vain.
+/// Fails the queued jobs however the actor ends, even by a panic.
 impl<W: Work> Drop for Actor<W> {
     fn drop(&mut self) {
         let error = Error::new(ErrorKind::Unavailable, "the session's task has ended; connect again");
@@ -343,7 +339,7 @@ impl<W: Work> Drop for Actor<W> {
             self.work.ended(&error);
         }
         if !self.over {
-            // Aborted, or a bug: nobody is there to do what comes.
+            // Aborted or panicked: no actor will run later jobs.
             self.queue.close();
         }
         self.queue.fail_if_unserved(&error);

@@ -4,31 +4,31 @@ use std::sync::Arc;
 
 use crate::ident::Identifier;
 
-/// An answer, and nothing else.
+/// A round trip without an effect.
 pub(crate) const PING: &str = "SELECT 1";
 
-/// A transaction, whatever the defaults of database and role.
+/// Begins a transaction with the session's defaults.
 pub(crate) const BEGIN: &str = "BEGIN";
 pub(crate) const ROLLBACK: &str = "ROLLBACK";
 
-/// The server's process behind this connection.
+/// Returns the server's process id behind this connection.
 pub(crate) const BACKEND_PID: &str = "SELECT pg_catalog.pg_backend_pid()";
 
-/// Whether the server is a standby, and whether transactions are read-only by default.
+/// Returns whether the server is a standby, and whether transactions are read-only by default.
 pub(crate) const IS_READ_ONLY: &str = "SELECT pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('default_transaction_read_only')::pg_catalog.bool";
 
-/// The setting by which the server watches its client while a statement waits. Not on every system.
+/// The setting that makes the server check its client during a waiting statement. Not on every system.
 pub(crate) const CHECK_CLIENT: &str = "client_connection_check_interval";
 
-/// Settings (`$1`, names) with their values (`$2`), for the rest of the session. Those that this version of
-/// the server does not know are left out.
+/// Sets parameters (`$1`, names) to values (`$2`) for the session. Parameters unknown to this server version are
+/// skipped.
 pub(crate) const CONFIGURE: &str = "\
 SELECT pg_catalog.set_config(s.name, s.value, false)
 FROM unnest($1::pg_catalog.text[], $2::pg_catalog.text[]) AS s (name, value)
 WHERE pg_catalog.current_setting(s.name, true) IS NOT NULL";
 
-/// Creates the schema if it is not there, within a transaction: `CREATE SCHEMA IF NOT EXISTS` wants the privilege even where
-/// there is nothing to create. A setting has the name, which may contain what ends the block.
+/// Creates a missing schema within a transaction. `CREATE SCHEMA IF NOT EXISTS` is not used because it needs the
+/// privilege even if the schema exists. The name is passed in a setting because it can contain the block's delimiter.
 const CREATE_SCHEMA: &str = "\
 SELECT set_config('leasehold.schema', E'{schema}', true);
 DO $leasehold$
@@ -42,12 +42,16 @@ END
 $leasehold$;
 ";
 
-/// Where the current role is a superuser: who else, being none, could have something run with its rights in the schema whose
-/// oid is `{kept}`. That is who owns it or something in it, who may make triggers or foreign keys there (those delete and
-/// update by triggers), and who made a trigger whose function is no superuser's, or with a condition, which may call anything,
-/// or a foreign key (as in CVE-2022-2625, `docs/hazards.md` H57). What has other names, as in `public`, is not used.
+/// For a superuser: finds a role, not a superuser, that could run code with the superuser's rights through the schema
+/// with the oid `{kept}`.
+/// - the owner of the schema or of an object in it
+/// - a role that can create triggers or foreign keys there, because foreign keys delete and update by triggers
+/// - the author of a trigger with a condition, or whose function no superuser owns, or of a foreign key (as in
+///   CVE-2022-2625, `docs/hazards.md` H57)
 ///
-/// The role `pg_database_owner`, which has `public`, stands for whoever owns the database.
+/// Objects of other names, for example in `public`, are not used.
+///
+/// The role `pg_database_owner`, which owns `public`, stands for the owner of the database.
 const FOREIGN_OWNER: &str = "\
 SELECT o.who FROM (
     SELECT r.rolname::text AS who FROM pg_catalog.pg_roles r
@@ -84,16 +88,16 @@ SELECT o.who FROM (
 WHERE (SELECT me.rolsuper FROM pg_catalog.pg_roles me WHERE me.rolname = current_user)
 LIMIT 1";
 
-/// Every relation that is ours, of locks and of idempotency keys.
+/// All relations of the schema, for locks and idempotency keys.
 const OURS: &str = "\
 'version', 'token', 'incarnation', 'mutex', 'lease', 'advisory_name', 'upkeep', 'idempotency', 'journey'";
 
-/// [`FOREIGN_OWNER`] of the schema with the oid that `kept` says.
+/// Returns [`FOREIGN_OWNER`] for the schema whose oid is the expression `kept`.
 pub(crate) fn foreign_owner(kept: &str) -> String {
     FOREIGN_OWNER.replace("{ours}", OURS).replace("{kept}", kept)
 }
 
-/// Refuses a superuser in a schema of somebody else.
+/// Refuses a superuser in a schema of another role.
 const REFUSE_FOREIGN: &str = "\
 DO $leasehold$
 DECLARE
@@ -108,15 +112,16 @@ END
 $leasehold$;
 ";
 
-/// Remembers which of our tables are there, for [`TAKE_BACK`].
+/// Records which of the tables exist already, for [`TAKE_BACK`].
 const REMEMBER: &str = "\
 SELECT set_config('leasehold.tables', coalesce((
     SELECT string_agg(c.relname, ',') FROM pg_class c
     WHERE c.relnamespace = to_regnamespace(current_setting('leasehold.schema')) AND c.relname IN ({ours})), ''), true);
 ";
 
-/// Takes back, of the tables that were made since [`REMEMBER`], what default privileges (`ALTER DEFAULT PRIVILEGES`) have let
-/// others do with the rights of whoever uses them. Of the other tables it is refused: somebody may have granted it on purpose.
+/// Revokes, on tables created since [`REMEMBER`], the privileges from `ALTER DEFAULT PRIVILEGES` that would let other
+/// roles run code as the table's user. On older tables the installation is refused instead, because such a grant might
+/// be intended.
 const TAKE_BACK: &str = "\
 DO $leasehold$
 DECLARE
@@ -137,8 +142,8 @@ END
 $leasehold$;
 ";
 
-/// The statements that create the schema if it is missing, `objects` in it, and then `content`, which is the first to use
-/// them. Whose they are is asked before anything is done, and once their names are taken.
+/// Returns the statements that create a missing schema, `objects` in it, and then `content`, which first uses the
+/// objects. Ownership is checked before the first change and again once the names are taken.
 #[must_use]
 pub fn installation(schema: &Identifier, objects: &str, content: &str) -> Arc<str> {
     let kept = "to_regnamespace(current_setting('leasehold.schema'))";
@@ -148,8 +153,8 @@ pub fn installation(schema: &Identifier, objects: &str, content: &str) -> Arc<st
     render(&parts.concat(), schema)
 }
 
-/// Refuses a role that does not own the schema and all of `{objects}`: the server only warns who may not grant what is to
-/// be granted.
+/// Refuses a role that does not own the schema and all of `{objects}`, because the server only warns about a GRANT
+/// without ownership.
 pub(crate) const MAY_GRANT: &str = "\
 SELECT set_config('leasehold.schema', E'{schema}', true);
 DO $leasehold$
@@ -171,8 +176,8 @@ END
 $leasehold$;
 ";
 
-/// `template` with the quoted name of the schema for each `{schema}`, also at the beginning of a literal, as
-/// in `nextval('{schema}.token')`, or `E'{schema}'`, which means the same under every setting of the server.
+/// Returns `template` with each `{schema}` replaced by the quoted schema name, also at the start of a literal, as in
+/// `nextval('{schema}.token')`. `E'{schema}'` has the same meaning under every server setting.
 #[must_use]
 pub fn render(template: &str, schema: &Identifier) -> Arc<str> {
     let quoted = schema.quoted();
@@ -193,8 +198,8 @@ pub fn render(template: &str, schema: &Identifier) -> Arc<str> {
     text.into()
 }
 
-/// The channel on which the clients of one kind of store in `schema` notify each other. Channels are of
-/// one database, and their names are shorter than a schema's may be.
+/// Returns the channel on which the clients of one kind of store in `schema` notify each other. Channels belong to one
+/// database. The schema name is hashed because it can be longer than a channel name.
 #[must_use]
 pub fn channel(kind: &str, schema: &Identifier) -> String {
     let mut hasher = fnv::FnvHasher::default();

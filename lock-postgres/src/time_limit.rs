@@ -1,33 +1,33 @@
-//! Time limits of real I/O, which say so if tokio's clock does not run with the real one.
+//! Time limits of real I/O, with an error that explains a paused tokio clock.
 
 use std::time::{Duration, Instant};
 
 use leasehold_api::{Error, ErrorKind};
 use tokio::time::timeout;
 
-/// Less than this, real time and tokio's differ by rounding.
+/// Differences below this between real time and tokio's are rounding.
 const ROUNDING: Duration = Duration::from_millis(10);
 
-/// A limit has passed.
+/// An exceeded limit.
 #[derive(Debug)]
 pub(crate) struct Overrun {
     limit: Duration,
     real: Duration,
 }
 
-/// What `work` comes to within `limit`.
+/// Returns the output of `work`, or an error after `limit`.
 pub(crate) async fn limited<T>(limit: Duration, work: impl Future<Output = T>) -> Result<T, Overrun> {
     let started = Instant::now();
     timeout(limit, work).await.map_err(|_| Overrun { limit, real: started.elapsed() })
 }
 
 impl Overrun {
-    /// Whether nothing real can be waited for on this clock.
+    /// Returns whether tokio's clock is paused, so that real I/O cannot be awaited.
     pub(crate) fn is_paused(&self) -> bool {
         self.real + ROUNDING < self.limit
     }
 
-    /// `message`, unless the clock is the cause.
+    /// Returns an error with `message`, or one that explains the paused clock.
     pub(crate) fn into_error(self, message: String) -> Error {
         if self.is_paused() {
             let Self { limit, real } = self;

@@ -1,9 +1,8 @@
-//! Fencing tokens that grow across a crash of the server.
+//! Fencing tokens that grow across a server crash.
 //!
-//! A sequence alone repeats: `nextval` tells the client a number before it is on disk, and a crash, or
-//! the promotion of a standby, goes back to what was. Both empty `UNLOGGED` tables too, so a marker in
-//! one tells whether numbers may have been lost since the last mark; then the sequence jumps forward
-//! (`docs/hazards.md` H12, H13, H30).
+//! A sequence alone repeats numbers: `nextval` returns a number before it is on disk, and a crash or a standby's
+//! promotion loses it. Both also empty `UNLOGGED` tables. If the marker row in such a table is missing, numbers might
+//! be lost, and the sequence jumps forward (`docs/hazards.md` H12, H13, H30).
 
 use std::sync::Arc;
 
@@ -15,27 +14,24 @@ use crate::error::{sqlstate, store_error};
 use crate::ident::Identifier;
 use crate::sql::render;
 
-/// What tells this start of this server, and this database, from all others. A crash restart of the backends alone keeps
-/// it, and empties the marker. With it, a marker that survived what it should not have survived (a server whose unlogged
-/// tables are kept by its storage, files or a machine that were set back) is none. A clean restart jumps as well, which
-/// costs nothing but numbers.
+/// Identifies this start of this server and this database. A crash restart of only the backends keeps the value but
+/// empties the marker table. The value invalidates a marker that wrongly survived, for example on storage that
+/// preserves unlogged tables or after restoring files. A clean restart also jumps, which costs only numbers.
 const START: &str = "((pg_catalog.date_part('epoch', pg_catalog.pg_postmaster_start_time()) * 1000000)::pg_catalog.int8
     # (SELECT d.oid::pg_catalog.int8 << 32 FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()))";
 
-/// Whether tokens can be drawn: a condition for statements that draw them where a crash would not be noticed otherwise.
-/// `{system}` is [`START`].
+/// Condition that tokens can be drawn, for statements that would not notice a crash otherwise. `{system}` is [`START`].
 const MARKED: &str = "EXISTS (SELECT FROM {schema}.incarnation i
     WHERE i.sequence = '{schema}.token'::pg_catalog.regclass AND i.system = {system})";
 
-/// The jump goes to the clock, in microseconds: as long as fewer than a million numbers a second are
-/// drawn, no number that anybody was told is larger, also not on a server that this one has lost
-/// sight of and that has jumped itself. A clock that was set back leaves a margin instead, more than any
-/// server draws in the time that it may lose. It is on disk before anybody sees the marker.
+/// Jumps to the clock in microseconds. If fewer than a million tokens are drawn per second, no issued token is larger,
+/// not even one from a disconnected former primary. If the clock was set back, the jump adds a margin larger than any
+/// possible loss. The jump is on disk before other sessions see the marker.
 ///
-/// Whoever inserts the marker jumps; all others wait for the end of that transaction, and insert nothing unless it has failed.
-/// No advisory lock is used for it: everybody who may connect could take that, and so keep all sessions from being opened. The
-/// last statement sees the sequence as it is after that wait. One message without BEGIN and COMMIT is one transaction, which
-/// ends with it, also when nobody waits for the answer.
+/// The session that inserts the marker jumps. Concurrent sessions wait for its transaction and insert only if it
+/// failed. An advisory lock would not be safe here, because any role that can connect could hold it and block all
+/// sessions. The last statement reads the sequence after that wait. A message without BEGIN and COMMIT is one
+/// transaction and ends with the message, also after a dropped call.
 const JUMP: &str = "\
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ WRITE;
 SET LOCAL search_path = pg_catalog;
@@ -51,21 +47,20 @@ FROM {schema}.incarnation i JOIN {schema}.token t ON t.tableoid = i.sequence,
         AS micros) c
 WHERE i.system = {system} AND i.xmin = pg_catalog.pg_current_xact_id()::xid";
 
-/// Makes sure that numbers drawn from now on are larger than any drawn before, also if the server has
-/// crashed since or was a standby that did not have all of them. Every session calls it once, before
-/// its first draw; nothing is written unless something happened to the server.
+/// Ensures that later tokens are larger than all earlier ones, even after a crash or the promotion of a lagging
+/// standby. Every session calls it once before its first draw. Writes only if the server was restarted or replaced.
 ///
 /// The connection must not be inside a transaction.
 ///
 /// # Errors
 ///
-/// [`Capacity`](ErrorKind::Capacity) when the sequence has no room for another jump, after some two
-/// million of them; else what the server answers.
+/// [`Capacity`](ErrorKind::Capacity) if the sequence has no room for another jump, after about two million jumps.
+/// Otherwise the server's error.
 ///
 /// # Cancel safety
 ///
-/// A dropped call may have jumped, which costs nothing but numbers; the connection can still be used. It
-/// has to be called again before the first draw.
+/// If dropped, the call might have jumped, which costs only numbers. The connection can still be used, but the call
+/// must be repeated before the first draw.
 pub async fn mark_incarnation(conn: &mut PgConnection, schema: &Identifier) -> Result<(), Error> {
     mark(conn, schema).await.map_err(|error| {
         if sqlstate(&error).as_deref() == Some("22003") {
@@ -79,7 +74,7 @@ pub async fn mark_incarnation(conn: &mut PgConnection, schema: &Identifier) -> R
     })
 }
 
-/// Whoever keeps the table locked is told of before the session takes too long to open.
+/// The lock timeout reports a locked table before opening the session takes too long.
 const SETTINGS: &str = "SET LOCAL search_path = pg_catalog; SET LOCAL lock_timeout = '2s'";
 
 async fn mark(conn: &mut PgConnection, schema: &Identifier) -> Result<(), sqlx::Error> {
@@ -93,14 +88,14 @@ async fn mark(conn: &mut PgConnection, schema: &Identifier) -> Result<(), sqlx::
     Ok(())
 }
 
-/// The condition that tokens can be drawn, with `{schema}` for the schema: for statements that draw them in a
-/// transaction of which nobody knows whether the server has crashed before it.
+/// Returns the condition that tokens can be drawn, with `{schema}` for the schema, for statements in a transaction that
+/// might have started after a server crash.
 #[must_use]
 pub fn marked() -> String {
     MARKED.replace("{system}", START)
 }
 
-/// The statement that answers whether tokens can be drawn, for transactions that draw them behind a pooler.
+/// Returns the statement that checks whether tokens can be drawn, for transactions behind a pooler.
 pub(crate) fn look(schema: &Identifier) -> Arc<str> {
     render(&format!("SELECT {} AS marked", marked()), schema)
 }

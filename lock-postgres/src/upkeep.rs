@@ -1,6 +1,6 @@
-//! Which client removes old rows. All clients of a schema share one walk over each table: it is in the schema
-//! how far it has come, so that the work grows with the table and not with the number of clients, and goes on
-//! where a client that ended has stopped.
+//! Chooses the client that removes old rows. All clients of a schema share one purge run per table, whose position is
+//! stored in the schema. The work therefore grows with the table and not with the number of clients, and another client
+//! resumes a run that a client abandoned.
 
 use std::time::Duration;
 
@@ -10,9 +10,8 @@ use sqlx::postgres::PgRow;
 
 use crate::config::PgConfig;
 
-/// Claims the task `$1` for a minute, if nobody else has it and it is due. Answers how far the walk has come
-/// (empty: it begins) and since when it is under way, in microseconds. A time far ahead was written under
-/// another clock.
+/// Claims the task `$1` for a minute if it is due and unclaimed. Returns the run's position (empty at the start) and
+/// its age in microseconds. A due time more than a day ahead counts as due, because another clock wrote it.
 pub const TAKE: &str = "\
 UPDATE {schema}.upkeep u SET
     next_at = clock_timestamp() + interval '1 minute',
@@ -21,8 +20,8 @@ WHERE u.task = $1::text
     AND (u.next_at <= clock_timestamp() OR u.next_at > clock_timestamp() + interval '1 day')
 RETURNING u.after, (extract(epoch FROM clock_timestamp() - u.begun_at) * 1000000)::bigint";
 
-/// Notes that the walk of task `$1` has come to `$2`, and keeps the claim for another minute. If that is
-/// empty, the walk is over, and the next one is due in `$3` microseconds.
+/// Stores position `$2` for the run of task `$1` and extends the claim by a minute. An empty position ends the run, and
+/// the next one is due in `$3` microseconds.
 pub const NOTE: &str = "\
 UPDATE {schema}.upkeep u SET
     after = $2::text,
@@ -30,29 +29,28 @@ UPDATE {schema}.upkeep u SET
         ELSE interval '1 minute' END
 WHERE u.task = $1::text";
 
-/// A walk that takes longer than this is told of: rows come faster than they are removed, or the server is
-/// busy.
+/// A longer run is logged as a warning, because rows arrive faster than they are removed or the server is busy.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// So many failures in a row are told of.
+/// Number of failures in a row after which a warning is logged.
 const FAILURES: u32 = 3;
 
-/// A task that was claimed, and how far it has come.
+/// A claimed task and its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_structs)] // What TAKE answers.
 pub struct Progress {
-    /// Where the walk goes on; empty at its beginning.
+    /// Position to resume from, empty at the start.
     pub after: String,
-    /// How long ago it began, over all clients.
+    /// Age of the run, over all clients.
     pub running: Duration,
 }
 
 impl Progress {
-    /// From a row of [`TAKE`].
+    /// Reads a row of [`TAKE`].
     ///
     /// # Errors
     ///
-    /// When it is not such a row.
+    /// An error if the row has other columns.
     pub fn read(row: &PgRow) -> Result<Self, sqlx::Error> {
         let running: i64 = row.try_get(1)?;
         let running = Duration::from_micros(u64::try_from(running).unwrap_or(0));
@@ -60,25 +58,25 @@ impl Progress {
     }
 }
 
-/// How far a walk has come.
+/// The new position of a run.
 #[derive(Clone, Debug)]
 #[allow(clippy::exhaustive_structs)] // What NOTE takes.
 pub struct Note {
-    /// The last row that was looked at; empty when the walk is over.
+    /// Last row checked, empty at the end of the run.
     pub after: String,
-    /// When the next walk is due, if this one is over.
+    /// Time until the next run is due, if this one is over.
     pub pause: Duration,
 }
 
 impl Note {
-    /// The pause as the statement takes it.
+    /// Returns the pause as a parameter of [`NOTE`].
     #[must_use]
     pub fn pause_micros(&self) -> i64 {
         i64::try_from(self.pause.as_micros()).unwrap_or(i64::MAX)
     }
 }
 
-/// Tells the log when old rows are not removed any more.
+/// Logs a warning if old rows are no longer removed.
 #[derive(Debug)]
 pub struct Watch {
     table: &'static str,
@@ -87,13 +85,13 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// For one table.
+    /// Creates the watch of one table.
     #[must_use]
     pub const fn new(table: &'static str) -> Self {
         Self { table, failures: 0, told: false }
     }
 
-    /// A part of a walk is over.
+    /// Records the outcome of one part of a run, and logs a failure.
     pub fn ended(&mut self, store: &PgConfig, outcome: &Result<(), Error>) {
         let Err(error) = outcome else {
             self.failures = 0;

@@ -5,12 +5,11 @@ use leasehold_api::{Error, LockKey};
 use super::KeyNumber;
 use crate::ident::Identifier;
 
-/// Bernstein's hash, `h = (h * 33) ^ unit` from 5381, in 32 bits over the UTF-16 units of the key: what
-/// programs in JavaScript compute with `charCodeAt`. The number is the unsigned 32-bit value; the schema
-/// does not enter.
+/// Bernstein's hash, `h = (h * 33) ^ unit` from 5381, in 32 bits over the UTF-16 units of the key, as JavaScript
+/// programs compute it with `charCodeAt`. The number is the unsigned 32-bit value. The schema does not count.
 ///
-/// For living with such programs only: at ten thousand keys two meet in one case of 85, and anybody makes
-/// two that meet in seconds.
+/// Only for interoperability with such programs. With ten thousand keys the chance of a collision is 1 in 85, and an
+/// attacker can create collisions within seconds.
 ///
 /// | Key | Forward | Reverse |
 /// |---|---|---|

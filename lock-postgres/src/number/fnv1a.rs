@@ -8,11 +8,9 @@ use leasehold_api::{Error, LockKey};
 use super::{KeyNumber, length_prefixed};
 use crate::ident::Identifier;
 
-/// 64-bit FNV-1a over schema and key, each behind its length in bytes as a little-endian `u64`. The
-/// default.
+/// 64-bit FNV-1a over schema and key, each after its length in bytes as a little-endian `u64`. The default.
 ///
-/// Keys that meet can be made on purpose; where outsiders choose keys, take [`Sha256`](super::Sha256)
-/// with a secret.
+/// An attacker can create colliding keys. If outsiders choose keys, use [`Sha256`](super::Sha256) with a secret.
 ///
 /// | Schema | Key | Number |
 /// |---|---|---|
@@ -39,7 +37,7 @@ impl KeyNumber for Fnv1a64 {
 
     fn number(&self, schema: &Identifier, key: &LockKey) -> Result<i64, Error> {
         let mut hasher = FnvHasher::default();
-        // Through `write` alone: what `Hash for str` writes is not promised to stay.
+        // Uses only `write`, because the output of `Hash for str` is not stable.
         length_prefixed(&[schema.as_str().as_bytes(), key.as_str().as_bytes()], |b| hasher.write(b));
         Ok(hasher.finish().cast_signed())
     }

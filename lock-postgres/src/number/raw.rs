@@ -1,4 +1,4 @@
-//! Keys that are numbers already.
+//! Numeric keys.
 
 use std::fmt::Display;
 use std::str::FromStr;
@@ -8,8 +8,8 @@ use leasehold_api::{Error, ErrorKind, LockKey};
 use super::{KeyNumber, KeySpace, pack};
 use crate::ident::Identifier;
 
-/// The key is the number: a `bigint` in decimal, written without `+`, leading zeros or spaces, so that
-/// each number has one spelling. The schema does not enter.
+/// The key is the number: a decimal `bigint` without `+`, leading zeros or spaces, so each number has one notation. The
+/// schema does not count.
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(clippy::exhaustive_structs)] // A name for a function, without settings.
 pub struct RawBigint;
@@ -26,8 +26,8 @@ impl KeyNumber for RawBigint {
     }
 }
 
-/// The key is two numbers: `a,b`, two `integer`s in decimal written as for [`RawBigint`]; the server's
-/// key space of pairs. The schema does not enter.
+/// The key is two numbers: `a,b`, two decimal `integer`s written as for [`RawBigint`], in the server's key space of
+/// pairs. The schema does not count.
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(clippy::exhaustive_structs)] // A name for a function, without settings.
 pub struct RawPair;
@@ -49,7 +49,7 @@ impl KeyNumber for RawPair {
     }
 }
 
-/// The number of `text` if that is how the number is written.
+/// Parses `text`, and returns `None` if it is not the canonical notation.
 fn canonical<N: FromStr + Display>(text: &str) -> Option<N> {
     text.parse::<N>().ok().filter(|number| number.to_string() == text)
 }

@@ -1,4 +1,4 @@
-//! The choice for keys that outsiders choose.
+//! The mapping for keys that outsiders choose.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,11 +12,11 @@ use crate::ident::Identifier;
 /// The shortest secret of [`Sha256::with_secret`], in bytes.
 const MIN_SECRET_BYTES: usize = 16;
 
-/// The first eight bytes, big-endian, of SHA-256 over secret, schema and key, each behind its length in
-/// bytes as a little-endian `u64`.
+/// The first eight bytes, big-endian, of SHA-256 over secret, schema and key, each after its length in bytes as a
+/// little-endian `u64`.
 ///
-/// Without a secret, nobody finds two keys that meet except by trying some four thousand million, which
-/// is within reach of somebody determined. With a secret that only the programs know, not even that helps.
+/// Without a secret, a collision takes about four thousand million attempts, which a determined attacker can make. With
+/// a secret known only to the programs, outsiders cannot search for collisions.
 ///
 /// | Secret | Schema | Key | Number |
 /// |---|---|---|---|
@@ -38,17 +38,17 @@ pub struct Sha256 {
 }
 
 impl Sha256 {
-    /// Without a secret.
+    /// Creates the mapping without a secret.
     #[must_use]
     pub const fn new() -> Self {
         Self { secret: None }
     }
 
-    /// With a secret of at least 16 bytes, the same in every program that shares locks.
+    /// Creates the mapping with a secret of at least 16 bytes, the same in all programs that share locks.
     ///
     /// # Errors
     ///
-    /// [`InvalidOption`](ErrorKind::InvalidOption) when it is shorter.
+    /// [`InvalidOption`](ErrorKind::InvalidOption) if the secret is shorter.
     pub fn with_secret(secret: impl AsRef<[u8]>) -> Result<Self, Error> {
         let secret = secret.as_ref();
         if secret.len() < MIN_SECRET_BYTES {
@@ -68,8 +68,8 @@ impl KeyNumber for Sha256 {
 
     fn number(&self, schema: &Identifier, key: &LockKey) -> Result<i64, Error> {
         let mut hasher = sha2::Sha256::new();
-        // A plain prefix is enough of a key here: of the digest, three quarters are thrown away, so
-        // nobody can continue it.
+        // A plain prefix suffices as a key, because three quarters of the digest are discarded and no attacker can
+        // extend it.
         let secret = self.secret.as_deref().unwrap_or_default();
         length_prefixed(&[secret, schema.as_str().as_bytes(), key.as_str().as_bytes()], |b| hasher.update(b));
         let digest: [u8; 32] = hasher.finalize().into();
@@ -78,7 +78,7 @@ impl KeyNumber for Sha256 {
     }
 }
 
-/// Without the secret.
+/// Hides the secret.
 impl fmt::Debug for Sha256 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.secret.is_some() { "Sha256 with a secret" } else { "Sha256" })

@@ -1,4 +1,4 @@
-//! What a server says of itself, its schema, and what the role may do there.
+//! A report on a server, its schema and the role's privileges.
 
 use leasehold_api::{Error, ErrorKind};
 use sqlx::Row as _;
@@ -7,55 +7,56 @@ use sqlx::postgres::PgRow;
 use super::{FIRST_SCHEMA_VERSION, OLDEST_SCHEMA_VERSION, OLDEST_SERVER, SCHEMA_VERSION, Stores, kind_of};
 use crate::ident::Identifier;
 
-/// What [`inspect`](super::inspect) found.
+/// The result of [`inspect`](super::inspect).
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerReport {
     /// `server_version_num`: 150004 is 15.4.
     pub version_num: i32,
-    /// The version as the server writes it.
+    /// Version in the server's notation.
     pub version: String,
     /// The encoding of the database.
     pub encoding: String,
-    /// A standby, or a server that is being restored.
+    /// Whether the server is a standby or being restored.
     pub in_recovery: bool,
-    /// The role whose privileges count.
+    /// Role whose privileges were checked.
     pub role: String,
-    /// The database.
+    /// Database name.
     pub database: String,
-    /// The schema.
+    /// State of the schema.
     pub schema: SchemaState,
-    /// Objects of the schema that are not there.
+    /// Objects missing in the schema.
     pub missing_objects: Vec<String>,
-    /// Objects that are not as they were installed: another kind, persistence, primary key or sequence options, a column that is not there, row-level security.
+    /// Objects that differ from the installed ones: kind, persistence, primary key, sequence options, a missing column
+    /// or row-level security.
     pub altered_objects: Vec<String>,
     /// Privileges that the role lacks.
     pub missing_privileges: Vec<MissingPrivilege>,
-    /// For a superuser alone: another role, which owns the schema or something in it, or may make triggers there. Its triggers and views would run
-    /// with the rights of the superuser (`docs/hazards.md` H57).
+    /// Only for a superuser: another role that owns the schema or an object in it, or can create triggers there. Its
+    /// triggers and views would run with the superuser's rights (`docs/hazards.md` H57).
     pub foreign_owner: Option<String>,
-    /// Whose needs the privileges are.
+    /// Stores whose privileges were checked.
     stores: Stores,
 }
 
-/// Whether the schema is there.
+/// State of the schema.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SchemaState {
-    /// There is no schema of that name.
+    /// No schema of that name exists.
     Missing,
-    /// The schema is there, but its version cannot be read; the other fields of the report say why.
+    /// The schema exists, but its version cannot be read. The other fields of the report explain why.
     Unreadable,
-    /// The schema says which version it is.
+    /// The schema has this version.
     Installed(SchemaVersion),
 }
 
-/// What the schema says of itself.
+/// Version information stored in the schema.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SchemaVersion {
-    /// Its version.
+    /// Version of the schema.
     pub version: i32,
-    /// The oldest library that may use it, as the version that library would install.
+    /// Oldest library that can use the schema, as the schema version that library installs.
     pub oldest_library: i32,
 }
 
@@ -68,13 +69,13 @@ pub struct MissingPrivilege {
     pub privilege: String,
 }
 
-/// What a role can do with the stores of a schema.
+/// A role's access to the stores of a schema.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Take locks, and everything else.
+    /// The role can take locks and do everything else.
     Full,
-    /// Look at them. An attempt to take one is refused by the server.
+    /// The role can only read. The server refuses an attempt to take a lock.
     ReadOnly,
 }
 
@@ -114,7 +115,7 @@ impl ServerReport {
         })
     }
 
-    /// The same, without what only other stores need: their privileges, and that their objects are as they were made.
+    /// Returns the report without privileges and altered objects that only other stores need.
     #[must_use]
     pub fn for_stores(mut self, stores: Stores) -> Self {
         let is_needed =
@@ -127,7 +128,7 @@ impl ServerReport {
 
     pub(super) fn explains_no_version(&self) -> bool {
         self.schema == SchemaState::Missing
-            // It may be a view by now, and call what that role likes.
+            // The table could be a view that runs code of that role.
             || self.foreign_owner.is_some()
             || self.missing_objects.iter().any(|object| object == "version")
             || self.altered_objects.iter().any(|object| object == "version")
@@ -135,7 +136,7 @@ impl ServerReport {
             || self.missing_privileges.iter().any(|lacks| lacks.object.as_deref() == Some("version"))
     }
 
-    /// The GRANTs that are missing, as SQL, one per line.
+    /// Returns the missing GRANTs as SQL, one per line.
     #[must_use]
     pub fn missing_grants(&self, schema: &Identifier) -> Vec<String> {
         let schema = schema.quoted();
@@ -152,7 +153,7 @@ impl ServerReport {
         self.missing_privileges.iter().map(grant).collect()
     }
 
-    /// Whether the stores can work here.
+    /// Checks whether the stores can work here.
     ///
     /// # Errors
     ///
@@ -164,7 +165,7 @@ impl ServerReport {
         }
     }
 
-    /// What the role can do with the stores: all, or look.
+    /// Returns the role's access to the stores, full or read-only.
     ///
     /// # Errors
     ///
@@ -214,7 +215,7 @@ impl ServerReport {
         }
     }
 
-    /// Whether a superuser would run what another role has put into the schema.
+    /// Refuses a schema in which a superuser would run another role's code.
     pub(super) fn is_safe_to_use(&self, schema: &Identifier) -> Result<(), Error> {
         let Some(owner) = &self.foreign_owner else { return Ok(()) };
         Err(Error::new(
@@ -233,7 +234,7 @@ impl ServerReport {
         Error::new(ErrorKind::PermissionDenied, message)
     }
 
-    /// Whether the role may read everything and write nothing, as nobody who is to take locks would be set up.
+    /// Returns whether the role can read all objects and write none, which is never a setup for taking locks.
     fn may_only_read(&self) -> bool {
         let is_missing = |(object, privilege): (&str, &str)| {
             let is_it = |lacks: &MissingPrivilege| {
@@ -245,7 +246,7 @@ impl ServerReport {
             && self.missing_privileges.iter().all(|lacks| lacks.object.is_some())
     }
 
-    /// Whether server and database are of a kind that the stores can work on.
+    /// Checks that the stores support the server's version and the database's encoding.
     pub(super) fn suitable_server(&self) -> Result<(), Error> {
         if self.version_num < OLDEST_SERVER {
             return Err(Error::new(
@@ -285,7 +286,7 @@ impl SchemaVersion {
         self.version >= OLDEST_SCHEMA_VERSION && self.oldest_library <= SCHEMA_VERSION
     }
 
-    /// Whether it is an older one, from which [`install`](super::install) goes on to this one.
+    /// Returns whether this is an older version that [`install`](super::install) can upgrade.
     pub(super) const fn can_be_upgraded(self) -> bool {
         self.version >= FIRST_SCHEMA_VERSION && self.version < SCHEMA_VERSION
     }
