@@ -7,7 +7,6 @@ use crate::ident::Identifier;
 /// A round trip without an effect.
 pub(crate) const PING: &str = "SELECT 1";
 
-/// Begins a transaction with the session's defaults.
 pub(crate) const BEGIN: &str = "BEGIN";
 pub(crate) const ROLLBACK: &str = "ROLLBACK";
 

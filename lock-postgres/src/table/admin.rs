@@ -1,4 +1,4 @@
-//! The operator's view.
+//! Inspection and administration for operators.
 
 use async_trait::async_trait;
 use leasehold_api::{Error, HoldState, HolderId, KeyInfo, ListQuery, LockAdmin, LockKey};
@@ -12,7 +12,7 @@ use super::registry::HoldId;
 impl LockAdmin for TableBackend {
     async fn inspect(&self, key: &LockKey) -> Result<KeyInfo, Error> {
         let name = key.as_str();
-        // What has ended too: a cooldown may outlast it.
+        // Includes ended holds, because their cooldown can last longer.
         let look = ListRequest { from: name.to_owned(), to: behind(name), ended: true, rows: 1 };
         let found = only(self.ask(TableJob::List, vec![look]).await).map_err(|error| error.with_key(key))?;
         let mut info = found.keys.into_iter().next().unwrap_or_else(|| KeyInfo::free(key.clone()));
@@ -21,13 +21,13 @@ impl LockAdmin for TableBackend {
     }
 
     async fn list(&self, query: &ListQuery) -> Result<Vec<KeyInfo>, Error> {
-        // The server refuses NUL, and no key has one.
+        // The server refuses NUL, and no key contains it.
         if query.prefix.contains('\0') {
             return Ok(Vec::new());
         }
         let (limit, to) = (query.limit.unwrap_or(usize::MAX), behind_prefix(&query.prefix));
         let (mut keys, mut next) = (Vec::new(), Some(query.prefix.clone()));
-        // Page by page: what else the sessions are asked for goes in between.
+        // Fetches page by page, which lets other jobs run between the pages.
         while let Some(from) = next.filter(|_| keys.len() < limit) {
             let look = ListRequest { from, to: to.clone(), ended: query.include_ended, rows: PAGE };
             let page = only(self.ask(TableJob::List, vec![look]).await)?;

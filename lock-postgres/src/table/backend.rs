@@ -1,4 +1,4 @@
-//! The backend: calls become jobs of the sessions.
+//! The backend, which turns calls into jobs of the sessions.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,24 +28,24 @@ use crate::sql::channel;
 /// How long closing waits for the sessions to end.
 const SESSION_END: Duration = Duration::from_secs(2);
 
-/// How often closing looks whether everything is released.
+/// Interval at which closing checks whether everything is released.
 const AGAIN: Duration = Duration::from_millis(20);
 
-/// What a store of this family promises, and how it is driven.
+/// Capabilities and settings of a store with one row per key.
 #[derive(Clone)]
 #[allow(clippy::exhaustive_structs)] // Made by the stores of this family, with everything they decide.
 pub struct TableSettings {
-    /// What the store declares.
+    /// The store's capabilities.
     pub capabilities: Capabilities,
-    /// How the engine drives it.
+    /// Timing for the engine.
     pub timing: Timing,
-    /// How often waiters ask when no notification comes.
+    /// Interval at which waiters poll if no notification arrives.
     pub poll: Duration,
-    /// How many sessions to keep.
+    /// Number of sessions.
     pub connections: u8,
-    /// How long after their end rows are removed; `None` keeps them.
+    /// Age since their end at which rows are removed, or `None` to keep them.
     pub purge_after: Option<Duration>,
-    /// What a guard of this store offers beside the lock.
+    /// Extension of this store's guards.
     pub extension: Option<Extension>,
 }
 
@@ -56,23 +56,23 @@ pub struct TableBackend {
     timing: Timing,
     pub(super) queue: JobQueue<TableJob>,
     sessions: Mutex<Vec<Session>>,
-    /// The queue of the session that outlives the runtime of the others.
+    /// Queue of the session that outlives the runtime of the others.
     last: OnceLock<JobQueue<TableJob>>,
     closed: CancellationToken,
 }
 
 impl TableBackend {
-    /// Opens the sessions: the first one now, so that what is wrong is told; the others when there is work.
+    /// Opens the sessions: the first one at once, to report errors, and the others on demand.
     ///
     /// # Errors
     ///
-    /// [`InvalidOption`](ErrorKind::InvalidOption) for settings that cannot be kept; what keeps a session
-    /// from being opened: [`Unavailable`](ErrorKind::Unavailable),
-    /// [`PermissionDenied`](ErrorKind::PermissionDenied), [`SchemaMissing`](ErrorKind::SchemaMissing).
+    /// [`InvalidOption`](ErrorKind::InvalidOption) if a setting is out of range.
+    /// [`Unavailable`](ErrorKind::Unavailable), [`PermissionDenied`](ErrorKind::PermissionDenied) or
+    /// [`SchemaMissing`](ErrorKind::SchemaMissing) if no session can be opened.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call closes what it has opened.
+    /// If dropped, the call closes the sessions it has opened.
     pub async fn connect(
         config: &PgConfig,
         dialect: &Dialect,
@@ -81,7 +81,7 @@ impl TableBackend {
         config.check()?;
         check(&settings)?;
         let TableSettings { capabilities, timing, poll, connections, purge_after, extension } = settings;
-        // One interval earlier than the engine, which counts from before we did.
+        // One interval earlier than the engine, which counts from an earlier moment than the registry.
         let sticky = timing.confirm.filter(|confirm| confirm.sticky);
         let channel = channel(dialect.kind, &config.schema);
         let common = Arc::new(Common {
@@ -111,21 +111,21 @@ impl TableBackend {
         Ok(Self { common, capabilities, timing, queue, sessions, last, closed })
     }
 
-    /// Removes rows that ended longer ago than `age` (an hour at least), in small batches, and says how many
-    /// there were. It also happens by itself; tokens grow on all the same.
+    /// Removes rows that ended longer ago than `age` (at least an hour), in small batches, and returns their number.
+    /// The upkeep also does this periodically. Tokens keep growing after a removal.
     ///
     /// # Errors
     ///
-    /// What the store answers.
+    /// The store's error.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call may leave rows that the next one removes.
+    /// If dropped, some rows might remain, which the next call removes.
     pub async fn purge(&self, age: Duration) -> Result<u64, Error> {
         super::upkeep::purge(&self.queue, age.max(SAFE_AGE)).await
     }
 
-    /// The name of the notifications of this schema.
+    /// Returns the name of the schema's notification channel.
     #[must_use]
     pub fn channel(&self) -> &str {
         &self.common.channel
@@ -139,7 +139,7 @@ impl TableBackend {
         ask(&self.queue, job, items).await
     }
 
-    /// From here on nothing is granted, and nothing is asked once the queue is empty.
+    /// Closes the queues, so that queued jobs still run but no key is granted. Returns the sessions.
     fn end(&self) -> Vec<Session> {
         self.common.closing.store(true, Ordering::Release);
         self.queue.close();
@@ -149,7 +149,7 @@ impl TableBackend {
         std::mem::take(&mut *self.sessions.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Releases what calls have left that were not polled to their end.
+    /// Releases holds left by calls that were dropped before their end.
     async fn free_the_rest(&self) {
         let registry = &self.common.registry;
         let freed = async {
@@ -161,7 +161,7 @@ impl TableBackend {
                 sleep(AGAIN).await;
             }
         };
-        // The engine's own limit must not end us before the sessions are ended.
+        // Must end before the engine's own limit, because the sessions still have to be closed.
         let _ = timeout(self.timing.request_timeout.min(self.timing.close) / 2, freed).await;
     }
 }
@@ -180,7 +180,7 @@ fn check(settings: &TableSettings) -> Result<(), Error> {
     Ok(())
 }
 
-/// Rows younger than this stay: a statement that saw one may still be under way.
+/// Younger rows stay, because a statement that read one might still run.
 const SAFE_AGE: Duration = Duration::from_secs(3600);
 
 fn process(config: &PgConfig) -> String {
@@ -207,7 +207,7 @@ impl Backend for TableBackend {
     }
 
     fn attach(&self, events: Events) {
-        // A backend belongs to one engine; a second one would find the first one's events.
+        // A backend belongs to one engine. A second engine would get the first one's events.
         let _ = self.common.events.set(events);
     }
 
@@ -244,7 +244,7 @@ impl Backend for TableBackend {
     async fn release_on_new_runtime(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
         let last = self.last.get_or_init(|| {
             let queue = JobQueue::new();
-            // Its actor ends with the queue, in `abort`.
+            // The session's actor ends with the queue, in `abort`.
             drop(Session::lazy(&self.common.config, &queue, TableWork::new(&self.common)));
             queue
         });
@@ -261,7 +261,7 @@ impl Backend for TableBackend {
         for session in self.end() {
             session.ended(SESSION_END).await;
         }
-        // Not before: what it has asked for is asked to the end.
+        // Cancelled last, because a running upkeep call must get its reply first.
         self.closed.cancel();
     }
 
@@ -273,7 +273,7 @@ impl Backend for TableBackend {
 
 impl Drop for TableBackend {
     fn drop(&mut self) {
-        // Without an engine nobody calls `close`.
+        // Without an engine, `close` is never called.
         drop(self.end());
         self.closed.cancel();
     }

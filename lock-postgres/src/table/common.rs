@@ -1,4 +1,4 @@
-//! What the sessions, the backend and the upkeep of one client share.
+//! State shared by the sessions, the backend and the upkeep of one client.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,30 +15,30 @@ use super::hints::contention::ContentionHints;
 use super::registry::{DoubtPeriod, Process, Registry};
 use crate::config::PgConfig;
 
-/// How long a row that was found locked is not waited for.
+/// How long statements skip a row that was found locked.
 const PINNED: Duration = Duration::from_secs(5);
 
-/// What the sessions, the backend and the upkeep of one client have in common.
+/// State shared by the sessions, the backend and the upkeep of one client.
 pub(super) struct Common {
     pub(super) config: PgConfig,
     pub(super) statements: Statements,
     pub(super) extension: Option<Extension>,
     pub(super) registry: Registry,
     pub(super) events: OnceLock<Events>,
-    /// The name under which the schema's notifications travel.
+    /// Channel of the schema's notifications.
     pub(super) channel: String,
-    /// How often waiters ask.
+    /// Poll interval of waiters.
     pub(super) poll: Duration,
     /// Whether one of the sessions listens.
     pub(super) listening: AtomicBool,
-    /// Keys whose row another transaction keeps locked, and until when to expect that.
+    /// Keys whose row another transaction has locked, and until when to expect that.
     pub(super) pinned: Mutex<HashMap<LockKey, Instant>>,
     pub(super) known_rows: BloomFilter,
     pub(super) contention: ContentionHints,
-    /// How this process is shown to operators; without the client's address.
+    /// Description of this process for operators, without the client's address.
     pub(super) process: String,
     pub(super) closing: AtomicBool,
-    /// Whether the role can look and no more.
+    /// Whether the role can only read.
     pub(super) may_only_read: AtomicBool,
 }
 
@@ -49,25 +49,25 @@ impl Common {
         }
     }
 
-    /// How long one statement may take until its connection is given up.
+    /// Returns the time limit of a statement, after which its connection is dropped.
     pub(super) fn limit(&self) -> Duration {
         self.config.statement_timeout + Duration::from_secs(1)
     }
 
-    /// How long the server may still carry out what it was sent on a connection that broke, by `session`.
-    /// Where a pooler hides that one: until the pooler has noticed that the client is gone, or what it passed
-    /// on has arrived, and then as long as a statement takes. A commit has no limit.
+    /// Returns how long the server might still run a request of `session` after its connection broke. If a pooler hides
+    /// the session, this includes the time until the pooler notices the client's end or the forwarded request arrives.
+    /// Then a statement's limit follows. A commit has no limit.
     pub(super) fn doubt_period(&self, session: Option<Process>) -> DoubtPeriod {
         let arrives = session.map_or(self.config.liveness.server_gives_up, |_| Duration::from_secs(1));
         DoubtPeriod { session, time: arrives + self.config.statement_timeout }
     }
 
-    /// Whether nothing is to be granted any more.
+    /// Returns whether grants have stopped because the client is closing.
     pub(super) fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Acquire)
     }
 
-    /// Which of `keys` are not to be waited for.
+    /// Returns whether a row of `keys` is pinned, so that statements must skip locked rows.
     pub(super) fn is_any_pinned<'k>(&self, keys: impl IntoIterator<Item = &'k LockKey>) -> bool {
         let mut pinned = self.pinned.lock().unwrap_or_else(PoisonError::into_inner);
         if pinned.is_empty() {

@@ -1,4 +1,4 @@
-//! One statement at a time on a session, also behind a pooler.
+//! Runs statements one at a time on a session, also behind a pooler.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,17 +14,17 @@ use crate::error::{LOCKED, ends_session, outcome_unknown, sqlstate, store_error}
 use crate::ident::Identifier;
 use crate::token::mark_incarnation;
 
-/// Why a statement has no rows. *Nothing was done* is certain, because the server rolls back a statement that
-/// it answers with an error outside of a transaction block.
+/// Why a statement returned no rows. *Nothing was done* is certain, because the server rolls back a failed statement
+/// outside of a transaction block.
 #[derive(Debug)]
 pub(super) enum StatementFailure {
-    /// The connection cannot be used any more; what the statement did is not known.
+    /// The connection is unusable, and the outcome is unknown.
     ConnectionUnusable(Error),
-    /// The statement may have been carried out: its answer cannot be read, or does not say.
+    /// The statement might have been executed, because its reply is unreadable or inconclusive.
     OutcomeUnknown(Error),
     /// Another transaction has locked a row or the table for too long. Nothing was done.
     Locked {
-        /// Whether it is a row. Otherwise it may be the table.
+        /// Whether a row was locked. Otherwise it might be the table.
         row: bool,
     },
     /// The server cannot store the values of one request of the batch. Nothing was done.
@@ -33,17 +33,17 @@ pub(super) enum StatementFailure {
     Refused(Error),
 }
 
-/// A statement whose values are its own.
+/// A statement that owns its values.
 pub(super) type Statement = Query<'static, Postgres, PgArguments>;
 
-/// Gives a statement its values; each time that it is sent.
+/// Binds a statement's values, each time it is sent.
 pub(super) type Bind<'b> = &'b (dyn Fn(Statement) -> Statement + Send + Sync);
 
-/// What begins a transaction behind a pooler.
+/// Statements that begin a transaction behind a pooler.
 pub(super) struct Pooled {
     pub(super) begin: Arc<str>,
-    /// The same, and answers whether tokens can be drawn in it: the server may have crashed and come back
-    /// without our noticing, and may do so between two transactions.
+    /// Begins a transaction and returns whether tokens can be drawn in it. Needed in every transaction, because the
+    /// server might have crashed and restarted without the client's notice.
     pub(super) begin_marked: Arc<str>,
 }
 
@@ -51,20 +51,20 @@ pub(super) struct Pooled {
 pub(super) struct Db<'c> {
     pub(super) connection: &'c mut PgConnection,
     pub(super) pooled: Option<&'c Pooled>,
-    /// How long one statement may take.
+    /// Time limit of one statement.
     pub(super) limit: Duration,
 }
 
-/// The codes with which Postgres itself answers a statement that it has rolled back. Not among them: faults
-/// of the machine or of something in between (08, 58, XX).
+/// Codes with which Postgres replies to a statement it has rolled back. Failures of the machine or of a proxy (08, 58,
+/// XX) are excluded.
 const ROLLED_BACK: &[&str] =
     &["0A", "25", "26", "28", "2B", "3D", "3F", "40", "42", "44", "53", "55", "57014"];
 
-/// What most statements need: reserved at once instead of grown into.
+/// Capacity reserved for values and bytes, enough for most statements.
 const FEW_VALUES: usize = 8;
 const FEW_BYTES: usize = 512;
 
-/// How often a statement that lost against another one is sent again.
+/// Attempts of a statement that failed with a serialization failure or deadlock.
 const ATTEMPTS: u32 = 4;
 
 impl Db<'_> {
@@ -78,7 +78,7 @@ impl Db<'_> {
         self.attempt::<Vec<PgRow>>(doing, text, bind, None).await
     }
 
-    /// As [`rows`](Self::rows), for a statement that draws tokens in `schema`.
+    /// Works like [`rows`](Self::rows), for a statement that draws tokens in `schema`.
     pub(super) async fn rows_drawing_token(
         &mut self,
         doing: &str,
@@ -89,7 +89,7 @@ impl Db<'_> {
         self.attempt::<Vec<PgRow>>(doing, text, bind, Some(schema)).await
     }
 
-    /// As [`rows`](Self::rows), for a statement that returns at most one row.
+    /// Works like [`rows`](Self::rows), for a statement that returns at most one row.
     pub(super) async fn row(
         &mut self,
         doing: &str,
@@ -99,7 +99,7 @@ impl Db<'_> {
         self.attempt::<Option<PgRow>>(doing, text, bind, None).await
     }
 
-    /// As [`rows_drawing_token`](Self::rows_drawing_token), for a statement that returns at most one row.
+    /// Works like [`rows_drawing_token`](Self::rows_drawing_token), for a statement that returns at most one row.
     pub(super) async fn row_drawing_token(
         &mut self,
         doing: &str,
@@ -145,7 +145,7 @@ impl Db<'_> {
                 Ok(Err(error)) => error,
                 Err(_) => return Err(StatementFailure::ConnectionUnusable(self.timeout_error(doing))),
             };
-            // Nothing of ours provokes these; a trigger or a lock by hand may.
+            // The stores' statements never cause these, but a trigger or a manual lock can.
             let lost_a_race = sqlstate(&error).is_some_and(|code| code == "40001" || code == "40P01");
             if !lost_a_race || attempt == ATTEMPTS {
                 return Err(StatementFailure::of(error, doing));
@@ -161,7 +161,7 @@ impl Db<'_> {
         )
     }
 
-    /// Returns `None` if the incarnation has to be marked before tokens are drawn.
+    /// Sends the statement. Returns `None` if the incarnation must be marked before tokens are drawn.
     async fn send<R: FetchAs>(
         &mut self,
         text: &Arc<str>,
@@ -178,7 +178,7 @@ impl Db<'_> {
         let begun = match raw_sql(begin).fetch_all(&mut *self.connection).await {
             Ok(begun) => begun,
             Err(error) => {
-                // The transaction has begun and failed: left open, it would fail whatever comes next.
+                // The transaction was begun and failed. If left open, it would fail the next statement.
                 if error.as_database_error().is_some() && !ends_session(&error) {
                     raw_sql(sql::ROLLBACK).execute(&mut *self.connection).await?;
                 }
@@ -196,7 +196,7 @@ impl Db<'_> {
     }
 }
 
-/// The result of a statement. The driver does less for a single row, and for none.
+/// A statement's result type. The driver does less work for a single row or none.
 trait FetchAs: Sized {
     fn fetch(
         query: Statement,
@@ -256,7 +256,7 @@ impl StatementFailure {
     ///
     /// # Errors
     ///
-    /// The error that ended the connection, if it cannot be used any more.
+    /// The error that ended the connection, if it is unusable.
     pub(super) fn for_each(self, count: usize) -> Result<Vec<Error>, Error> {
         match self {
             Self::ConnectionUnusable(error) => Err(error),
@@ -265,7 +265,7 @@ impl StatementFailure {
     }
 }
 
-/// The error if another transaction has locked the row.
+/// Creates the error for a row that another transaction has locked.
 pub(super) fn locked_error() -> Error {
     Error::new(ErrorKind::Unavailable, LOCKED)
 }
@@ -274,16 +274,16 @@ fn restart_loop_error() -> Error {
     Error::new(ErrorKind::Unavailable, "the server restarts again and again; try again when it stays up")
 }
 
-/// Whether what was waited for in vain is a row: the server then says where it is.
+/// Returns whether the lock timeout was on a row, because only then the server reports a location.
 fn names_row(error: &sqlx::Error) -> bool {
     let error = error.as_database_error().and_then(|error| error.try_downcast_ref::<PgDatabaseError>());
     error.is_some_and(|error| error.r#where().is_some())
 }
 
-/// Whether the connection is of no more use, or the server cannot say what became of the statement.
+/// Returns whether the connection is unusable, or the server cannot report the statement's outcome.
 fn is_unusable(error: &sqlx::Error, code: &str) -> bool {
-    // It has become read-only (a standby), has a transaction that was not ended, or a pooler has lost our
-    // statements: the next one would fail like this too.
+    // The server is read-only (a standby), has an open transaction, or a pooler has lost the prepared statements. The
+    // next statement would fail in the same way.
     let lasts = ["25006", "25P02", "26000", "42P05"].contains(&code);
     lasts || ends_session(error) || outcome_unknown(error)
 }

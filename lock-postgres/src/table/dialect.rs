@@ -1,4 +1,4 @@
-//! The statements of a store, and what becomes of them.
+//! The statements of a store, and the texts rendered from them.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -31,15 +31,15 @@ use crate::upkeep;
 ///
 /// # Locks and plans
 ///
-/// Statements that lock several rows lock them in the order of their keys, so that two of them do not wait
-/// for each other. One exception: [`grant`](Self::grant) with [`free`](Self::free) locks free rows before it
-/// inserts new ones. If two of them wait for each other, `lock_timeout` ends one, which is sent again.
-/// Statements that depend on the time read `clock_timestamp()` after the row is locked.
+/// Statements that lock several rows lock them in key order, which prevents deadlocks between them. One exception:
+/// [`grant`](Self::grant) with [`free`](Self::free) locks free rows before it inserts new ones. In a deadlock there,
+/// `lock_timeout` ends one statement, which is then repeated. Statements that depend on the time read
+/// `clock_timestamp()` after the row is locked.
 ///
-/// Plans are kept, and might have been made when the table was empty. So no statement leaves the order of
-/// joins to the planner: rows are found by an array of keys, whose order an index scan follows, or from
-/// within a `LATERAL` subquery that cannot be pulled up. Holders are compared by `(holder IN (SELECT ..)) IS
-/// TRUE`, which cannot be pulled up either and is hashed.
+/// Plans are cached, possibly from a time when the table was empty. So no statement leaves the join order to the
+/// planner. Rows are found by an array of keys, whose order an index scan follows, or from within a `LATERAL` subquery
+/// that cannot be pulled up. Holders are compared by `(holder IN (SELECT ..)) IS TRUE`, which cannot be pulled up
+/// either and is hashed.
 #[derive(Clone, Copy, Debug)]
 #[allow(clippy::exhaustive_structs)] // Made by the stores of this family, with all statements.
 pub struct Dialect {
@@ -51,35 +51,35 @@ pub struct Dialect {
     /// Grants one key, if it has no row or a free one.
     ///
     /// - Parameters: `$1` key, `$2` holder, `$3` `ttl_us`, `$4` `cooldown_us`, `$5` label, `$6` owner.
-    /// - Returns: `token`; no row if not granted.
+    /// - Returns: `token`, or no row if not granted.
     pub grant_one: &'static str,
-    /// Grants one key that has a free row, if neither this grant nor the last one has a cooldown. It might
-    /// miss a free row, and may read the clock before the row is locked.
+    /// Grants one key that has a free row, if neither this grant nor the last one has a cooldown. It can miss a free
+    /// row, and might read the clock before the row is locked.
     ///
     /// - Parameters: `$1` key, `$2` holder, `$3` `ttl_us`, `$4` label, `$5` owner.
-    /// - Returns: `token`; no row if not granted.
+    /// - Returns: `token`, or no row if not granted.
     pub retake_one: &'static str,
-    /// Grants those of several keys that have a free row. It inserts no row, and might miss free ones.
+    /// Grants the keys among `$1` that have a free row. It inserts no row, and can miss free ones.
     ///
-    /// - Parameters: `$1` keys, each once and in order; `$2` holders; for all the same `$3` `ttl_us`, `$4`
+    /// - Parameters: `$1` keys, each once and in order, `$2` holders, and for all the same `$3` `ttl_us`, `$4`
     ///   `cooldown_us`, `$5` label, `$6` owner.
-    /// - Returns for each grant: the place in `$1`, counted from one, and `token`.
+    /// - Returns for each grant: the position in `$1`, counted from one, and `token`.
     pub grant_free: &'static str,
-    /// Grants several keys, and returns for each why it was not granted. `{free}` and `{among}` are empty, or
-    /// the two fields below.
+    /// Grants several keys, and returns for each why it was not granted. `{free}` and `{among}` are empty, or the two
+    /// fields below.
     ///
-    /// - Parameters: arrays `$1` keys, each once, `$2` holders, `$3` `ttl_us`, `$4` `cooldown_us`, `$5`
-    ///   labels; `$6` owner; `$7` for how many microseconds a waiter's mark must still last to count.
+    /// - Parameters: arrays `$1` keys, each once, `$2` holders, `$3` `ttl_us`, `$4` `cooldown_us`, `$5` labels. `$6`
+    ///   owner. `$7` the microseconds a waiter's mark must still last to count.
     /// - Returns: `key`, `token`, `live`, `live_us`, `cool_us`, `marked`. Each request has a row with the
     ///   state before the statement, and each grant a further row with only `key` and `token`.
     pub grant: &'static str,
-    /// A part of the `WITH` clause of [`grant`](Self::grant), which locks the free rows and skips those that
-    /// another transaction has locked. No parameters of its own.
+    /// A part of the `WITH` clause of [`grant`](Self::grant) that locks free rows and skips rows locked by another
+    /// transaction. No separate parameters.
     pub free: &'static str,
     /// A condition of [`grant`](Self::grant): only new rows, and rows that [`free`](Self::free) has locked.
     pub among: &'static str,
-    /// Renews the holds that do not end soon, which are nearly all. It fails, and renews none, if it cannot
-    /// know whether a hold had ended.
+    /// Renews holds that do not end soon, which is nearly all of them. It fails and renews none if it cannot exclude
+    /// that a hold had ended.
     ///
     /// - Parameters: `$1` keys, `$2` holders, `$3` `ttl_us` of all.
     /// - Returns: the number of holds renewed.
@@ -103,20 +103,19 @@ pub struct Dialect {
     /// Releases one hold, and notifies if clients wait for the key.
     ///
     /// - Parameters: `$1` key, `$2` holder, `$3` unused.
-    /// - Returns: a number, 1 if the hold was still held, plus 2 if clients wait; no row if the holder had no
-    ///   hold.
+    /// - Returns: a number, 1 if the hold was still held, plus 2 if clients wait. No row if the holder had no hold.
     pub release_one: &'static str,
-    /// Releases several holds, as [`release_one`](Self::release_one).
+    /// Releases several holds, like [`release_one`](Self::release_one).
     ///
-    /// - Parameters: `$1` keys; `$2` holders, each of one key; `$3` the holders whose hold is unused.
+    /// - Parameters: `$1` keys, `$2` holders, each of one key, `$3` the holders whose hold is unused.
     /// - Returns for each hold that existed: `holder` and the number.
     pub release: &'static str,
-    /// As [`release`](Self::release), but skips rows that another transaction has locked.
+    /// Works like [`release`](Self::release), but skips rows that another transaction has locked.
     pub release_unlocked: &'static str,
     /// Marks rows as waited for. `{skip}` is empty or ` SKIP LOCKED`.
     ///
-    /// - Parameters: `$1` keys, `$2` for how many microseconds.
-    /// - Returns: `key` of each that is held.
+    /// - Parameters: `$1` keys, `$2` the duration in microseconds.
+    /// - Returns: `key` of each held row.
     pub mark: &'static str,
     /// Releases one hold by force, and notifies its holder.
     ///
@@ -127,20 +126,19 @@ pub struct Dialect {
     ///
     /// - Parameters: `$1` the first key, `$2` the key before which the page ends, `$3` whether to list holds
     ///   that have ended, `$4` the maximum number of rows.
-    /// - Returns by key: `key`, `holder`, `token`, `label`, `owner`, `since_us`, `state`, `expires_us`,
-    ///   `cool_us`, `shown`, `last`. Row number `$4` is always returned, with `last`, because more rows may
-    ///   follow it.
+    /// - Returns by key: `key`, `holder`, `token`, `label`, `owner`, `since_us`, `state`, `expires_us`, `cool_us`,
+    ///   `shown`, `last`. Row number `$4` is always returned, with `last`, because more rows might follow it.
     pub list: &'static str,
     /// Removes old rows of a page.
     ///
     /// - Parameters: `$1` the age in microseconds since the hold ended, `$2` the key after which the page
     ///   starts, `$3` the maximum number of rows to read.
-    /// - Returns: the number of rows removed; the key of row number `$3`, or NULL if the page has fewer rows.
+    /// - Returns: the number of rows removed, and the key of row number `$3`, or NULL if the page has fewer rows.
     pub purge: &'static str,
 }
 
-/// Makes what [`LockGuard::extension`](leasehold_api::LockGuard::extension) finds, of a grant's key,
-/// holder and store number.
+/// Creates the value behind [`LockGuard::extension`](leasehold_api::LockGuard::extension) from a grant's key, holder
+/// and store number.
 pub type Extension = Arc<dyn Fn(&LockKey, HolderId, i64) -> Box<dyn Any + Send + Sync> + Send + Sync>;
 
 /// The statements of a store in its schema.
@@ -182,9 +180,9 @@ impl WaitOrSkip {
 impl Statements {
     pub(super) fn new(dialect: &Dialect, schema: &Identifier, channel: &str) -> Self {
         let name = schema.quoted();
-        // The sequence's name as a literal; `standard_conforming_strings` is on in our sessions.
+        // The sequence's name as a literal. `standard_conforming_strings` is on in the store's sessions.
         let token = format!("'{}.token'::regclass", name.replace('\'', "''"));
-        // A name of our own making, without anything to quote.
+        // The channel's name is generated and has no character to quote.
         let channel = format!("'{channel}'");
         let given =
             [("{schema}", name.as_str()), ("{token}", token.as_str()), ("{channel}", channel.as_str())];
@@ -219,7 +217,7 @@ impl Statements {
     }
 }
 
-/// `template` with each placeholder replaced, in one pass: what a schema is called is not looked at again.
+/// Returns `template` with each placeholder replaced, in one pass, because a schema's name can contain a placeholder.
 fn fill(template: &str, values: &[(&str, &str)]) -> Arc<str> {
     let mut text = String::with_capacity(template.len() * 2);
     let mut rest = template;

@@ -1,4 +1,4 @@
-//! Granting: the batch, the marks of those who are turned away, and rows that somebody else has locked.
+//! Grants: batches, waiters' marks, and rows locked by other transactions.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,20 +18,20 @@ use super::registry::{DoubtPeriod, HoldId};
 use super::values::{HolderText, micros};
 use crate::error::store_error;
 
-/// How many keys one statement takes.
+/// Maximum number of keys in one statement.
 const MOST_KEYS: usize = 512;
 
-/// After so many locked rows in a sequence the others are not tried: each takes `lock_timeout`.
+/// Number of locked rows in a row after which the remaining keys are not tried, because each takes `lock_timeout`.
 const FEW: usize = 4;
 
-/// How often a request is sent again because the row changed under it.
+/// Maximum rounds of a request whose row changed during the statement.
 const ROUNDS: u32 = 4;
 
 /// The reply of a statement to one request.
 enum GrantReply {
     Granted(i64),
     Contended(Contended),
-    /// Held by a live hold, whose row has no waiter's mark that lasts long enough.
+    /// Held, without a waiter's mark that lasts long enough.
     Unmarked(Contended),
     /// Free, but not granted, because another client was quicker or has locked the row.
     Passed,
@@ -39,10 +39,10 @@ enum GrantReply {
     Refused(Error),
 }
 
-/// `Err` if it is unknown whether the key was granted.
+/// The reply, or `Err` if it is unknown whether the key was granted.
 type GrantResult = Result<GrantReply, Error>;
 
-/// Asks for all keys of `calls` and answers. A grant whose caller has gone is released immediately.
+/// Requests all keys of `calls` and replies. If a caller is gone, its grant is released immediately.
 pub(super) async fn grant(
     db: &mut Db<'_>,
     common: &Common,
@@ -63,7 +63,7 @@ pub(super) async fn grant(
     in_flight.answered();
     let mut unheard = Vec::new();
     if common.is_closing() {
-        // Its caller could not release it any more.
+        // After a close no caller could release the grant.
         for (request, answer) in requests.iter().zip(&mut answers) {
             if matches!(answer, Ok(Attempt::Granted(_))) {
                 *answer = Err(Error::closed());
@@ -85,7 +85,7 @@ pub(super) async fn grant(
 
 /// The session that sends the requests.
 pub(super) struct Requester {
-    /// Who it is, for operators.
+    /// Description of the client for operators.
     pub(super) owner: Arc<str>,
     pub(super) doubt_period: DoubtPeriod,
 }
@@ -101,7 +101,7 @@ struct Grants<'g, 'c> {
 }
 
 impl Grants<'_, '_> {
-    /// Requests all keys, and again those whose row changed under the statement, up to [`ROUNDS`] times.
+    /// Requests all keys. If a row changed during the statement, requests its key again, up to [`ROUNDS`] times.
     async fn grant_in_rounds(&mut self, requests: &[&Request]) -> Result<Vec<Result<Attempt, Error>>, Error> {
         let mut answers: Vec<Option<Result<Attempt, Error>>> = requests.iter().map(|_| None).collect();
         let mut open: Vec<usize> = (0..requests.len()).collect();
@@ -139,7 +139,7 @@ impl Grants<'_, '_> {
             if !unmarked.is_empty() {
                 let keys: Vec<&LockKey> = unmarked.iter().map(|at| &requests[*at].key).collect();
                 let freed = self.mark_waiters(&keys).await?;
-                // Those that have become free meanwhile would not be notified of it: they ask again.
+                // A key released before its mark was set sends no notification, so it is requested again.
                 open.extend(unmarked.into_iter().filter(|at| freed.contains(&requests[*at].key)));
             }
         }
@@ -163,8 +163,8 @@ impl Grants<'_, '_> {
         Ok(Attempt::Granted(granted))
     }
 
-    /// Grants the keys whose rows are free, which is nearly always all of them, then requests the others by
-    /// the statement that inserts rows and returns why a key was not granted.
+    /// Grants keys with free rows, which is nearly always all of them. Requests the rest by the statement that inserts
+    /// rows and returns why a key was not granted.
     async fn grant_round(&mut self, requests: &[&Request]) -> Result<Vec<GrantResult>, Error> {
         let mut skips = self.common.is_any_pinned(requests.iter().map(|r| &r.key));
         let mut tokens = Vec::new();
@@ -186,8 +186,7 @@ impl Grants<'_, '_> {
         Ok(tokens.into_iter().map(result).collect())
     }
 
-    /// Grants keys that have a free row, with one statement. Returns the token of each request that was
-    /// granted, at its place.
+    /// Grants keys with free rows in one statement. Returns a token at the position of each granted request.
     async fn grant_free_rows(&mut self, requests: &[&Request]) -> Result<Vec<Option<i64>>, StatementFailure> {
         let [first, others @ ..] = requests else { return Ok(Vec::new()) };
         if others.is_empty() {
@@ -216,8 +215,8 @@ impl Grants<'_, '_> {
         Ok(tokens)
     }
 
-    /// Grants each key or returns why not: with one statement, or with one per request if another transaction
-    /// has locked a row or a value cannot be stored.
+    /// Grants each key or returns why not. Uses one statement, or one per request if another transaction has locked a
+    /// row or a value cannot be stored.
     async fn grant_or_explain(
         &mut self,
         requests: &[&Request],
@@ -244,7 +243,7 @@ impl Grants<'_, '_> {
         }
     }
 
-    /// As [`grant_or_explain`](Self::grant_or_explain), with a statement for each request.
+    /// Works like [`grant_or_explain`](Self::grant_or_explain), with one statement per request.
     async fn grant_or_explain_singly(&mut self, requests: &[&Request]) -> Result<Vec<GrantResult>, Error> {
         let mut results = Vec::with_capacity(requests.len());
         let mut locked_in_a_row = 0;
@@ -258,7 +257,7 @@ impl Grants<'_, '_> {
                 if matches!(asked, Err(StatementFailure::Locked { .. })) { locked_in_a_row + 1 } else { 0 };
             match asked {
                 Ok(outcomes) => results.push(Ok(outcomes.into_iter().next().unwrap_or(GrantReply::Passed))),
-                // A row that is being inserted by a transaction that does not end.
+                // A long transaction is inserting this row.
                 Err(StatementFailure::Locked { row: true }) => {
                     results.push(Ok(GrantReply::Contended(Contended::new())));
                 }
@@ -268,8 +267,8 @@ impl Grants<'_, '_> {
         Ok(results)
     }
 
-    /// Grants each key or returns why not, with one statement. With `skips` it leaves out rows that another
-    /// transaction has locked, and pins their keys.
+    /// Grants each key or returns why not, in one statement. With `skips` it leaves out rows that another transaction
+    /// has locked, and pins their keys.
     async fn grant_or_explain_batch(
         &mut self,
         requests: &[&Request],
@@ -302,12 +301,11 @@ impl Grants<'_, '_> {
         Ok(requests.iter().map(outcome).collect())
     }
 
-    /// Grants one key if its row is free, or if it has none. Returns the token, or `None` if it was not
-    /// granted.
+    /// Grants one key if its row is free or missing. Returns the token, or `None` if it was not granted.
     async fn grant_one(&mut self, request: &Request) -> Result<Option<i64>, StatementFailure> {
         let (ttl, owner) = (ttl(request), self.owner);
         let statements = &self.common.statements;
-        // A takeover may have read the clock before it waited for the row, which would shorten a cooldown.
+        // `retake_one` could read the clock before it waited for the row, which would shorten a cooldown.
         let retakes = request.cooldown.is_none() && self.common.known_rows.might_contain(&request.key);
         let text = if retakes { &statements.retake_one } else { &statements.grant_one };
         let row = self
@@ -322,7 +320,7 @@ impl Grants<'_, '_> {
         token.map_err(unreadable)
     }
 
-    /// Marks the rows of `keys` as waited for. Returns the keys that are free.
+    /// Marks the rows of `keys` as waited for. Returns the free keys.
     async fn mark_waiters(&mut self, keys: &[&LockKey]) -> Result<Vec<LockKey>, Error> {
         let lasts = micros(self.common.poll).saturating_mul(2);
         let text = self.common.statements.mark.text(false);
@@ -335,7 +333,7 @@ impl Grants<'_, '_> {
         let rows = match rows {
             Ok(rows) => rows,
             Err(StatementFailure::ConnectionUnusable(error)) => return Err(error),
-            // The mark is for speed only: without it the waiter polls.
+            // The mark is only for speed, because without it the waiter polls.
             Err(_) => return Ok(Vec::new()),
         };
         let live: Vec<&str> = rows.iter().filter_map(|row| row.try_get(0).ok()).collect();
@@ -351,7 +349,7 @@ fn holders(requests: &[&Request]) -> Vec<HolderText> {
     requests.iter().map(|r| HolderText(r.holder)).collect()
 }
 
-/// Takes each key once, ordered, as many as travel together; the rest is for the next statement.
+/// Returns the positions for the next statement, each key once and in order, and the positions left for a later one.
 fn each_key_once(mut open: Vec<usize>, requests: &[&Request]) -> (Vec<usize>, Vec<usize>) {
     open.sort_by(|a, b| requests[*a].key.cmp(&requests[*b].key).then(a.cmp(b)));
     let mut now: Vec<usize> = Vec::new();
@@ -363,7 +361,7 @@ fn each_key_once(mut open: Vec<usize>, requests: &[&Request]) -> (Vec<usize>, Ve
     (now, later)
 }
 
-/// What the rows say, by key.
+/// Reads the outcomes by key.
 fn read(rows: &[PgRow]) -> Result<HashMap<String, GrantReply>, sqlx::Error> {
     let mut outcomes = HashMap::with_capacity(rows.len());
     for row in rows {
@@ -372,7 +370,7 @@ fn read(rows: &[PgRow]) -> Result<HashMap<String, GrantReply>, sqlx::Error> {
             Some(token) => GrantReply::Granted(token),
             None => refusal(row)?,
         };
-        // A grant has two rows; what was there before does not count then.
+        // A grant has two rows, and its row with the earlier state does not count.
         if matches!(outcome, GrantReply::Granted(_)) || !outcomes.contains_key(&key) {
             outcomes.insert(key, outcome);
         }
@@ -400,8 +398,7 @@ fn refusal(row: &PgRow) -> Result<GrantReply, sqlx::Error> {
     })
 }
 
-/// The result of each of the requests whose statement failed; `Err` if the connection cannot be used any
-/// more.
+/// Returns a result for each request of a failed statement, or `Err` if the connection is unusable.
 fn failed(failure: StatementFailure, requests: &[&Request]) -> Result<Vec<GrantResult>, Error> {
     let result: fn(Error) -> GrantResult = match &failure {
         StatementFailure::ConnectionUnusable(_) | StatementFailure::OutcomeUnknown(_) => Err,
@@ -413,7 +410,7 @@ fn failed(failure: StatementFailure, requests: &[&Request]) -> Result<Vec<GrantR
     Ok(errors.map(|(error, request)| result(error.with_key(&request.key))).collect())
 }
 
-/// The statement has granted what it could.
+/// Wraps a decoding error. The statement ran, so the outcome is unknown.
 fn unreadable(error: sqlx::Error) -> StatementFailure {
     StatementFailure::OutcomeUnknown(store_error(error, "acquire"))
 }

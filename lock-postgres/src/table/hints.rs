@@ -1,4 +1,4 @@
-//! Hints for speed alone: they choose the statement that is likely to be enough for a key.
+//! Hints for speed only: they choose the statement that will probably suffice for a key.
 
 pub(super) mod bloom;
 pub(super) mod contention;

@@ -18,7 +18,7 @@ use super::registry::{HoldId, ReleaseRequest};
 use super::values::HolderText;
 use crate::error::store_error;
 
-/// How many rows one statement renews, confirms or releases.
+/// Maximum number of rows that one statement renews, confirms or releases.
 const MOST_ROWS: usize = 4096;
 
 pub(super) async fn renew(
@@ -27,7 +27,7 @@ pub(super) async fn renew(
     calls: Vec<PendingCall<(HoldId, i64), Renewed>>,
 ) -> Result<(), Error> {
     let items: Vec<&(HoldId, i64)> = calls.iter().flat_map(|call| &call.items).collect();
-    // A statement answers each hold once; the last TTL that was asked for counts.
+    // The statement replies once per hold, and the last requested TTL counts.
     let (once, which) = each_hold_once(items.iter().map(|(hold, _)| hold));
     let mut by_ttl: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
     for (place, at) in once.iter().enumerate() {
@@ -122,7 +122,7 @@ pub(super) async fn release(
     Ok(())
 }
 
-/// Releases grants that nobody heard of.
+/// Releases grants that no caller received.
 pub(super) async fn undo(db: &mut Db<'_>, common: &Common, holds: &[HoldId]) -> Result<(), Error> {
     let asked = Instant::now();
     let releases: Vec<_> =
@@ -133,7 +133,7 @@ pub(super) async fn undo(db: &mut Db<'_>, common: &Common, holds: &[HoldId]) -> 
     Ok(())
 }
 
-/// Releases holds that are all different.
+/// Releases distinct holds.
 async fn free(
     db: &mut Db<'_>,
     common: &Common,
@@ -149,7 +149,7 @@ async fn free(
     Ok(answers)
 }
 
-/// One statement, or two if somebody has begun to wait since it was known that nobody did, or it is not held.
+/// Releases one hold with one statement. A second one follows if the hold has a new waiter or is not held.
 async fn release_one(
     db: &mut Db<'_>,
     common: &Common,
@@ -203,8 +203,8 @@ async fn release_many(
     Ok(holds.iter().map(answer).collect())
 }
 
-/// What the number says that is at column `at` of a release's row; no row: it was not held, unless its
-/// request may still be carried out.
+/// Decodes the number at column `at` of a release's row. Without a row the hold was not held, or its request might
+/// still run, which is an error.
 fn freed(common: &Common, hold: &HoldId, row: Option<&PgRow>, at: usize) -> Result<ReleaseReply, Error> {
     if row.is_none() && common.registry.is_undecided(hold) {
         let message = "the session that was asked for this hold did not answer, and has not ended yet: it may still be granted, so the release is repeated";
@@ -222,9 +222,8 @@ fn freed(common: &Common, hold: &HoldId, row: Option<&PgRow>, at: usize) -> Resu
     Ok(ReleaseReply::new(number & 1 != 0).waiters(awaited))
 }
 
-/// Runs the variant of `text` that waits for locked rows, then, if a row stays locked, the one that skips
-/// them. Without `waits`, runs only the latter. Returns the rows, and whether locked rows may have been
-/// skipped.
+/// Runs the variant of `text` that waits for locked rows. If a row stays locked, runs the variant that skips them.
+/// Without `waits`, runs only the latter. Returns the rows, and whether locked rows might have been skipped.
 async fn wait_then_skip(
     db: &mut Db<'_>,
     count: usize,
@@ -246,21 +245,20 @@ async fn wait_then_skip(
     }
 }
 
-/// The one number that a statement answers.
+/// Reads the count that a statement returns.
 fn count(rows: &[PgRow]) -> usize {
     let count: Option<i64> = rows.first().and_then(|row| row.try_get(0).ok());
     count.and_then(|count| usize::try_from(count).ok()).unwrap_or(0)
 }
 
-/// Gives a statement the keys and the holders of `holds`.
+/// Binds the keys and the holders of `holds`.
 fn bind_holds(query: Statement, holds: &[&HoldId]) -> Statement {
     query
         .bind(holds.iter().map(|hold| hold.key.as_str()).collect::<Vec<_>>())
         .bind(holds.iter().map(|hold| HolderText(hold.holder)).collect::<Vec<_>>())
 }
 
-/// The row of each of `holds`, which rows name by their first two columns. A row that says anything else
-/// is nobody's.
+/// Returns the row of each of `holds`, matched by the first two columns. Other rows are ignored.
 fn by_name<'r>(rows: &'r [PgRow], holds: &[&HoldId]) -> Vec<Option<&'r PgRow>> {
     let name = |row: &'r PgRow| Some(((row.try_get(0).ok()?, holder_at(row, 1)?), row));
     let found: FnvHashMap<(&str, HolderId), &PgRow> = rows.iter().filter_map(name).collect();
@@ -271,7 +269,7 @@ fn holder_at(row: &PgRow, at: usize) -> Option<HolderId> {
     row.try_get::<&str, _>(at).ok()?.parse().ok()
 }
 
-/// Where each hold is named last, and for each name which of these holds it means.
+/// Returns the last position of each distinct hold, and for each item the index of its hold in that list.
 fn each_hold_once<'h>(holds: impl Iterator<Item = &'h HoldId>) -> (Vec<usize>, Vec<usize>) {
     let least = holds.size_hint().0;
     let (mut once, mut which) = (Vec::with_capacity(least), Vec::with_capacity(least));
@@ -288,7 +286,7 @@ fn each_hold_once<'h>(holds: impl Iterator<Item = &'h HoldId>) -> (Vec<usize>, V
     (once, which)
 }
 
-/// The answer of each item; all that mean one hold get the same.
+/// Returns the reply of each item. Items of the same hold get copies.
 fn copies<A: Clone>(which: &[usize], answers: &[Option<Result<A, Error>>]) -> Vec<Result<A, Error>> {
     let missing =
         || Error::new(ErrorKind::OutcomeUnknown, "the server was not asked; this is a bug to report");

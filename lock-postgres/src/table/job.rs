@@ -14,16 +14,16 @@ pub(super) enum TableJob {
     Acquire(PendingCall<Request, Attempt>),
     Renew(PendingCall<(HoldId, i64), Renewed>),
     Release(PendingCall<ReleaseRequest, ReleaseReply>),
-    /// Which of these are still held.
+    /// Checks which holds are still held.
     Confirm(PendingCall<HoldId, bool>),
     List(PendingCall<ListRequest, ListPage>),
     Force(PendingCall<HoldId, bool>),
     Purge(PendingCall<PurgeRequest, PurgedPage>),
     /// Claims the task of removing old rows.
     ClaimUpkeep(PendingCall<(), Option<Progress>>),
-    /// Notes how far that has come.
+    /// Stores the position of that task.
     NoteUpkeep(PendingCall<Note, ()>),
-    /// Ends sessions of ours that are in doubt; answers which of them are gone.
+    /// Ends sessions in doubt and replies which are gone.
     End(PendingCall<Process, bool>),
 }
 
@@ -57,13 +57,13 @@ pub(super) struct PurgedPage {
     pub(super) next: Option<String>,
 }
 
-/// A batch of requests of one caller, who gets one reply for each. If dropped, their outcome is unknown.
+/// A batch of requests of one caller, with one reply for each. If dropped, their outcome is unknown.
 pub(super) struct PendingCall<Q, A> {
     pub(super) items: Vec<Q>,
     reply: oneshot::Sender<Vec<Result<A, Error>>>,
 }
 
-/// Where the caller of a [`PendingCall`] gets the replies.
+/// Receives the replies of a [`PendingCall`].
 pub(super) type ReplyReceiver<A> = oneshot::Receiver<Vec<Result<A, Error>>>;
 
 /// Queues one call and returns the replies.
@@ -101,7 +101,7 @@ impl<Q, A> PendingCall<Q, A> {
         self.reply.is_closed()
     }
 
-    /// Answers. Given back if nobody waits any more.
+    /// Sends the replies, or returns them if the caller is gone.
     pub(super) fn answer(self, answers: Vec<Result<A, Error>>) -> Result<(), Vec<Result<A, Error>>> {
         self.reply.send(answers)
     }
@@ -113,7 +113,7 @@ impl<Q, A> PendingCall<Q, A> {
 }
 
 impl PendingCall<Request, Attempt> {
-    /// Answers that nothing was sent for any of the requests, so that there is nothing to release.
+    /// Replies that no request was sent, so there is no grant to release.
     pub(super) fn refuse(self, error: &Error) {
         let refused = |request: &Request| Ok(Attempt::Refused(error.clone().with_key(&request.key)));
         let answers = self.items.iter().map(refused).collect();
@@ -139,7 +139,8 @@ impl TableJob {
     }
 }
 
-/// Hands each call as many of `answers` as it has items.
+/// Distributes `answers` to the calls, as many to each as it has items. Calls `unheard` for each reply whose caller is
+/// gone.
 pub(super) fn hand_out<Q, A>(
     calls: Vec<PendingCall<Q, A>>,
     answers: impl IntoIterator<Item = Result<A, Error>>,
@@ -155,7 +156,7 @@ pub(super) fn hand_out<Q, A>(
     }
 }
 
-/// Grants and releases: best sent in separate round trips.
+/// Grants and releases, which are best sent in separate round trips.
 #[derive(Clone, Copy, PartialEq)]
 enum BatchKind {
     Grants,
@@ -163,9 +164,8 @@ enum BatchKind {
 }
 
 impl Job for TableJob {
-    /// Grants and releases travel in different round trips, the more numerous ones first: each of the two
-    /// statements takes as long as its flush to disk, and the callers of the first would wait for the second.
-    /// A release that undoes a grant which is asked for here goes with it.
+    /// Defers the less numerous of grants and releases. Each statement takes as long as its disk flush, and the callers
+    /// of the first would wait for the second. A release that undoes a grant requested here goes with that grant.
     fn later(jobs: &[&Self]) -> Vec<bool> {
         let asked: FnvHashSet<HolderId> = jobs
             .iter()
@@ -231,7 +231,7 @@ mod tests {
         jobs.iter().map(name).collect()
     }
 
-    /// What goes now, and what later.
+    /// Splits jobs into those for this round trip and those for a later one.
     fn parted(jobs: Vec<TableJob>) -> (Vec<String>, Vec<String>) {
         let later = TableJob::later(&jobs.iter().collect::<Vec<_>>());
         let (mut now, mut then) = (Vec::new(), Vec::new());

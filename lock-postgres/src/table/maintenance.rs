@@ -1,5 +1,5 @@
-//! Statements for operators and the upkeep: list, force a release, end sessions, purge old rows. Each reads a
-//! bounded number of rows, whatever the size of the table.
+//! Statements for operators and upkeep: list, force a release, end sessions, purge old rows. Each reads a bounded
+//! number of rows, whatever the size of the table.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -19,10 +19,10 @@ use super::values::HolderText;
 use crate::error::{ends_session, store_error};
 use crate::upkeep::{Note, Progress};
 
-/// How long the keys of the tables may be.
+/// Maximum length of a key in the tables, in bytes.
 const MOST_BYTES: usize = 1024;
 
-/// How many rows one statement looks at: few enough to delay nobody.
+/// Rows that one statement reads, few enough not to delay other statements.
 pub(super) const PAGE: i64 = 1000;
 
 pub(super) async fn list(
@@ -46,7 +46,7 @@ pub(super) async fn force(
     one_by_one(db, "force a release", &common.statements.force, call, bind, |rows| Ok(!rows.is_empty())).await
 }
 
-/// Ends sessions of ours that were given up. Replies for each whether it is gone.
+/// Ends this client's abandoned sessions. Replies for each whether it is gone.
 pub(super) async fn end(db: &mut Db<'_>, call: PendingCall<Process, bool>) -> Result<(), Error> {
     const DOING: &str = "end a session in doubt";
     let mut answers = Vec::with_capacity(call.items.len());
@@ -106,7 +106,7 @@ pub(super) async fn note_upkeep(
 
 const REMOVE: &str = "remove old rows";
 
-/// One statement for each item of `call`.
+/// Runs one statement for each item of `call`.
 async fn one_by_one<Q, A>(
     db: &mut Db<'_>,
     doing: &str,
@@ -130,7 +130,7 @@ where
     Ok(())
 }
 
-/// The rows that are shown; the last one may be there for its place alone.
+/// Reads the shown rows. The last row might only mark the position of the next page.
 fn page(rows: Vec<PgRow>) -> Result<ListPage, Error> {
     let failed = |error| store_error(error, "list");
     let mut page = ListPage::default();
@@ -146,27 +146,27 @@ fn page(rows: Vec<PgRow>) -> Result<ListPage, Error> {
     Ok(page)
 }
 
-/// The first text behind `key`, in the order of bytes: the server refuses NUL, and no key has one.
+/// Returns the first text after `key` in byte order, because the server refuses NUL and no key contains it.
 pub(super) fn behind(key: &str) -> String {
     [key, "\u{1}"].concat()
 }
 
-/// The first text behind all those that begin with `prefix`.
+/// Returns the first text after all texts that begin with `prefix`.
 pub(super) fn behind_prefix(prefix: &str) -> String {
     let mut text = prefix.to_owned();
     while let Some(last) = text.pop() {
-        // There is nothing between these two: surrogates are no characters.
+        // These two are adjacent, because surrogates are not characters.
         let next = if last == '\u{d7ff}' { Some('\u{e000}') } else { char::from_u32(u32::from(last) + 1) };
         if let Some(next) = next {
             text.push(next);
             return text;
         }
     }
-    // Longer than any key, in the last character that there is.
+    // Longer than any key, and made of the last character.
     "\u{10ffff}".repeat(MOST_BYTES / 4 + 1)
 }
 
-/// One row: who has the key or had it last, and the cooldown that this grant asked for.
+/// Reads one row: the current or last holder of the key, and the cooldown of its grant.
 fn info(row: &PgRow) -> Result<KeyInfo, Error> {
     let read = || -> Result<_, sqlx::Error> {
         let micros = |at| -> Result<Option<Duration>, sqlx::Error> {
@@ -185,12 +185,12 @@ fn info(row: &PgRow) -> Result<KeyInfo, Error> {
     let state = match state {
         0 => HoldState::Held,
         1 => HoldState::Expired,
-        // Released: nobody holds it, and its cooldown lasts.
+        // Released, but its cooldown lasts.
         _ => return Ok(info),
     };
     let mut hold = HoldInfo::new();
     hold.state = state;
-    // A row that was written by hand may have any holder; it is shown all the same.
+    // The holder of a row written by hand might not parse. The row is shown anyway.
     hold.holder = holder.parse::<HolderId>().ok();
     hold.token = u64::try_from(token).ok().and_then(token::from_store_number);
     hold.label = label.map(Into::into);

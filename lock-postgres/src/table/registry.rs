@@ -1,4 +1,4 @@
-//! What this client has at the store, and what it may have.
+//! This client's holds in the store, confirmed and unconfirmed.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -19,26 +19,26 @@ pub(super) struct HoldId {
 #[derive(Clone, Debug)]
 pub(super) struct ReleaseRequest {
     pub(super) hold: HoldId,
-    /// Whether no caller ever got the hold, so that the release also ends the cooldown that it started.
+    /// Whether no caller received the hold, in which case the release also ends the cooldown the grant started.
     pub(super) unused: bool,
 }
 
-/// A session as the server knows it: process numbers are used again, start times are not.
+/// A server process. The start time distinguishes processes, because process ids are reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Process {
     pub(super) pid: i32,
     pub(super) started: i64,
 }
 
-/// The holds of this client: those it was granted, and those that a lost answer leaves open.
+/// This client's holds: granted ones, and requests with a lost reply.
 #[derive(Debug, Default)]
 pub(super) struct Registry {
     state: Mutex<RegistryState>,
-    /// A hold that was not confirmed for so long counts as lost for good, and is left in the store.
+    /// Time without a confirmation after which a hold counts as lost permanently and is left in the store.
     lost_after: Option<Duration>,
-    /// There is something to free.
+    /// Notified if a grant must be released or a session ended.
     pub(super) changed: Notify,
-    /// There is something to look at.
+    /// Notified if a hold might have been ended by force.
     pub(super) suspected: Notify,
 }
 
@@ -47,32 +47,32 @@ struct RegistryState {
     held: FnvHashMap<HolderId, OwnHold>,
     unconfirmed: Vec<UnconfirmedGrant>,
     suspects: Vec<HoldId>,
-    /// Sessions that were given up, and what they may still do: a commit that waits for a standby keeps its
-    /// rows locked.
+    /// Sessions to end. They can still have an effect, for example a commit that waits for a standby keeps its rows
+    /// locked.
     given_up: Vec<Process>,
-    /// How many batches of requests have been sent and not answered.
+    /// Number of request batches sent and not answered.
     in_flight: usize,
 }
 
 #[derive(Debug)]
 struct OwnHold {
     key: LockKey,
-    /// When the last request was sent whose answer confirmed the hold.
+    /// When the last request that confirmed the hold was sent.
     confirmed: Instant,
 }
 
-/// A request that may have been granted, although its reply was lost.
+/// A request that might have been granted, because its reply was lost.
 #[derive(Clone, Debug)]
 pub(super) struct UnconfirmedGrant {
     pub(super) release: ReleaseRequest,
-    /// As long as the server has this session, it may carry the request out, or be about to commit it.
+    /// Session that might still run or commit the request, while it exists on the server.
     pub(super) session: Option<Process>,
-    /// Until then the server may still carry it out.
+    /// Time until which the server might still run the request.
     until: Instant,
 }
 
-/// How long a request may still be carried out after its connection broke: as long as the server has its
-/// session, and for some time, because a pooler may hide which session that is.
+/// How long a request might still run after its connection broke: while its session exists on the server, and for some
+/// time, because a pooler can hide the session.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct DoubtPeriod {
     pub(super) session: Option<Process>,
@@ -80,7 +80,7 @@ pub(super) struct DoubtPeriod {
 }
 
 impl Registry {
-    /// `lost_after`: for a store that keeps lost holds until an operator ends them, when they count as lost.
+    /// Creates a registry. `lost_after` is for a store that keeps lost holds until an operator ends them.
     pub(super) fn new(lost_after: Option<Duration>) -> Self {
         Self { lost_after, ..Self::default() }
     }
@@ -103,14 +103,14 @@ impl Registry {
         self.state().held.contains_key(&holder)
     }
 
-    /// Whether something is held, or may be, or is asked for.
+    /// Returns whether a hold is held, in doubt, or requested.
     pub(super) fn is_used(&self) -> bool {
         let state = self.state();
         let open = !state.unconfirmed.is_empty() || !state.given_up.is_empty() || state.in_flight > 0;
         open || state.held.values().any(|held| !self.is_lost(held))
     }
 
-    /// What is held and does not count as lost.
+    /// Returns the holds that are not lost.
     pub(super) fn held(&self) -> Vec<HoldId> {
         let state = self.state();
         let held = state.held.iter().filter(|(_, held)| !self.is_lost(held));
@@ -121,12 +121,12 @@ impl Registry {
         self.lost_after.is_some_and(|after| held.confirmed.elapsed() >= after)
     }
 
-    /// Releases `holds` in the background: it is unknown whether they were granted, or no caller got them.
+    /// Releases `holds` in the background, because it is unknown whether they were granted or no caller received them.
     pub(super) fn add_unconfirmed(&self, holds: impl IntoIterator<Item = HoldId>, period: DoubtPeriod) {
         self.end_later(holds.into_iter().map(|hold| ReleaseRequest { hold, unused: true }), period);
     }
 
-    /// Releases what is still held here, whoever has it.
+    /// Releases all remaining holds in the background.
     pub(super) fn end_all(&self) {
         let held = self.held().into_iter().map(|hold| ReleaseRequest { hold, unused: false });
         self.end_later(held, DoubtPeriod::default());
@@ -149,12 +149,13 @@ impl Registry {
         self.state().unconfirmed.clone()
     }
 
-    /// Whether the server may still be at the request for this hold: that it is not there means nothing then.
+    /// Returns whether the server might still run the request for this hold. If so, a missing row does not mean that
+    /// the hold was released.
     pub(super) fn is_undecided(&self, hold: &HoldId) -> bool {
         self.state().unconfirmed.iter().any(|grant| grant.session.is_some() && grant.release.hold == *hold)
     }
 
-    /// This session is to be ended: its connection broke, or took too long.
+    /// Marks a session to be ended because its connection broke or was too slow.
     pub(super) fn give_up(&self, session: Process) {
         let mut state = self.state();
         if !state.given_up.contains(&session) {
@@ -164,7 +165,7 @@ impl Registry {
         }
     }
 
-    /// The sessions that are to be ended.
+    /// Returns the sessions to end.
     pub(super) fn sessions(&self) -> Vec<Process> {
         let state = self.state();
         let mut sessions = state.given_up.clone();
@@ -176,7 +177,7 @@ impl Registry {
         sessions
     }
 
-    /// These sessions are gone, and their transactions with them.
+    /// Forgets sessions that no longer exist on the server, so their transactions are over too.
     pub(super) fn gone(&self, sessions: &[Process]) {
         let mut state = self.state();
         state.given_up.retain(|session| !sessions.contains(session));
@@ -185,7 +186,8 @@ impl Registry {
         }
     }
 
-    /// `freed` were released by requests sent at `asked` or later.
+    /// Removes the grants in `freed`, which were released by requests sent at `asked` or later, if they are no longer
+    /// in doubt.
     pub(super) fn settle(&self, freed: &[HoldId], asked: Instant) {
         self.state().unconfirmed.retain(|grant| {
             grant.session.is_some() || grant.until > asked || !freed.contains(&grant.release.hold)
@@ -198,14 +200,14 @@ impl Registry {
         !state.unconfirmed.is_empty() || !state.given_up.is_empty()
     }
 
-    /// Whether every request was answered, except some that only a hidden session may still carry out.
+    /// Returns whether all requests are answered, except those that only a hidden session might still run.
     pub(super) fn is_quiet(&self) -> bool {
         let (state, now) = (self.state(), Instant::now());
         state.in_flight == 0
             && state.unconfirmed.iter().all(|grant| grant.session.is_none() && grant.until > now)
     }
 
-    /// A notification says that this hold was ended by force. Ignored unless it is held.
+    /// Marks a hold to be checked after a notification of a forced release. Ignored if it is not held.
     pub(super) fn suspect(&self, hold: HoldId) {
         let mut state = self.state();
         if state.held.contains_key(&hold.holder) && !state.suspects.contains(&hold) {
@@ -219,8 +221,8 @@ impl Registry {
         std::mem::take(&mut self.state().suspects)
     }
 
-    /// Requests that are about to be sent. They are in doubt for `period` once the value is dropped, unless
-    /// it was told that they were answered.
+    /// Registers requests about to be sent. If the returned value is dropped before [`answered`](InFlight::answered),
+    /// they are in doubt for `period`.
     pub(super) fn in_flight(&self, holds: Vec<HoldId>, period: DoubtPeriod) -> InFlight<'_> {
         self.state().in_flight += 1;
         InFlight { registry: self, holds, period }

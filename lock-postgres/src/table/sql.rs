@@ -1,12 +1,11 @@
-//! What every session of these stores is told, whatever the defaults of database and role are
-//! (`docs/hazards.md` H15, H16, H17, H29).
+//! Session settings of these stores, which override the defaults of database and role (`docs/hazards.md` H15, H16, H17,
+//! H29).
 
-/// Settings beyond those of every session of ours, as one simple query.
+/// Settings beyond the common session settings, as one simple query.
 ///
-/// Row locks are waited for briefly: an ended lease that a transaction has fenced stays locked for as
-/// long as that transaction lasts, and must not hold up the keys that travel with it. Plans are made
-/// once and look rows up by key and in the order of their keys, whatever the table's statistics were at that
-/// time. Statements this short are not worth compiling, whatever the planner expects of them.
+/// The lock timeout is short, because a fenced transaction keeps an expired lease locked and must not delay the other
+/// keys of a batch. Plans are made once and must look rows up in key order, whatever the statistics were at that time.
+/// Compilation does not pay for such short statements.
 pub const SETTINGS: &str = "\
 SET lock_timeout = '250ms';
 SET standard_conforming_strings = on;
@@ -20,8 +19,8 @@ SET enable_mergejoin = off;
 SET enable_bitmapscan = off;
 SET jit = off";
 
-/// Behind a pooler in transaction mode nothing outlives a transaction: each one sets what it needs.
-/// `{timeout}` is the limit of a statement in milliseconds.
+/// Begins a transaction with all settings, because behind a pooler in transaction mode no setting survives a
+/// transaction. `{timeout}` is the statement limit in milliseconds.
 pub(super) const BEGIN_POOLED: &str = "\
 BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
 SET LOCAL search_path = pg_catalog;
@@ -43,12 +42,12 @@ SET LOCAL jit = off";
 pub(super) const COMMIT: &str = "COMMIT";
 pub(super) const ROLLBACK: &str = "ROLLBACK";
 
-/// `{channel}` is a name of our own making, without anything to quote.
+/// `{channel}` is a generated name without a character to quote.
 pub(super) const LISTEN: &str = "LISTEN {channel}";
 
-/// The client's address, and the server's process with the time when it began. Asked as the user who logged in: a role
-/// that a session acts as (`ALTER ROLE x SET role = y`) is not told when that user's sessions began, and may not end them.
-/// By the simple protocol, as is [`END`].
+/// Reads the client's address, and the server process with its start time. Runs as the login user, because a role set
+/// by `ALTER ROLE x SET role = y` can neither see that user's start times nor end its sessions. Uses the simple
+/// protocol, like [`END`].
 pub(super) const SESSION: &str = "\
 SET LOCAL ROLE NONE;
 SET LOCAL search_path = pg_catalog;
@@ -57,8 +56,8 @@ SELECT coalesce(pg_catalog.host(pg_catalog.inet_client_addr()), 'local socket'),
 FROM pg_catalog.pg_stat_activity a WHERE a.pid = pg_catalog.pg_backend_pid();
 SET LOCAL role TO DEFAULT";
 
-/// Ends the session of process `{pid}` that began at `{started}`, both numbers; no row if it is gone, and its transaction
-/// with it.
+/// Ends the session of process `{pid}` that began at `{started}`, both numbers. Returns no row if the session is gone,
+/// and with it its transaction.
 pub(super) const END: &str = "\
 SET LOCAL ROLE NONE;
 SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity a

@@ -1,5 +1,4 @@
-//! What goes on beside the calls: freeing what lost answers left behind, looking at holds that somebody says
-//! were ended, removing old rows.
+//! Background work: releases grants whose reply was lost, checks holds reported as ended, and removes old rows.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,16 +15,16 @@ use super::values::micros;
 use crate::job_queue::JobQueue;
 use crate::upkeep::{Note, Watch};
 
-/// How often to free again what may still be granted.
+/// Interval between attempts to release grants in doubt.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// How often to look for old rows, on average. All clients of a table do, and one of them removes them.
+/// Average interval between checks for old rows. All clients of a table check, and one of them removes the rows.
 const PURGE_EVERY: Duration = Duration::from_secs(600);
 
-/// How often it is noted how far that has come.
+/// Pages between two notes of the position.
 const PAGES_PER_NOTE: u32 = 10;
 
-/// The task that does it, until the backend closes.
+/// The upkeep task, which runs until the backend closes.
 pub(super) struct Upkeep {
     pub(super) common: Arc<Common>,
     pub(super) queue: JobQueue<TableJob>,
@@ -55,7 +54,7 @@ impl Upkeep {
         }
     }
 
-    /// Looks at holds of which somebody said that they were ended: anybody may say so.
+    /// Checks holds that a notification reported as ended, because any role can send one.
     async fn look_at_suspects(&self) {
         loop {
             self.common.registry.suspected.notified().await;
@@ -78,7 +77,7 @@ impl Upkeep {
         }
     }
 
-    /// A hold that was released meanwhile is not in the registry any more.
+    /// Reports a lost hold, unless it was released in the meantime.
     fn tell_lost(&self, hold: &HoldId, reason: LossReason) {
         if self.common.registry.is_held(hold.holder) {
             self.common.registry.ended(hold.holder);
@@ -91,7 +90,7 @@ impl Upkeep {
         let mut watch = Watch::new(self.common.statements.kind);
         loop {
             sleep_until(Instant::now() + PURGE_EVERY.mul_f64(0.5 + fastrand::f64())).await;
-            // Idle clients leave it to others: it would open a session.
+            // Idle clients leave the removal to others, because it would open a session.
             let is_asleep = self.common.config.idle.is_some() && !self.queue.is_served();
             if is_asleep || self.common.may_only_read.load(Ordering::Relaxed) {
                 continue;
@@ -101,7 +100,7 @@ impl Upkeep {
         }
     }
 
-    /// Goes on where the last one has stopped, if no other client does.
+    /// Resumes the run at its last position, unless another client is doing so.
     async fn round(&self, age: Duration, watch: &mut Watch) -> Result<(), Error> {
         let Some(progress) = only(ask(&self.queue, TableJob::ClaimUpkeep, vec![()]).await)? else {
             return Ok(());
@@ -119,15 +118,15 @@ impl Upkeep {
                 only(ask(&self.queue, TableJob::NoteUpkeep, vec![note]).await)?;
                 watch.warn_if_overdue(&self.common.config, progress.running + taken.elapsed());
             }
-            // A fifth of one session's time is enough for it.
+            // Uses at most a fifth of one session's time.
             sleep_until(Instant::now() + asked.elapsed() * 4).await;
         }
         Ok(())
     }
 }
 
-/// Ends the sessions that were given up, and releases what is in doubt: only a release after their end
-/// decides. What could not be decided stays in doubt. `false` if the store did not answer all of it.
+/// Ends abandoned sessions and releases grants in doubt, because only a release after the session's end is final.
+/// Undecided grants stay in doubt. Returns `false` if any release got no reply.
 pub(super) async fn free(common: &Common, queue: &JobQueue<TableJob>) -> bool {
     let sessions = common.registry.sessions();
     if !sessions.is_empty() {
@@ -148,7 +147,7 @@ pub(super) async fn free(common: &Common, queue: &JobQueue<TableJob>) -> bool {
     all
 }
 
-/// Removes old rows, from the first to the last.
+/// Removes old rows, from the first page to the last.
 pub(super) async fn purge(queue: &JobQueue<TableJob>, age: Duration) -> Result<u64, Error> {
     let (mut removed, mut next) = (0, Some(String::new()));
     while let Some(after) = next {

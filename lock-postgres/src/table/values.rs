@@ -1,4 +1,5 @@
-//! Values of statements, written where they are sent from: a busy client sends tens of thousands a second.
+//! Statement values that are encoded directly into the send buffer, because a busy client sends tens of thousands per
+//! second.
 
 use std::io::Write as _;
 use std::time::Duration;
@@ -9,7 +10,7 @@ use sqlx::error::BoxDynError;
 use sqlx::postgres::{PgArgumentBuffer, PgHasArrayType, PgTypeInfo, Postgres};
 use sqlx::{Encode, Type};
 
-/// A holder as the tables have it.
+/// A holder id in the tables' text format.
 pub(super) struct HolderText(pub(super) HolderId);
 
 /// An instance in hexadecimal, a dash and a serial number.
@@ -38,10 +39,10 @@ impl PgHasArrayType for HolderText {
     }
 }
 
-/// The longest time that a row can say, a hundred years; longer ones mean the same.
+/// The longest duration a row can store, a hundred years. Longer ones are cut to it.
 const MOST_MICROS: i64 = 100 * 366 * 24 * 3600 * 1_000_000;
 
-/// Rounded up, within what a row can say.
+/// Converts to microseconds, rounded up and limited to the range of a row.
 pub(super) fn micros(duration: Duration) -> i64 {
     let micros = duration.as_nanos().div_ceil(1000);
     i64::try_from(micros).unwrap_or(MOST_MICROS).min(MOST_MICROS)

@@ -1,4 +1,4 @@
-//! What a session does with the jobs that came together.
+//! Runs a batch of jobs on a session.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -26,9 +26,9 @@ use crate::{schema, token};
 /// The work of one session.
 pub(super) struct TableWork {
     pub(super) common: Arc<Common>,
-    /// If there is a pooler in between.
+    /// Set if a pooler was found.
     pooled: Option<Pooled>,
-    /// Whether this session is the one that listens.
+    /// Whether this session listens for notifications.
     listens: bool,
     requester: Requester,
 }
@@ -64,7 +64,7 @@ impl TableWork {
         let row = connection.fetch_one(raw_sql(sql::SESSION)).await.map_err(failed)?;
         let mut owner = common.process.clone();
         let _ = write!(owner, " from {}", row.try_get::<String, _>(0).map_err(failed)?);
-        // Under another role than it logged in with, a session may not be told when it began.
+        // A session under another role than its login role might not see its start time.
         let (pid, started): (i32, Option<i64>) =
             (row.try_get(1).map_err(failed)?, row.try_get(2).map_err(failed)?);
         let session = started.filter(|_| !session.pooled).map(|started| Process { pid, started });
@@ -73,7 +73,7 @@ impl TableWork {
         self.listen(connection).await
     }
 
-    /// Listens, if none of the other sessions does. Notifications sent before were missed.
+    /// Listens unless another session does. Earlier notifications were missed, so all waiters check again.
     async fn listen(&mut self, connection: &mut PgConnection) -> Result<(), Error> {
         let taken = || self.common.listening.swap(true, Ordering::AcqRel);
         if self.pooled.is_some() || self.listens || taken() {
@@ -89,7 +89,7 @@ impl TableWork {
         Ok(())
     }
 
-    /// Another session listens with its next job.
+    /// Stops listening. Another session takes over with its next job.
     fn listens_no_more(&mut self) {
         if std::mem::take(&mut self.listens) {
             self.common.listening.store(false, Ordering::Release);
@@ -100,7 +100,7 @@ impl TableWork {
         let mut batch = Batch::of(jobs);
         let outcome = self.carry_out_batch(connection, &mut batch).await;
         if let Err(error) = &outcome {
-            // What was begun is dropped, and its outcome is not known; the rest was not begun.
+            // Running jobs are dropped with an unknown outcome, and the rest fail as not started.
             batch.fail(error);
         }
         outcome
@@ -133,7 +133,7 @@ struct Batch {
 impl Batch {
     fn of(jobs: Vec<TableJob>) -> Self {
         let mut batch = Self::default();
-        // Nobody would hear of what is acquired, and a renewal that was given up has been repeated.
+        // An acquire without a caller would be lost, and the caller of an abandoned renewal has repeated it.
         for job in jobs.into_iter().filter(|job| !job.can_skip()) {
             match job {
                 TableJob::Acquire(call) => batch.acquires.push(call),
@@ -146,8 +146,8 @@ impl Batch {
         batch
     }
 
-    /// Renewals first, which have a deadline; releases before the grants that they allow, and after those
-    /// that they undo.
+    /// Runs renewals first, because they have a deadline, and releases before the grants they permit, but after the
+    /// grants they undo.
     async fn carry_out(
         &mut self,
         db: &mut Db<'_>,
@@ -188,7 +188,7 @@ impl Batch {
         Ok(())
     }
 
-    /// Releases of what is asked for in the same batch.
+    /// Removes and returns the releases that undo an acquire of the same batch.
     fn take_late_releases(&mut self) -> Vec<PendingCall<ReleaseRequest, leasehold_engine::ReleaseReply>> {
         if self.acquires.is_empty() || self.releases.is_empty() {
             return Vec::new();
@@ -222,12 +222,12 @@ impl Work for TableWork {
     }
 
     fn limit(&self, _: &[TableJob], _: Duration) -> Option<Duration> {
-        // Each statement has its own.
+        // Each statement has a separate limit.
         None
     }
 
     fn keep(&mut self, unused: Duration) -> bool {
-        // Whoever waits asks once in each poll interval.
+        // Waiters poll once in each interval, so an unused session has no waiters.
         let is_spare = unused >= self.common.poll * 3 && self.common.config.closes_when_idle(unused);
         if !is_spare || self.common.registry.is_used() {
             return true;
@@ -256,8 +256,7 @@ impl Work for TableWork {
     }
 }
 
-/// What a notification says: `f` and the key that is free, or `b`, the holder whose hold was broken, a
-/// space and the key.
+/// A notification: `f` and the released key, or `b`, the holder whose hold was broken, a space and the key.
 #[derive(Debug, PartialEq, Eq)]
 enum Notice {
     Freed(LockKey),
@@ -265,7 +264,7 @@ enum Notice {
 }
 
 impl Notice {
-    /// Anybody may send notifications: what is not understood is nothing, and what is, a hint.
+    /// Parses a notification, or returns `None`. Any role can send one, so the content is only a hint.
     fn parse(payload: &str) -> Option<Self> {
         match payload.split_at_checked(1)? {
             ("f", key) => LockKey::new(key).ok().map(Self::Freed),

@@ -6,16 +6,16 @@ use leasehold_api::LockKey;
 
 use super::hash;
 
-/// How many keys a generation remembers before the next one begins: between one and two times as many are
-/// known, those that are used again and again always.
+/// Keys a generation remembers before the next one begins. The filter knows up to twice as many keys, and always the
+/// keys in steady use.
 const MOST: usize = 1 << 14;
 
-/// Two bits for each key in a generation: 16 KiB, of which a quarter is set at the end, so that one new key
-/// in ten is taken for a known one at most (two generations).
+/// Bits in a generation, two per key: 16 KiB, of which a quarter is set when full. At most one new key in ten is
+/// mistaken for a known one (two generations).
 const BITS: u64 = 1 << 17;
 
-/// A Bloom filter of the keys that were granted last. It may return `true` for a key that was never added,
-/// and the row of a key may have been removed since.
+/// A Bloom filter of recently granted keys. It might return `true` for a key that was never added, or whose row has
+/// been removed.
 pub(in crate::table) struct BloomFilter {
     generations: [Generation; 2],
     newest: AtomicUsize,
@@ -57,7 +57,7 @@ impl Generation {
         bits.iter().all(|bit| self.word(*bit).load(Ordering::Relaxed) & mask(*bit) != 0)
     }
 
-    /// Answers how many it has now.
+    /// Adds a key and returns the number of keys added so far.
     fn insert(&self, bits: [usize; 2]) -> usize {
         for bit in bits {
             self.word(bit).fetch_or(mask(bit), Ordering::Relaxed);

@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use leasehold_api::LockKey;
 
-/// How many keys are remembered, at most: 8 KiB.
+/// Maximum number of keys remembered: 8 KiB.
 const SLOTS: u64 = 1024;
 
-/// Keys that were not free when they were requested, or were waited for when they were released. Each key has
-/// one slot, and a key that is added later replaces another one in the same slot.
+/// Keys that were held when requested, or had waiters when released. Each key has one slot, in which a later key
+/// replaces it.
 pub(in crate::table) struct ContentionHints(Box<[AtomicU64]>);
 
 const EMPTY: u64 = 0;

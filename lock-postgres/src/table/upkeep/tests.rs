@@ -8,7 +8,7 @@ use crate::config::PgConfig;
 use crate::table::{Dialect, TableBackend, TableSettings};
 use crate::upkeep::Watch;
 
-/// A store that can do nothing but purge: it removes the whole page.
+/// A store that can only purge, and removes the whole page.
 const PURGES: Dialect = Dialect {
     kind: "lease",
     stores: crate::schema::Stores::Lease,
@@ -82,7 +82,7 @@ async fn one_client_removes_old_rows_for_all_and_another_goes_on_where_it_stoppe
     let mut watch = Watch::new("lease");
     let age = Duration::from_secs(3600);
 
-    // The claim is another's, for a minute from its last note.
+    // Another client has the claim, for a minute from its last note.
     run(
         &mut conn,
         "UPDATE leasehold.upkeep SET next_at = clock_timestamp() + interval '1 minute', after = '001000'",
@@ -90,17 +90,17 @@ async fn one_client_removes_old_rows_for_all_and_another_goes_on_where_it_stoppe
     .await;
     upkeep(&a).round(age, &mut watch).await.unwrap();
     assert_eq!(number(&mut conn, ROWS).await, 2500);
-    // That client has ended.
+    // The other client has ended.
     run(&mut conn, "UPDATE leasehold.upkeep SET next_at = clock_timestamp()").await;
     upkeep(&b).round(age, &mut watch).await.unwrap();
     assert_eq!(number(&mut conn, ROWS).await, 1000, "it began behind what was done");
-    // The walk is over, and nobody begins the next one before it is due.
+    // The run is over, and the next one is not due yet.
     upkeep(&a).round(age, &mut watch).await.unwrap();
     assert_eq!(number(&mut conn, ROWS).await, 1000);
     let over = "SELECT count(*) FROM leasehold.upkeep WHERE task = 'lease' AND after = ''
         AND next_at > clock_timestamp() + interval '5 minutes'";
     assert_eq!(number(&mut conn, over).await, 1);
-    // A time that another clock has written does not keep it for ever.
+    // A time written by another clock does not block the run indefinitely.
     run(&mut conn, "UPDATE leasehold.upkeep SET next_at = clock_timestamp() + interval '2 days'").await;
     upkeep(&a).round(age, &mut watch).await.unwrap();
     assert_eq!(number(&mut conn, ROWS).await, 0);
