@@ -1,4 +1,4 @@
-//! A run that must not start again after one that failed: its row stays locked until an operator releases it.
+//! A job that must not restart after a failed run: its row stays locked until an operator releases it.
 //!
 //! ```text
 //! DATABASE_URL=postgres://localhost/test cargo run -p leasehold-postgres-row --example month_end
@@ -20,19 +20,19 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Returns what happened, a line for each step.
+/// Returns the events, a line for each step.
 pub async fn run(url: &str) -> Result<Vec<String>> {
     let connect = async || RowConfig::new(PgConfig::from_url(url)?.install_schema(true)).connect().await;
     let (job, operator) = (connect().await?, connect().await?);
     let key: LockKey = "month-end".parse()?;
 
-    // The job stops half-way and does not release: its guard is kept until the end of this function.
+    // The job stops half-way and does not release. The guard lives until the end of this function.
     let stuck = job.key(key.clone()).label("closing of June").acquire().await?;
     let mut steps = vec!["the job has started".to_owned()];
     let second = operator.key(key.clone()).try_acquire().await?;
     steps.push(format!("a second run {}", if second.is_some() { "started" } else { "was refused" }));
 
-    // A person looks into it, then names the very grant to end.
+    // The operator investigates, then names the exact grant to end.
     let admin = operator.admin().ok_or("this store can be administered")?;
     let holds = admin.inspect(&key).await?.holders;
     let hold = holds.first().ok_or("the job holds the key")?;

@@ -1,4 +1,4 @@
-//! One client of the store, and what it declares.
+//! The client of the row store, with its capabilities and timing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,21 +10,21 @@ use leasehold_postgres::table::{TableBackend, TableSettings};
 use crate::config::{CONFIRMS, RowConfig};
 use crate::sql::MUTEXES;
 
-/// One client of the mutex store.
+/// One client of the row store.
 pub type RowBackend = TableBackend;
 
 impl RowConfig {
-    /// Connects for an engine that is built by hand.
+    /// Connects, for an engine that the caller builds.
     ///
     /// # Errors
     ///
-    /// [`InvalidOption`](ErrorKind::InvalidOption) for settings out of bounds;
-    /// [`Unavailable`](ErrorKind::Unavailable), [`PermissionDenied`](ErrorKind::PermissionDenied) and
-    /// [`SchemaMissing`](ErrorKind::SchemaMissing) when the server cannot be used.
+    /// [`InvalidOption`](ErrorKind::InvalidOption) if a setting is out of range.
+    /// [`Unavailable`](ErrorKind::Unavailable), [`PermissionDenied`](ErrorKind::PermissionDenied) or
+    /// [`SchemaMissing`](ErrorKind::SchemaMissing) if the server cannot be used.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call closes what it has opened.
+    /// If dropped, the call closes the sessions it has opened.
     pub async fn backend(&self) -> Result<RowBackend, Error> {
         let (min, max) = (Duration::from_millis(50), Duration::from_secs(60));
         if !(min..=max).contains(&self.confirm) {
@@ -48,12 +48,13 @@ fn capabilities(config: &RowConfig) -> Capabilities {
     let mut has = Capabilities::new(Scope::Network);
     has.fencing = Fencing::Durable;
     has.fairness = Fairness::Unordered;
-    // Told immediately by a notification, by the next look if that is lost, by silence after five.
+    // A notification reports a loss immediately. If it is lost, the next check detects the loss. Without answers, the
+    // loss counts after five intervals.
     has.loss_detection = config.confirm * CONFIRMS;
     has.undo = Duration::from_secs(5);
     // A poll is jittered by a quarter, and a process that released yields to others for one and a half.
     has.handover = config.poll * 3 + Duration::from_secs(1);
-    // On purpose: the latch stays shut.
+    // Intended: the row stays locked after a crash.
     has.crash_release = None;
     has.cooldown = true;
     has.admin = AdminCapabilities::all();

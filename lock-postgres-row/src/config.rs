@@ -1,4 +1,4 @@
-//! How to connect.
+//! The settings of the row store.
 
 use std::time::Duration;
 
@@ -6,25 +6,25 @@ use leasehold_api::Error;
 use leasehold_engine::Engine;
 use leasehold_postgres::PgConfig;
 
-/// How often waiters ask, on average. Notifications make the usual hand-over immediate.
+/// The default average poll interval of waiters. Notifications make the usual hand-over immediate.
 pub const DEFAULT_POLL: Duration = Duration::from_millis(500);
 
-/// How often holders look whether an operator has opened their rows.
+/// The default interval at which holders check whether an operator has released their rows.
 pub const DEFAULT_CONFIRM: Duration = Duration::from_secs(2);
 
-/// A holder that could not look for so many intervals counts its rows as lost.
+/// Number of intervals without a successful check after which a holder counts its rows as lost.
 pub(crate) const CONFIRMS: u32 = 5;
 
 /// Connects with the defaults of [`RowConfig`].
 ///
 /// # Errors
 ///
-/// As [`RowConfig::connect`], and [`InvalidOption`](leasehold_api::ErrorKind::InvalidOption) when `url` is
-/// not the URL of a Postgres database.
+/// See [`RowConfig::connect`]. Also [`InvalidOption`](leasehold_api::ErrorKind::InvalidOption) if `url` is not the URL
+/// of a Postgres database.
 ///
 /// # Cancel safety
 ///
-/// A dropped call closes what it has opened.
+/// If dropped, the call closes the sessions it has opened.
 pub async fn connect(url: &str) -> Result<Engine, Error> {
     RowConfig::new(PgConfig::from_url(url)?).connect().await
 }
@@ -40,8 +40,8 @@ pub struct RowConfig {
 }
 
 impl RowConfig {
-    /// The defaults: two connections, [`DEFAULT_POLL`], [`DEFAULT_CONFIRM`], rows removed a day after they
-    /// were opened.
+    /// Creates the default settings: two connections, [`DEFAULT_POLL`], [`DEFAULT_CONFIRM`], rows removed a day after
+    /// their release.
     #[must_use]
     pub const fn new(postgres: PgConfig) -> Self {
         Self {
@@ -53,32 +53,31 @@ impl RowConfig {
         }
     }
 
-    /// How often waiters ask, on average: 10 ms to 60 s.
+    /// Sets the average poll interval of waiters, 10 ms to 60 s.
     #[must_use]
     pub const fn poll(mut self, every: Duration) -> Self {
         self.poll = every;
         self
     }
 
-    /// How often holders look whether an operator has opened their rows, 50 ms to 60 s. After five intervals
-    /// without an answer they count as lost for good; the rows stay shut, also when the server can be reached
-    /// again, until an operator opens them.
+    /// Sets the interval at which holders check whether an operator has released their rows, 50 ms to 60 s. After five
+    /// intervals without an answer the holder counts its rows as lost permanently. The rows stay locked until an
+    /// operator releases them, even if the server can be reached again.
     #[must_use]
     pub const fn confirm(mut self, every: Duration) -> Self {
         self.confirm = every;
         self
     }
 
-    /// How many connections to keep, at least one. All locks share them; the second is opened when the
-    /// first is busy.
+    /// Sets the number of connections, at least one. All locks share them. The second is opened when the first is busy.
     #[must_use]
     pub const fn connections(mut self, connections: u8) -> Self {
         self.connections = connections;
         self
     }
 
-    /// How long after they were opened rows are removed, an hour at least; `None` leaves it to you. Fencing
-    /// tokens grow on all the same. Rows that are shut are never removed.
+    /// Sets the age since their release at which rows are removed, at least an hour. With `None` the store removes
+    /// none. Fencing tokens keep growing after a removal. Locked rows are never removed.
     #[must_use]
     pub const fn purge_after(mut self, age: Option<Duration>) -> Self {
         self.purge_after = age;
@@ -89,12 +88,12 @@ impl RowConfig {
     ///
     /// # Errors
     ///
-    /// As [`backend`](Self::backend), and [`NoRuntime`](leasehold_api::ErrorKind::NoRuntime) outside of a
-    /// tokio runtime.
+    /// See [`backend`](Self::backend). Also [`NoRuntime`](leasehold_api::ErrorKind::NoRuntime) outside of a tokio
+    /// runtime.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call closes what it has opened.
+    /// If dropped, the call closes the sessions it has opened.
     pub async fn connect(&self) -> Result<Engine, Error> {
         Engine::start(self.backend().await?)
     }

@@ -26,8 +26,7 @@ fn read(url: &StoreUrl) -> Result<Box<dyn StoreConfig>, Error> {
     Ok(Box::new(config))
 }
 
-/// Returns how often holders look whether their rows are still theirs, to count them as lost after `lost_after` without
-/// an answer.
+/// Returns the interval at which holders check their rows. After `lost_after` without an answer the rows count as lost.
 fn confirm_of(lost_after: Duration) -> Result<Duration, Error> {
     let confirm = lost_after / CONFIRMS;
     let bounds = Duration::from_millis(50)..=Duration::from_secs(60);

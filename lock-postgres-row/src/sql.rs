@@ -1,14 +1,16 @@
 //! The statements of mutex rows.
 //!
-//! A row is shut (`acquired`) until its holder or an operator opens it; no clock does. The token is drawn
-//! under the row's lock (or once more, if the row has changed while that was waited for), or as the row is inserted
-//! (`docs/hazards.md` H30, H31); what is proposed for insertion always has one, since a row that was there may be
-//! gone by then. A release notifies only if somebody waits (H33). A row may say anything that an operator writes: windows are cut to a hundred years.
+//! - A row stays locked (`acquired`) until its holder or an operator releases it, never by time.
+//! - The token is drawn under the row's lock, drawn again if the row changed during the wait, or drawn as the row is
+//!   inserted (`docs/hazards.md` H30, H31). A proposed insertion always has a token, because an existing row could have
+//!   been removed.
+//! - A release notifies only if a client waits (H33).
+//! - A row can hold any value an operator wrote, and windows are cut to a hundred years.
 
 use leasehold_postgres::schema::Stores;
 use leasehold_postgres::table::Dialect;
 
-/// All of them. `$3` of a grant or renewal, the TTL, is always zero here.
+/// The statements of the row store. `$3` of a grant or renewal, the TTL, is always zero here.
 pub(crate) const MUTEXES: Dialect = Dialect {
     kind: "mutex",
     stores: Stores::Row,
@@ -31,7 +33,7 @@ pub(crate) const MUTEXES: Dialect = Dialect {
     purge: PURGE,
 };
 
-/// All parameters have to occur, so the TTL does too: it is never negative.
+/// All parameters must occur in the statement, including the TTL, which is never negative.
 const GRANT_ONE: &str = "\
 INSERT INTO {schema}.mutex AS l (key, acquired, holder, token, acquired_at, cooldown_us, label, owner)
 SELECT $1::text, $3::bigint >= 0, $2::text, nextval({token}),
@@ -58,10 +60,10 @@ WHERE NOT l.acquired AND (l.cooldown_us IS NULL
         * interval '1 microsecond' <= clock_timestamp())
 RETURNING l.token";
 
-/// A third less work for the server than an insertion that finds the row there. A mutex has no fence, so the lock of
-/// a plain update is enough. It is waited for after all was computed; if the row has changed by then, all is computed
-/// anew, the token as well, and if not, nobody was granted anything meanwhile. The time of the grant may be as old as
-/// the wait was long, which only a cooldown would mind.
+/// A third less server work than an insertion with a conflict. A row has no fence, so the lock of a plain update
+/// suffices. After a wait for a changed row, the server evaluates everything again, including the token. If the row is
+/// unchanged, no other client was granted it. The grant's time can be older by the wait, which matters only for a
+/// cooldown.
 const RETAKE_ONE: &str = "\
 UPDATE ONLY {schema}.mutex l SET
     acquired = $3::bigint >= 0,
@@ -75,10 +77,10 @@ UPDATE ONLY {schema}.mutex l SET
 WHERE l.key = $1::text AND NOT l.acquired AND l.cooldown_us IS NULL
 RETURNING l.token";
 
-/// Rows are looked up once: those that are open are locked, and written where they were found. A row that
-/// somebody has changed since the statement began is locked where it is now and not found there: it is left to
-/// the next statement. The key is compared once more, since places are unique within one table and others may be
-/// below this one; `IS TRUE` keeps the planner from looking rows up by it, and `OFFSET 0` keeps the parts apart.
+/// Looks rows up once, locks the released ones, and writes them by `ctid`. A row changed since the start of the
+/// statement is locked at its new `ctid`, not found by the update, and left to the next statement. The key is compared
+/// again because a `ctid` is unique only within one table, and tables can inherit from this one. `IS TRUE` prevents a
+/// lookup by key there, and `OFFSET 0` keeps the subqueries separate.
 const GRANT_FREE: &str = "\
 UPDATE {schema}.mutex l SET
     acquired = $3::bigint >= 0,
@@ -167,8 +169,8 @@ const FREE: &str = ", s AS MATERIALIZED (
 const AMONG: &str = "
         AND (o.fresh OR o.key IN (SELECT s.key FROM s))";
 
-/// There is nothing to renew: whether it is still shut by this holder. It locks nothing, so it has no
-/// need to leave out locked rows.
+/// Only checks whether the row is still locked by this holder, because there is nothing to renew. It takes no locks, so
+/// it does not need to skip locked rows.
 const RENEW: &str = "\
 SELECT r.key, r.holder FROM unnest($1::text[], $2::text[]) AS r (key, holder) CROSS JOIN LATERAL (
     SELECT FROM {schema}.mutex l
@@ -183,8 +185,8 @@ SELECT r.key, r.holder FROM unnest($1::text[], $2::text[]) AS r (key, holder) CR
     OFFSET 0
 ) l";
 
-/// If it waited for the row, which was changed by then, all is looked at again.
-/// `ONLY`, since what it wrote is counted: rows of a table that inherits from this one are not ours.
+/// After a wait for a changed row, the server checks all conditions again. `ONLY` excludes tables that inherit from
+/// this one, because the written rows are counted.
 const RELEASE_UNAWAITED: &str = "\
 UPDATE ONLY {schema}.mutex l SET acquired = false, released_at = clock_timestamp(),
     cooldown_us = CASE WHEN NOT $3::boolean THEN l.cooldown_us END

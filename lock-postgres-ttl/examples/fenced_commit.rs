@@ -1,4 +1,4 @@
-//! A transaction that is committed while the lease is held, or not at all.
+//! A transaction that is committed only while the lease is held.
 //!
 //! ```text
 //! DATABASE_URL=postgres://localhost/test cargo run -p leasehold-postgres-ttl --example fenced_commit
@@ -12,7 +12,7 @@ use sqlx::PgPool;
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// Made anew each time.
+/// The table, created again on each run.
 const TABLE: &str = "
     DROP SCHEMA IF EXISTS leasehold_fenced_commit CASCADE;
     CREATE SCHEMA leasehold_fenced_commit;
@@ -28,7 +28,7 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Returns what happened, a line for each step.
+/// Returns the events, a line for each step.
 pub async fn run(url: &str) -> Result<Vec<String>> {
     let pool = PgPool::connect(url).await?;
     sqlx::raw_sql(TABLE).execute(&pool).await?;
@@ -38,7 +38,7 @@ pub async fn run(url: &str) -> Result<Vec<String>> {
     let guard = lock.key("ledger:42").acquire().await?; // a lease of 30 s, which is renewed
     steps.push(format!("spending with the lease: {}", spend(&pool, &guard).await?));
 
-    // An operator ends the lease; a pause of half a minute would do the same.
+    // An operator ends the lease. A pause of half a minute would have the same effect.
     let admin = lock.admin().ok_or("this store can be administered")?;
     admin.force_release(guard.key(), guard.holder()).await?;
     steps.push(format!("spending without it: {}", spend(&pool, &guard).await?));

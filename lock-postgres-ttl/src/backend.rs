@@ -1,4 +1,4 @@
-//! One client of the store, and what it declares.
+//! The client of the lease store, with its capabilities and timing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,24 +13,24 @@ use crate::config::{MAX_TTL, MIN_TTL, TtlConfig};
 use crate::fence::extension;
 use crate::sql::LEASES;
 
-/// How often to look whether leases are still there, which renewals find out as well.
+/// Interval at which the engine checks that leases still exist. Renewals detect a loss as well.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
 
 /// One client of the lease store.
 pub type TtlBackend = TableBackend;
 
 impl TtlConfig {
-    /// Connects for an engine that is built by hand.
+    /// Connects, for an engine that the caller builds.
     ///
     /// # Errors
     ///
-    /// [`InvalidOption`](ErrorKind::InvalidOption) for settings out of bounds;
-    /// [`Unavailable`](ErrorKind::Unavailable), [`PermissionDenied`](ErrorKind::PermissionDenied) and
-    /// [`SchemaMissing`](ErrorKind::SchemaMissing) when the server cannot be used.
+    /// [`InvalidOption`](ErrorKind::InvalidOption) if a setting is out of range.
+    /// [`Unavailable`](ErrorKind::Unavailable), [`PermissionDenied`](ErrorKind::PermissionDenied) or
+    /// [`SchemaMissing`](ErrorKind::SchemaMissing) if the server cannot be used.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call closes what it has opened.
+    /// If dropped, the call closes the sessions it has opened.
     pub async fn backend(&self) -> Result<TtlBackend, Error> {
         if !(MIN_TTL..=MAX_TTL).contains(&self.ttl) {
             let message = format!("a default TTL must be between {MIN_TTL:?} and {MAX_TTL:?}");
@@ -54,7 +54,7 @@ fn capabilities(config: &TtlConfig) -> Capabilities {
     has.lease = Some(LeaseBounds::new(Some(config.ttl), MIN_TTL, MAX_TTL));
     has.fencing = Fencing::Durable;
     has.fairness = Fairness::Unordered;
-    // Told immediately by a notification, by the next look if that is lost.
+    // A notification reports a loss immediately. If it is lost, the next check detects the loss.
     has.loss_detection = CHECK_EVERY * 2;
     has.undo = Duration::from_secs(5);
     // A poll is jittered by a quarter, and a process that released yields to others for one and a half.

@@ -1,5 +1,4 @@
-//! The lease tied to a transaction of yours: what it writes is committed while the lease is held, or not at
-//! all.
+//! Ties a lease to the caller's transaction, whose writes are committed only if the lease is held.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,7 +13,7 @@ use sqlx::{AssertSqlSafe, PgTransaction, Row as _};
 
 use crate::sql::FENCE;
 
-/// What a guard of this store knows of its lease; [`LockGuard::extension`] finds it. Most use
+/// The fence of a lease, returned by [`LockGuard::extension`] of this store's guards. Most callers use
 /// [`LeaseGuardExt`].
 #[derive(Clone)]
 pub struct LeaseFence {
@@ -41,39 +40,38 @@ pub struct LeaseFence {
 /// ```
 #[async_trait]
 pub trait LeaseGuardExt {
-    /// Makes sure that the lease is held, and keeps it from being taken over until `tx` ends: whoever
-    /// comes after its end waits for the transaction. The lease goes on being renewed, and can be
-    /// released, meanwhile.
+    /// Checks that the lease is held, and prevents a takeover until `tx` ends, because a later holder waits for the
+    /// transaction. The lease can still be renewed and released.
     ///
-    /// Call it once, before the transaction's commit or before what must not be done twice. The
-    /// transaction must run at READ COMMITTED, in the database of the store, by a role that may update
-    /// the store's tables. Inside a savepoint it counts as long as the savepoint does: rolled back, the fence is
-    /// gone, and the rest of the transaction is not fenced.
+    /// Call it once, before the commit or before an action that must not happen twice. The transaction must run at READ
+    /// COMMITTED, in the store's database, by a role with UPDATE on the store's tables. A rollback to an earlier
+    /// savepoint removes the fence, and the rest of the transaction is then not fenced.
     ///
     /// # Errors
     ///
-    /// [`Lost`](ErrorKind::Lost) when the lease is not held any more: roll back.
-    /// [`InvalidOption`](ErrorKind::InvalidOption) at REPEATABLE READ or SERIALIZABLE, whose snapshot may
-    /// be older than the lease's last renewal. [`Unsupported`](ErrorKind::Unsupported) for the guard of
-    /// another store. Else what the server answers; the transaction has failed then.
+    /// - [`Lost`](ErrorKind::Lost) if the lease is no longer held: roll back.
+    /// - [`InvalidOption`](ErrorKind::InvalidOption) at REPEATABLE READ or SERIALIZABLE, whose snapshot might be older
+    ///   than the lease's last renewal.
+    /// - [`Unsupported`](ErrorKind::Unsupported) for the guard of another store.
+    /// - Otherwise the server's error, after which the transaction has failed.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call leaves the transaction to be rolled back; it may be fenced.
+    /// If dropped, the transaction might be fenced. Roll it back.
     async fn fence(&self, tx: &mut PgTransaction<'_>) -> Result<(), Error>;
 
-    /// [Fences](Self::fence) and commits. `tx` must be the transaction itself: of one that was begun inside
-    /// another (a savepoint) the driver's commit is no commit, and the outer one may still be rolled back.
+    /// [Fences](Self::fence) and commits. `tx` must be the outermost transaction. In a nested one (a savepoint), the
+    /// driver's commit does not commit, and the outer transaction can still be rolled back.
     ///
     /// # Errors
     ///
-    /// As [`fence`](Self::fence), and the transaction has been rolled back then.
-    /// [`OutcomeUnknown`](ErrorKind::OutcomeUnknown) when the connection broke during the commit: look
-    /// whether it was carried out.
+    /// Returns the errors of [`fence`](Self::fence), after a rollback of the transaction.
+    /// [`OutcomeUnknown`](ErrorKind::OutcomeUnknown) if the connection broke during the commit: check whether it was
+    /// executed.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call may or may not have committed.
+    /// If dropped, the transaction might have been committed.
     async fn commit(&self, tx: PgTransaction<'_>) -> Result<(), Error>;
 }
 
@@ -91,7 +89,7 @@ impl LeaseGuardExt for LockGuard {
 
     async fn commit(&self, mut tx: PgTransaction<'_>) -> Result<(), Error> {
         if let Err(error) = self.fence(&mut tx).await {
-            // Dropping it rolls back too; like this it is done when the caller is told.
+            // A drop would also roll back, but only after the caller has the error.
             let _ = tx.rollback().await;
             return Err(error);
         }
@@ -110,19 +108,19 @@ impl LeaseGuardExt for LockGuard {
 }
 
 impl LeaseFence {
-    /// The fencing token of the grant.
+    /// Returns the fencing token of the grant.
     #[must_use]
     pub fn token(&self) -> Option<FencingToken> {
         token::from_store_number(u64::try_from(self.number).ok()?)
     }
 
-    /// The number in the column `token` of the lease's row, for a statement of your own that compares it.
+    /// Returns the number in the column `token` of the lease's row, for a custom statement that compares it.
     #[must_use]
     pub const fn number(&self) -> i64 {
         self.number
     }
 
-    /// As [`LeaseGuardExt::fence`], asking the server alone.
+    /// Works like [`LeaseGuardExt::fence`], but only checks on the server.
     ///
     /// # Errors
     ///
@@ -130,13 +128,13 @@ impl LeaseFence {
     ///
     /// # Cancel safety
     ///
-    /// A dropped call leaves the transaction to be rolled back; it may be fenced.
+    /// If dropped, the transaction might be fenced. Roll it back.
     pub async fn fence(&self, tx: &mut PgTransaction<'_>) -> Result<(), Error> {
         let row = sqlx::query(AssertSqlSafe(Arc::clone(&self.statement)))
             .bind(self.key.as_str().to_owned())
             .bind(self.holder.to_string())
             .bind(self.number)
-            // The transaction is the caller's, perhaps behind a pooler that knows no prepared statements.
+            // The caller's transaction might run behind a pooler without prepared statements.
             .persistent(false)
             .fetch_one(&mut **tx)
             .await;
@@ -173,7 +171,7 @@ impl fmt::Debug for LeaseFence {
     }
 }
 
-/// What makes the fences of one client.
+/// Returns the factory of the fences of one client.
 pub(crate) fn extension(config: &PgConfig) -> Extension {
     let statement = render(FENCE, config.schema_name());
     Arc::new(move |key, holder, number| {

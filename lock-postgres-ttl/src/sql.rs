@@ -1,26 +1,26 @@
 //! The statements of leases.
 //!
-//! - **Live** is a row that was not released and whose `expires_at` is ahead of `clock_timestamp()`.
-//!   Nothing but the server's clock counts (`docs/hazards.md` H27).
-//! - **A try does not touch the lock of a row that is live as its statement begins**: live rows are left out
-//!   before rows are locked or inserted, and what is locked is looked at again.
-//! - **The takeover takes the full row lock**, by `FOR UPDATE` or because the insertion's conflict path writes
-//!   the key column; a plain `UPDATE` would not. It waits for the `FOR KEY SHARE` of a fence. Renewal, release
-//!   and marks write other columns and pass the fence.
-//! - **A renewal locks first and looks at the clock then**, in this order of evaluation, or has more time left
-//!   than it can have waited: a plain `UPDATE` does not look again after it has waited for a row that was only
-//!   locked, and would revive a lease that ended meanwhile.
-//! - **The token is drawn under the row's lock**, or as the row is inserted (H30, H31). What is proposed for
-//!   insertion always has one: a row that was there may be gone by then.
-//! - **A row may say anything that an operator writes**: windows are cut to a hundred years, and times
-//!   after the year 200000, or without end, count as that where they are calculated with.
-//! - **No column but the key has an index**, so that rows change in place (H32).
-//! - **A release notifies only if somebody waits** (H33).
+//! - A row is **live** if it was not released and its `expires_at` is ahead of `clock_timestamp()`. Only the server's
+//!   clock counts (`docs/hazards.md` H27).
+//! - **An attempt does not wait for the lock of a row that is live at the start of its statement.** Live rows are
+//!   excluded before rows are locked or inserted, and locked rows are checked again.
+//! - **A takeover takes the full row lock**, by `FOR UPDATE` or because the insertion's conflict path writes the key
+//!   column. A plain `UPDATE` would not. It waits for the `FOR KEY SHARE` of a fence. Renewal, release and marks write
+//!   other columns and do not wait for a fence.
+//! - **A renewal locks the row before it reads the clock**, in this order of evaluation, or requires more remaining
+//!   time than the maximum wait. A plain `UPDATE` does not re-check its condition after waiting for a row that was only
+//!   locked. It would revive a lease that ended during the wait.
+//! - **The token is drawn under the row's lock**, or as the row is inserted (H30, H31). A proposed insertion always has
+//!   a token, because an existing row could have been removed.
+//! - **A row can hold any value an operator wrote.** Windows are cut to a hundred years, and later or infinite times to
+//!   the year 200000 where the statements calculate with them.
+//! - **Only the key column has an index**, because rows must change in place (H32).
+//! - **A release notifies only if a client waits** (H33).
 
 use leasehold_postgres::schema::Stores;
 use leasehold_postgres::table::Dialect;
 
-/// All of them.
+/// The statements of the lease store.
 pub(crate) const LEASES: Dialect = Dialect {
     kind: "lease",
     stores: Stores::Lease,
@@ -71,8 +71,9 @@ WHERE (l.released OR l.expires_at <= clock_timestamp()) AND (l.cooldown_us IS NU
         * interval '1 microsecond' <= clock_timestamp())
 RETURNING l.token";
 
-/// As [`GRANT_FREE`]: a quarter less work for the server than an insertion that finds the row there. The row is
-/// locked before its place is known, by a part that is carried out once. `ONLY`, since places are unique within one table.
+/// Works like [`GRANT_FREE`], with a quarter less server work than an insertion with a conflict. A subquery that runs
+/// once locks the row before the update looks it up by `ctid`. `ONLY` is needed because a `ctid` is unique only within
+/// one table.
 const RETAKE_ONE: &str = "\
 UPDATE ONLY {schema}.lease l SET
     holder = $2::text,
@@ -92,11 +93,10 @@ WHERE l.ctid = (
 )
 RETURNING l.token";
 
-/// Rows are looked up once: those that are free are locked, and written where they were found. The lock is
-/// the full one, which waits for a fence. A row that somebody has changed since the statement began is locked
-/// where it is now and not found there: it is left to the next statement. The key is compared once more, since
-/// places are unique within one table and others may be below this one; `IS TRUE` keeps the planner from looking
-/// rows up by it, and `OFFSET 0` keeps the parts apart.
+/// Looks rows up once, locks the free ones, and writes them by `ctid`. The full lock waits for a fence. A row changed
+/// since the start of the statement is locked at its new `ctid`, not found by the update, and left to the next
+/// statement. The key is compared again because a `ctid` is unique only within one table, and tables can inherit from
+/// this one. `IS TRUE` prevents a lookup by key there, and `OFFSET 0` keeps the subqueries separate.
 const GRANT_FREE: &str = "\
 UPDATE {schema}.lease l SET
     holder = s.holder,
@@ -128,8 +128,8 @@ FROM (
 WHERE l.ctid = s.at AND (l.key = s.key) IS TRUE
 RETURNING s.n, l.token";
 
-/// `again` is of a holder that asks once more. Where it has waited for the row, a lease that ended meanwhile lives on:
-/// the row is unchanged, so nobody else has had the key since.
+/// `again` finds a repeated request of the current holder. If its lease ended during a wait for the row, the lease is
+/// still returned, because an unchanged row means no other client had the key.
 const GRANT: &str = "\
 WITH o AS MATERIALIZED (
     SELECT r.key, r.holder AS me, r.ttl, r.cooldown, r.label, l.key IS NULL AS fresh, l.holder, l.token,
@@ -199,9 +199,8 @@ const FREE: &str = ", s AS MATERIALIZED (
 const AMONG: &str = "
         AND (o.fresh OR o.key IN (SELECT s.key FROM s))";
 
-/// A holder belongs to one key. Only what has more time left than it could have waited: 300 ms, more than
-/// `lock_timeout`. Should one row have taken longer all the same, because the server stood still, the cast fails
-/// and nothing is renewed.
+/// A holder belongs to one key. Only renews leases with more remaining time than the maximum wait: 300 ms, more than
+/// `lock_timeout`. If the server stalled and one row took longer, the cast fails and no lease is renewed.
 const RENEW_EARLY: &str = "\
 WITH u AS (
     UPDATE {schema}.lease l SET
@@ -243,9 +242,9 @@ SELECT r.key, r.holder FROM unnest($1::text[], $2::text[]) AS r (key, holder) CR
     OFFSET 0
 ) l";
 
-/// If it waited for the row, which was changed by then, all is looked at again; if not changed, nobody had the key
-/// since it was looked at.
-/// `ONLY`, since what it wrote is counted: rows of a table that inherits from this one are not ours.
+/// After a wait for a changed row, the server checks all conditions again. If the row is unchanged, no other client had
+/// the key since the first check. `ONLY` excludes tables that inherit from this one, because the written rows are
+/// counted.
 const RELEASE_UNAWAITED: &str = "\
 UPDATE ONLY {schema}.lease l SET released = true,
     cooldown_us = CASE WHEN NOT $3::boolean THEN l.cooldown_us END
@@ -351,8 +350,8 @@ WITH page AS MATERIALIZED (
 )
 SELECT (SELECT count(*) FROM gone), (SELECT p.key::text FROM page p WHERE p.n = $3::bigint)";
 
-/// In the user's transaction: `$1` key, `$2` holder, `$3` token. Every name is qualified, since the
-/// connection and its search path are the user's. Answers the isolation level, and whether it is held.
+/// Runs in the user's transaction: `$1` key, `$2` holder, `$3` token. Every name is qualified, because the connection
+/// and its search path belong to the user. Returns the isolation level, and whether the lease is held.
 pub(crate) const FENCE: &str = "\
 SELECT pg_catalog.current_setting('transaction_isolation'), (
     SELECT l.token FROM {schema}.lease l

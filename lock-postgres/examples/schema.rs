@@ -1,4 +1,4 @@
-//! Installs the schema of the Postgres locks with the privileges of one role, and says what that role lacks.
+//! Installs the schema of the Postgres locks with the privileges of one role, and checks whether that role lacks any.
 //!
 //! ```text
 //! DATABASE_URL=postgres://owner@localhost/app cargo run -p leasehold-postgres --example schema -- app
@@ -22,7 +22,7 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Returns what was found before and after, a line for each step.
+/// Returns the state before and after, a line for each step.
 pub async fn run(url: &str, role: &str) -> Result<Vec<String>> {
     let (name, role) = (Identifier::new(DEFAULT_SCHEMA)?, Identifier::new(role)?);
     let mut owner = PgConnection::connect(url).await?;
@@ -30,13 +30,13 @@ pub async fn run(url: &str, role: &str) -> Result<Vec<String>> {
     let mut steps =
         vec![if before == SchemaState::Missing { "no schema yet".to_owned() } else { format!("{before:?}") }];
 
-    // A second call does nothing. `schema::script` prints the same for a migration tool.
+    // A second call does nothing. `schema::script` prints the same SQL for a migration tool.
     schema::install(&mut owner, &name).await?;
     let grants = schema::grants(&name, &role, Stores::All);
     schema::grant(&mut owner, &name, &grants).await?;
     steps.push(format!("installed, and granted to {role}"));
 
-    // As the role that the application has.
+    // Continue with the application's role.
     sqlx::raw_sql(sqlx::AssertSqlSafe(format!("SET ROLE {}", role.quoted()))).execute(&mut owner).await?;
     schema::check(&mut owner, &name).await?;
     let report = schema::inspect(&mut owner, &name).await?;

@@ -11,7 +11,7 @@ use sqlx::postgres::PgConnectOptions;
 use crate::config::ours;
 use crate::connect::libpq::{Environment, Target, parse};
 
-/// A user and a password, or one of them, for the next sessions; see [`PgConfig::credentials`](crate::PgConfig::credentials).
+/// A user, a password or both, for the next sessions. See [`PgConfig::credentials`](crate::PgConfig::credentials).
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct Credentials {
     pub(crate) user: Option<String>,
@@ -19,21 +19,21 @@ pub struct Credentials {
 }
 
 impl Credentials {
-    /// Another password for the user of the configuration.
+    /// Creates credentials with another password for the configured user.
     #[must_use]
     pub fn password(password: impl Into<String>) -> Self {
         Self { user: None, password: Some(password.into()) }
     }
 
-    /// Names the user, too.
+    /// Sets the user as well.
     #[must_use]
     pub fn user(mut self, user: impl Into<String>) -> Self {
         self.user = Some(user.into());
         self
     }
 
-    /// Those of a URL, or of the environment where it names none, as [`PgConfig::from_url`](crate::PgConfig::from_url)
-    /// reads them. Nothing else of the URL counts.
+    /// Reads the credentials of a URL, or of the environment if the URL has none, as
+    /// [`PgConfig::from_url`](crate::PgConfig::from_url) does. The rest of the URL is ignored.
     ///
     /// # Errors
     ///
@@ -43,7 +43,7 @@ impl Credentials {
     }
 }
 
-/// Without the password.
+/// Hides the password.
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Credentials").field("user", &self.user).finish_non_exhaustive()
@@ -52,18 +52,18 @@ impl fmt::Debug for Credentials {
 
 type CredentialsFuture = Pin<Box<dyn Future<Output = Result<Credentials, Error>> + Send>>;
 
-/// Where the credentials of a session come from.
+/// The source of a session's credentials.
 #[derive(Clone)]
 pub(crate) enum Source {
-    /// From the options.
+    /// The configured options.
     Fixed,
-    /// From the options that the pool has when a session is opened.
+    /// The pool's options at the time a session is opened.
     Pool(PgPool),
-    /// From the program.
+    /// A callback of the program.
     Program(Arc<dyn Fn() -> CredentialsFuture + Send + Sync>),
 }
 
-/// Who logs in now.
+/// The credentials of one login attempt.
 #[derive(Clone)]
 pub(crate) enum Login {
     Fixed,
@@ -80,7 +80,7 @@ impl Source {
         }
     }
 
-    /// Who is to log in after `login` failed with `error`, which is returned if nothing can have changed.
+    /// Returns the login to try after `login` failed with `error`. Returns the error if a retry cannot help.
     pub(crate) async fn after(&self, login: &Login, error: Error) -> Result<Login, Error> {
         if error.kind() != ErrorKind::PermissionDenied {
             return Err(error);
@@ -101,7 +101,7 @@ impl Login {
         }
     }
 
-    /// `targets`, for this login.
+    /// Returns `targets` with this login.
     pub(crate) fn apply(&self, targets: &[Target]) -> Vec<Target> {
         let mut targets = targets.to_vec();
         for target in &mut targets {

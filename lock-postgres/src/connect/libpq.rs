@@ -1,5 +1,5 @@
-//! The URL and the environment as libpq reads them: each parameter is honoured, or refused if it asks for more than is
-//! done. What the driver does not know it would ignore in silence.
+//! Reads the URL and the environment like libpq. Each parameter is honoured, or refused if it demands an unsupported
+//! feature. The driver would silently ignore unknown ones.
 
 mod table;
 #[cfg(test)]
@@ -17,83 +17,83 @@ use crate::connect::credentials::Credentials;
 /// One parameter or environment variable of libpq.
 #[derive(Debug)]
 pub(crate) struct Setting {
-    /// Empty if there is only the variable.
+    /// Parameter name, or empty if only the variable exists.
     name: &'static str,
-    /// Empty if there is only the parameter.
+    /// Variable name, or empty if only the parameter exists.
     variable: &'static str,
     rule: Rule,
     note: &'static str,
 }
 
-/// What becomes of a setting.
+/// How a setting is handled.
 #[derive(Debug)]
 pub(crate) enum Rule {
-    /// By this crate or the driver.
+    /// Honoured by this crate or the driver.
     Done,
-    /// Some values ask for no more than is done. The note says what to write instead of the others.
+    /// Accepted for the values in `taken`. The note names alternatives to the other values.
     Words { taken: &'static [&'static str], refused: &'static [&'static str] },
-    /// Whatever its value. The note says why.
+    /// Refused with any value. The note gives the reason.
     Refused,
-    /// Whatever its value: nothing depends on it. The note says why.
+    /// Ignored with any value, because nothing depends on it. The note gives the reason.
     NoEffect,
 }
 
-/// Which servers may take a session.
+/// Servers that can take a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Wanted {
-    /// Any, if there is only one. Of several, no standby.
+    /// Any server, if there is only one. Otherwise no standby.
     #[default]
     Any,
     /// No standby.
     Primary,
-    /// No standby, and no server on which transactions are read-only by default.
+    /// No standby, and no server whose transactions are read-only by default.
     ReadWrite,
 }
 
-/// One host, with everything that the driver is told of it.
+/// One host, with the driver's options for it.
 #[derive(Clone, Debug)]
 pub(crate) struct Target {
     pub(crate) options: PgConnectOptions,
-    /// Where the host is, instead of what its name resolves to.
+    /// Address to use instead of resolving the host name.
     pub(crate) address: Option<IpAddr>,
 }
 
-/// What a URL and the environment name.
+/// The settings in a URL and the environment.
 pub(crate) struct Parsed {
-    /// At least one.
+    /// At least one target.
     pub(crate) targets: Vec<Target>,
     pub(crate) wanted: Wanted,
     /// Whether the hosts are tried in a random order.
     pub(crate) shuffled: bool,
-    /// As it was given.
+    /// The text as given.
     pub(crate) connect_timeout: Option<String>,
     pub(crate) credentials: Credentials,
 }
 
-/// Where variables come from, and the name of this user.
+/// The source of variables and of the system user's name.
 pub(crate) struct Environment<'a> {
     pub(crate) variable: &'a dyn Fn(&str) -> Option<OsString>,
     pub(crate) user: &'a dyn Fn() -> Option<String>,
 }
 
 impl Environment<'static> {
-    /// That of this process.
+    /// Returns the environment of this process.
     pub(crate) const fn of_process() -> Self {
         Self { variable: &|name| std::env::var_os(name), user: &|| whoami::username().ok() }
     }
 }
 
-/// Whether a URL may have a parameter of this name. Its value is not looked at.
+/// Returns whether a URL can have a parameter of this name, whatever its value.
 pub(crate) fn is_parameter(name: &str) -> bool {
     is_option(name) || table::TABLE.iter().any(|setting| setting.name == name && !name.is_empty())
 }
 
-/// Whether it is a setting of the server, by its name: `options[geqo]=off`.
+/// Returns whether the name sets a server setting: `options[geqo]=off`.
 fn is_option(name: &str) -> bool {
     name.starts_with("options[") && name.ends_with(']')
 }
 
-/// What was given, and where: for messages.
+/// A value with its place, for messages.
 struct Given {
     name: &'static str,
     value: String,
@@ -151,9 +151,9 @@ struct Settings {
     given: Vec<Given>,
     /// `options` and `options[NAME]`, in their order.
     options: Vec<(String, String)>,
-    /// Whether the environment names an authority, which the driver reads by itself.
+    /// Whether the environment names a root certificate, which the driver reads itself.
     root_of_environment: bool,
-    /// Whether the authorities are those that everybody trusts.
+    /// Whether the system's public certificate authorities are trusted.
     trusts_system: bool,
 }
 
@@ -162,7 +162,7 @@ impl Settings {
         self.given.iter().find(|given| given.name == name)
     }
 
-    /// A parameter of the URL; the last of several counts.
+    /// Stores a parameter of the URL. The last of several counts.
     fn take(&mut self, name: &str, value: String) -> Result<(), Error> {
         if is_option(name) || name == "options" {
             self.options.push((name.to_owned(), value));
@@ -170,7 +170,7 @@ impl Settings {
         }
         let found = table::TABLE.iter().find(|setting| setting.name == name && !name.is_empty());
         let Some(setting) = found else {
-            // A name that no parameter could have may be a piece of a password.
+            // A name that no parameter could have might be a piece of a password.
             let plain = name.chars().all(|c| c.is_ascii_lowercase() || c == '_' || c == '-');
             let which = if plain { format!("{name:?}") } else { "of that name".to_owned() };
             return Err(invalid(format!(
@@ -194,7 +194,7 @@ impl Settings {
         Ok(())
     }
 
-    /// What counts unless a parameter names it.
+    /// Stores a value that a parameter of the same name overrides.
     fn take_default(&mut self, name: &'static str, value: String) {
         if !value.is_empty() && self.find(name).is_none() {
             self.given.push(Given { name, value, place: "the URL".to_owned() });
@@ -206,7 +206,7 @@ impl Settings {
         {
             let value = (environment.variable)(variable).filter(|value| !value.is_empty());
             let Some(value) = value.filter(|_| self.find(name).is_none()) else { continue };
-            // The driver reads these by itself, the last three also as text.
+            // The driver reads these itself, the last three also as text.
             let by_driver = ["PGPASSFILE", "PGOPTIONS", "PGSSLCERT", "PGSSLKEY", "PGSSLROOTCERT"];
             let is_system = *variable == "PGSSLROOTCERT" && value == "system";
             self.root_of_environment |= *variable == "PGSSLROOTCERT";
@@ -217,7 +217,7 @@ impl Settings {
             let value = value.into_string().map_err(|_| invalid(format!("{place} is not UTF-8 text")))?;
             let given = Given { name, value, place };
             check(&given)?;
-            // Its own message, which names the variable.
+            // This setting has its own message, which names the variable.
             if *name != "connect_timeout" {
                 self.given.push(given);
             }
@@ -225,7 +225,7 @@ impl Settings {
         Ok(())
     }
 
-    /// What libpq makes of the words for encryption, and the driver does not.
+    /// Translates the encryption settings where libpq and the driver differ.
     fn settle_encryption(&mut self) -> Result<(), Error> {
         let of = |name| self.find(name).map(|given| given.value.to_ascii_lowercase());
         let mode = of("sslmode").or_else(|| {
@@ -243,9 +243,9 @@ impl Settings {
                     "sslrootcert=system goes with sslmode=verify-full alone: anybody can have a certificate of these authorities, for another name",
                 ));
             }
-            // The driver would trust whoever answers.
+            // The driver would trust any server.
             (Some("require"), root) if root.is_some() || self.root_of_environment => Some("verify-ca"),
-            // It would never encrypt. This one tries, and asks for no more.
+            // The driver would never encrypt. `prefer` encrypts if possible and requires no more.
             (Some("allow"), _) => Some("prefer"),
             (mode, _) => mode,
         };
@@ -256,7 +256,7 @@ impl Settings {
         Ok(())
     }
 
-    /// The options for one of the hosts, as the driver itself reads them, with the password of its password file.
+    /// Returns the options for one host, as the driver reads them, with the password from its password file.
     fn target(&self, host: &Host) -> Result<Target, Error> {
         let mut query = form_urlencoded::Serializer::new("postgres:///?".to_owned());
         let mut add = |name: &str, value: &str| {
@@ -265,11 +265,11 @@ impl Settings {
         let port = host.port;
         let name = host.name.clone().or_else(|| host.address.map(|address| address.to_string()));
         let name = name.unwrap_or_else(|| {
-            // The directory where the socket is, if there is one.
+            // The socket directory, if it exists.
             PgConnectOptions::new_without_pgpass().port(port).get_host().to_owned()
         });
         if name.starts_with('/') {
-            // By this name the password file knows it.
+            // The password file lists sockets under this name.
             add("host", "localhost");
         }
         add("host", &name);
@@ -284,15 +284,15 @@ impl Settings {
         self.options.iter().for_each(|(name, value)| add(name, value));
         let mut options = query.finish().parse::<PgConnectOptions>().map_err(|_| not_a_url())?;
         if self.trusts_system && self.root_of_environment {
-            // Instead of a file of that name.
+            // Replaces a file with the name `system`.
             options = options.ssl_root_cert_from_pem(Vec::new());
         }
         Ok(Target { options, address: host.address })
     }
 }
 
-/// Refuses a value that asks for more than is done. Shown are only values that libpq knows: others may be a password that
-/// was pasted into the wrong place.
+/// Refuses an unsupported value. The error shows only values that libpq knows, because others might be a misplaced
+/// password.
 fn check(given: &Given) -> Result<(), Error> {
     let Given { name, value, place } = given;
     let Some(setting) = table::TABLE.iter().find(|setting| setting.name == *name) else { return Ok(()) };
@@ -322,7 +322,7 @@ struct Host {
     port: u16,
 }
 
-/// The hosts of the URL's authority: their names and their ports, with commas between them as in parameters.
+/// Splits the URL's authority into host names and ports, each comma-separated as in parameters.
 fn of_authority(text: &str) -> (String, String) {
     let host = |text: &str| {
         let after_address = text.rfind(']').map_or(0, |end| end + 1);
@@ -336,7 +336,7 @@ fn of_authority(text: &str) -> (String, String) {
     (names.join(","), ports)
 }
 
-/// A URL has brackets around an IPv6 address, which the driver takes for a part of it.
+/// Removes the brackets around an IPv6 address, which the driver would treat as part of it.
 fn without_brackets(text: &str) -> &str {
     text.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(text)
 }

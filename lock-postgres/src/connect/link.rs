@@ -1,4 +1,4 @@
-//! One connection: opened, checked, given its settings, watched while idle.
+//! One connection: opened, checked, configured, and watched while idle.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use crate::connect::route::Route;
 use crate::error::{connect_error, store_error};
 use crate::sql;
 
-/// How long closing a connection in good order may take.
+/// Time limit for closing a connection cleanly.
 const CLOSE: Duration = Duration::from_millis(500);
 
-/// How long the pool may take to connect before a plain connection is opened, which tells the cause.
+/// How long the pool can take to connect before a plain connection is opened to find the cause.
 const POOL_DELAY: Duration = Duration::from_millis(500);
 
 /// One connection with the server.
@@ -26,23 +26,23 @@ pub(crate) struct Link {
     pool: sqlx::PgPool,
     pub(crate) pid: i32,
     pub(crate) pooled: bool,
-    /// Whether advisory locks exclude on this server, if that was tried.
+    /// Whether advisory locks exclude on this server, or `true` if untested.
     pub(crate) excludes: bool,
 }
 
 impl Link {
-    /// Connects, finds out about poolers, and sets what our statements rely on.
+    /// Connects, detects poolers, and sets the session's parameters.
     pub(crate) async fn open(config: &PgConfig) -> Result<Self, Error> {
         let login = config.source.login().await?;
         match Self::open_as(config, &login).await {
-            // Secrets are rotated.
+            // The secret might have been rotated.
             Err(error) => Self::open_as(config, &config.source.after(&login, error).await?).await,
             opened => opened,
         }
     }
 
     async fn open_as(config: &PgConfig, login: &Login) -> Result<Self, Error> {
-        // The pool would retry a refused connection and hide why it was refused; the first connection says it.
+        // The pool would retry a refused connection and hide the reason. The first connection reports it.
         let is_probed = !matches!(config.pooler, Pooler::Known | Pooler::Transaction);
         let mut route = Route::find(config, login, is_probed).await?;
         let mut probe = route.first.take();
@@ -84,13 +84,13 @@ impl Link {
         Ok(link)
     }
 
-    /// The connection, for statements. It is never a new one: once the listener has lost its
-    /// connection, the actor does not use it again.
+    /// Returns the connection for statements. It is never a new one, because the actor discards the link once the
+    /// listener loses its connection.
     pub(crate) async fn connection(&mut self) -> Result<&mut PgConnection, Error> {
         self.listener.acquire().await.map_err(|error| store_error(error, "use the session"))
     }
 
-    /// Reads the idle connection: the next notification, or the error that ended the session.
+    /// Reads the idle connection. Returns the next notification, or the error that ended the session.
     pub(crate) async fn next_event(&mut self) -> Result<(String, String), Error> {
         match self.listener.try_recv().await {
             Ok(Some(event)) => Ok((event.channel().to_owned(), event.payload().to_owned())),
@@ -102,35 +102,35 @@ impl Link {
         }
     }
 
-    /// A notification that came along with an answer.
+    /// Returns a notification that arrived with an answer.
     pub(crate) fn buffered_event(&mut self) -> Option<(String, String)> {
         let event = self.listener.next_buffered()?;
         Some((event.channel().to_owned(), event.payload().to_owned()))
     }
 
-    /// One round trip.
+    /// Makes one round trip.
     pub(crate) async fn ping(&mut self) -> Result<(), Error> {
         let answer = self.connection().await?.execute(sql::PING).await;
         answer.map(drop).map_err(|error| store_error(error, "confirm the session"))
     }
 
-    /// Closes the connection in good order, so that the server ends the session immediately.
+    /// Closes the connection cleanly, so the server ends the session immediately.
     pub(crate) async fn close(self) {
         let Self { listener, pool, .. } = self;
         drop(listener);
-        // Waits for the listener's connection to come back, and closes it.
+        // Waits until the listener returns its connection, and closes it.
         let _ = timeout(CLOSE, pool.close()).await;
     }
 
-    /// Leaves a connection in doubt: once it answers again it is closed, and never used.
+    /// Abandons a connection in doubt. Once the server answers, the connection is closed without further use.
     pub(crate) fn abandon(self) {
-        // The driver returns the connection to this pool, which nobody else has and which is closed.
+        // The driver returns the connection to this closed pool, which has no other user.
         drop(self.pool.close());
     }
 }
 
-/// The listener's connection. The pool repeats some refused attempts until its time is over and hides why
-/// they were refused, so that a plain connection is asked when it takes long.
+/// Opens the listener's connection. The pool retries some refused attempts and hides the reason. After a delay, a plain
+/// connection is opened to learn it.
 async fn listen(pool: &sqlx::PgPool, options: &PgConnectOptions) -> Result<PgListener, Error> {
     let mut listening = std::pin::pin!(PgListener::connect_with(pool));
     let outcome = match timeout(POOL_DELAY, &mut listening).await {
@@ -152,7 +152,7 @@ async fn connect(options: &PgConnectOptions) -> Result<PgConnection, Error> {
     PgConnection::connect_with(options).await.map_err(|error| connect_error(error, "connect"))
 }
 
-/// A connection of the caller's own.
+/// Opens a separate connection for the caller.
 pub(crate) async fn connection(config: &PgConfig) -> Result<PgConnection, Error> {
     let connect = async |login: &Login| {
         let route = Route::find(config, login, true).await?;
@@ -176,7 +176,7 @@ fn slow() -> Error {
     Error::new(ErrorKind::Unavailable, "the server was too slow to open a session; try again")
 }
 
-/// Whether there are transactions: a pooler in statement mode ends the connection of whoever begins one.
+/// Checks that transactions work, because a pooler in statement mode ends a connection that begins one.
 async fn has_transactions(connection: &mut PgConnection) -> Result<(), Error> {
     let begun = async {
         connection.execute(sql::BEGIN).await?;
@@ -185,12 +185,12 @@ async fn has_transactions(connection: &mut PgConnection) -> Result<(), Error> {
     begun.await.map(drop).map_err(|error| connect_error(error, "begin a transaction"))
 }
 
-/// Sets what our statements rely on, whatever the defaults of server, database and role are.
+/// Sets the session's parameters, which override the defaults of server, database and role.
 async fn configure(connection: &mut PgConnection, config: &PgConfig) -> Result<(), Error> {
     let settings = settings(config);
     let outcome = apply(connection, &settings).await;
     let outcome = match outcome {
-        // A server on a system that cannot watch its clients refuses this one setting.
+        // A server whose system cannot detect closed connections refuses this setting.
         Err(error) if error.to_string().contains(sql::CHECK_CLIENT) => {
             let rest: Vec<_> = settings.into_iter().filter(|(name, _)| *name != sql::CHECK_CLIENT).collect();
             apply(connection, &rest).await
@@ -207,31 +207,31 @@ async fn apply(connection: &mut PgConnection, settings: &[(&str, String)]) -> Re
     Ok(())
 }
 
-/// The settings of a session, each with a reason.
+/// Returns the session's parameters, each with a reason.
 fn settings(config: &PgConfig) -> Vec<(&'static str, String)> {
     let liveness = config.liveness;
     let millis = |duration: Duration| duration.as_millis().to_string();
-    // Probes begin after a third of the time and are repeated until it is over; whole seconds.
+    // Probes start after a third of the time and repeat until it is over, in whole seconds.
     let probe = (liveness.server_gives_up.as_secs() / 3).max(1);
     vec![
-        // Nothing that a user put into another schema is called by name.
+        // Prevents calls of objects that another role put into another schema.
         ("search_path", "pg_catalog".to_owned()),
-        // Rows that a policy hides would read as free: with this it is an error.
+        // Turns rows hidden by a policy into an error. Otherwise they would look unlocked.
         ("row_security", "off".to_owned()),
-        // A backslash in the name of a schema is a backslash.
+        // Keeps a backslash in a schema name literal.
         ("standard_conforming_strings", "on".to_owned()),
-        // Statements look at what is committed when they run, not when a transaction began (H29).
+        // Statements read rows committed before they run, not before the transaction began (H29).
         ("default_transaction_isolation", "read committed".to_owned()),
         ("default_transaction_read_only", "off".to_owned()),
-        // An answer means that it survives a crash (H15).
+        // An answer means that the change survives a crash (H15).
         ("synchronous_commit", "on".to_owned()),
-        // A role's own limits must not end our waits or our sessions (H16, H17).
+        // The role's limits must not end the stores' waits or sessions (H16, H17).
         ("statement_timeout", millis(config.statement_timeout)),
         ("lock_timeout", "0".to_owned()),
         ("idle_in_transaction_session_timeout", "0".to_owned()),
         ("idle_session_timeout", "0".to_owned()),
         ("transaction_timeout", "0".to_owned()),
-        // The server notices a dead client (H07), also while it waits for a lock (H09).
+        // The server detects a dead client (H07), even during a lock wait (H09).
         ("tcp_keepalives_idle", probe.to_string()),
         ("tcp_keepalives_interval", probe.to_string()),
         ("tcp_keepalives_count", "2".to_owned()),

@@ -1,8 +1,7 @@
-//! What two connections show together: whether a pooler stands in between, and whether an advisory lock that
-//! one of them holds keeps the other one out.
+//! Compares two connections to detect a pooler, and to test whether an advisory lock of one blocks the other.
 //!
-//! Servers that speak Postgres need not lock as Postgres does. `CockroachDB` documents that its advisory lock
-//! functions do nothing and return true, so that every client would be granted every lock.
+//! Some servers speak the Postgres protocol without real locks. `CockroachDB` documents that its advisory lock
+//! functions do nothing and return true. Every client would be granted every lock.
 
 use std::time::Duration;
 
@@ -14,33 +13,32 @@ use tokio::time::timeout;
 use crate::error::{connect_error, ends_session};
 use crate::sql;
 
-/// How long closing the second connection may take.
+/// Time limit for closing the second connection.
 const CLOSE: Duration = Duration::from_millis(500);
 
-/// How many times the process on the server is compared outside a transaction before a lock is tried. The
-/// trial compares it three more times.
+/// How many times the server process is compared outside a transaction before a lock is tried. The trial compares it
+/// three more times.
 const LOOKS: usize = 4;
 
-/// How long a pooler that gave both connections the same process may take to find another one.
+/// How long a pooler that gave both connections the same process can take to find another one.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// What was found out about the server.
+/// The findings about the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ProbeResult {
-    /// The process behind the first connection.
+    /// Process behind the first connection.
     pub(crate) pid: i32,
-    /// Whether transactions of one connection end up at several processes.
+    /// Whether transactions of one connection reach several processes.
     pub(crate) pooled: bool,
-    /// Whether advisory locks of one connection kept the other one out. Also `true` if a pooler had only one
-    /// process for both connections, so that nothing could be tried.
+    /// Whether advisory locks of one connection blocked the other one. Also `true` if untested, because a pooler had
+    /// only one process for both connections.
     pub(crate) excludes: bool,
 }
 
-/// Compares `a`, which is kept, with `b`, which is closed.
+/// Compares `a`, which stays open, with `b`, which is closed.
 ///
-/// With a pooler, statements outside a transaction may reach any of its server connections. `b` occupies one
-/// of them, so that equal answers by chance are told apart. The locks are tried by the statements that
-/// compare processes.
+/// Behind a pooler, statements outside a transaction can reach any server connection. `b` occupies one of them, which
+/// exposes equal process ids. The statements that compare processes also try the locks.
 pub(crate) async fn compare(a: &mut PgConnection, mut b: PgConnection) -> Result<ProbeResult, Error> {
     let outcome = try_out(a, &mut b).await;
     let _ = timeout(CLOSE, b.close()).await;
@@ -57,7 +55,7 @@ async fn try_out(a: &mut PgConnection, b: &mut PgConnection) -> Result<ProbeResu
     }
     let numbers = Numbers::new();
     let Some(other) = answered(ask(b, numbers.begin_and_take()).await)? else {
-        // A server without these functions refuses them. Stores that keep rows do not need them.
+        // A server without these functions refuses them. Row and lease stores do not need them.
         return without_locks(a, b, pid).await;
     };
     let other: i32 = other.try_get(0)?;
@@ -66,7 +64,7 @@ async fn try_out(a: &mut PgConnection, b: &mut PgConnection) -> Result<ProbeResu
         match timeout(if other == pid { PATIENCE } else { Duration::MAX }, &mut tried).await {
             Ok(tried) => answered(tried)?,
             Err(_) => {
-                // A pooler with a single server connection has none left for `a` before `b` has ended its transaction.
+                // A pooler with a single server connection has none for `a` until `b` has ended its transaction.
                 b.execute(sql::ROLLBACK).await?;
                 tried.await?;
                 return found(true, true);
@@ -79,7 +77,8 @@ async fn try_out(a: &mut PgConnection, b: &mut PgConnection) -> Result<ProbeResu
     if other == pid || tried.try_get::<i32, _>(0)? != pid {
         return found(true, excludes);
     }
-    // A pooler that was slow to take back what `a` had used has given `b` another one, and gives that to `a` now.
+    // A slow pooler might have given `b` another server connection before it took back the one `a` had used. Only now
+    // `a` gets the other one.
     b.execute(sql::ROLLBACK).await?;
     let Some(taken) = answered(ask(a, numbers.keep(pid)).await)? else {
         return found(backend_pid(a).await? != pid, false);
@@ -95,13 +94,13 @@ async fn try_out(a: &mut PgConnection, b: &mut PgConnection) -> Result<ProbeResu
     }
 }
 
-/// The rest of the comparison on a server that refuses the functions of advisory locks.
+/// Completes the comparison on a server that refuses the advisory lock functions.
 async fn without_locks(
     a: &mut PgConnection,
     b: &mut PgConnection,
     pid: i32,
 ) -> Result<ProbeResult, sqlx::Error> {
-    // Whatever the failed statement has left.
+    // Ends the transaction that the failed statement might have left.
     b.execute(sql::ROLLBACK).await?;
     b.execute(sql::BEGIN).await?;
     let mut pooled = backend_pid(b).await? == pid || backend_pid(a).await? != pid;
@@ -110,7 +109,7 @@ async fn without_locks(
     Ok(ProbeResult { pid, pooled, excludes: false })
 }
 
-/// `None` if the server refused a statement and goes on to serve the session.
+/// Returns `None` if the server refused the statement but the session can still be used.
 fn answered(answer: Result<PgRow, sqlx::Error>) -> Result<Option<PgRow>, sqlx::Error> {
     match answer {
         Ok(row) => Ok(Some(row)),
@@ -119,24 +118,24 @@ fn answered(answer: Result<PgRow, sqlx::Error>) -> Result<Option<PgRow>, sqlx::E
     }
 }
 
-/// By the simple protocol, because prepared statements fail behind some poolers.
+/// Uses the simple protocol, because prepared statements fail behind some poolers.
 async fn ask(connection: &mut PgConnection, statement: String) -> Result<PgRow, sqlx::Error> {
     connection.fetch_one(sqlx::raw_sql(AssertSqlSafe(statement))).await
 }
 
-/// The server's process behind this connection.
+/// Returns the server's process id behind this connection.
 pub(crate) async fn backend_pid(connection: &mut PgConnection) -> Result<i32, sqlx::Error> {
     connection.fetch_one(sqlx::raw_sql(sql::BACKEND_PID)).await?.try_get(0)
 }
 
-/// The numbers that are tried, drawn at random so that they meet nobody's lock: for each function that takes
-/// a lock, one number in each key space.
+/// The tested numbers, random to avoid existing locks: for each function that takes a lock, one number in each key
+/// space.
 struct Numbers {
     big: [i64; 2],
     pair: [i32; 2],
 }
 
-/// The first number of the library's own locks in the space of pairs (`docs/hazards.md` H24).
+/// The library's first number in the space of pairs (`docs/hazards.md` H24).
 const OWN: i32 = 1_818_583_411;
 
 impl Numbers {
@@ -144,8 +143,7 @@ impl Numbers {
         Self { big: [fastrand::i64(..), fastrand::i64(..)], pair: [fastrand::i32(..), fastrand::i32(..)] }
     }
 
-    /// The arguments of a lock function: what is taken by the function that waits, then by the one that
-    /// tries.
+    /// Returns the lock functions and their arguments, for the waiting and the non-waiting function in each key space.
     fn arguments(&self) -> [(&'static str, String); 4] {
         let big = |number: i64| format!("'{number}'::pg_catalog.int8");
         let pair = |number: i32| format!("{OWN}, '{number}'::pg_catalog.int4");
@@ -157,18 +155,18 @@ impl Numbers {
         ]
     }
 
-    /// Each number by the function that takes it, of transaction scope (`_xact_lock`) or of session scope
+    /// Returns SQL that takes each number by its function, in transaction scope (`_xact_lock`) or session scope
     /// (`_lock`).
     fn take(&self, kind: &str) -> String {
         let taken = self.arguments().map(|(function, number)| {
-            // Some of the functions return nothing, which reads as an empty text.
+            // Some of these functions return void, which reads as an empty text.
             format!("pg_catalog.{function}{kind}({number})::pg_catalog.text IS NULL")
         });
         taken.join(" OR ")
     }
 
-    /// Whether any number is granted to somebody who does not hold it. Nothing stays locked for longer than
-    /// the statement.
+    /// Returns SQL that checks whether another session is granted any number, and releases it by the end of the
+    /// statement.
     fn is_any_granted(&self) -> String {
         let tried = self.arguments().map(|(_, number)| {
             format!(
@@ -180,20 +178,20 @@ impl Numbers {
         tried.join(" OR ")
     }
 
-    /// Whether any number is granted in transaction scope, which leaves nothing behind on any session.
+    /// Returns SQL that checks whether any number is granted in transaction scope, which leaves no lock on the session.
     fn is_any_granted_in_transactions(&self) -> String {
         let tried =
             self.arguments().map(|(_, number)| format!("pg_catalog.pg_try_advisory_xact_lock({number})"));
         tried.join(" OR ")
     }
 
-    /// Begins the transaction that holds the numbers.
+    /// Returns SQL that begins the transaction and takes the numbers.
     fn begin_and_take(&self) -> String {
         format!("{}; {}, {}", sql::BEGIN, sql::BACKEND_PID, self.take("_xact_lock"))
     }
 
-    /// Tries what the transaction of process `other` holds. A session lock is tried on the process that is
-    /// expected alone.
+    /// Returns SQL that tries the numbers held by the transaction of process `other`. Tries a session lock only on the
+    /// expected process.
     fn try_taken(&self, pid: i32, other: i32) -> String {
         format!(
             "{}, CASE pg_catalog.pg_backend_pid() WHEN {other} THEN NULL WHEN {pid} THEN {} ELSE {} END",
@@ -203,7 +201,7 @@ impl Numbers {
         )
     }
 
-    /// Takes the numbers in session scope, on the process that is expected alone.
+    /// Returns SQL that takes the numbers in session scope, only on the expected process.
     fn keep(&self, pid: i32) -> String {
         format!(
             "{}, CASE WHEN pg_catalog.pg_backend_pid() = {pid} THEN {} END",

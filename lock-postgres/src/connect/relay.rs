@@ -1,5 +1,5 @@
-//! One address behind a socket of this process: the driver connects to the address of its host's name alone, and
-//! verifies certificates against that name. Through the socket it reaches the address that was chosen here.
+//! A socket of this process in front of one address. The driver connects only to the address its host name resolves to,
+//! and verifies certificates against that name. Through the socket it reaches the chosen address.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -9,14 +9,14 @@ use tokio::io::{AsyncWriteExt as _, copy};
 use tokio::net::{TcpStream, UnixListener, UnixStream};
 use tokio_util::task::AbortOnDropHandle;
 
-/// Passes connections on while it lives. Those that were made outlive it.
+/// Relays connections while it exists. Existing connections outlive it.
 pub(crate) struct Relay {
     directory: PathBuf,
     accepting: AbortOnDropHandle<()>,
 }
 
 impl Relay {
-    /// Connects to `address`, and listens for the driver, which names sockets by `port`.
+    /// Connects to `address` and listens for the driver, which names sockets by `port`.
     pub(crate) async fn to(address: SocketAddr, port: u16) -> io::Result<Self> {
         let first = connected(address).await?;
         let directory = directory()?;
@@ -26,7 +26,7 @@ impl Relay {
         Ok(Self { directory, accepting })
     }
 
-    /// For [`PgConnectOptions::socket`](sqlx::postgres::PgConnectOptions::socket).
+    /// Returns the directory for [`PgConnectOptions::socket`](sqlx::postgres::PgConnectOptions::socket).
     pub(crate) const fn directory(&self) -> &PathBuf {
         &self.directory
     }
@@ -41,7 +41,7 @@ impl Drop for Relay {
     }
 }
 
-/// Of a name on Linux, where a socket needs no file.
+/// Returns an abstract name on Linux, where a socket needs no file, and a private directory elsewhere.
 fn directory() -> io::Result<PathBuf> {
     let name = format!("leasehold-{}-{:016x}", process::id(), fastrand::u64(..));
     if cfg!(target_os = "linux") {
@@ -63,14 +63,14 @@ async fn connected(address: SocketAddr) -> io::Result<TcpStream> {
 async fn accept(listener: UnixListener, address: SocketAddr, first: TcpStream) {
     let mut first = Some(first);
     while let Ok((driver, _)) = listener.accept().await {
-        // Anybody on this machine can reach a name without a file.
+        // Any process on this machine can connect to an abstract name.
         let owner = driver.peer_cred().ok().and_then(|owner| owner.pid());
         if owner.is_some_and(|pid| u32::try_from(pid) != Ok(process::id())) {
             continue;
         }
         let server = match first.take() {
             Some(server) => server,
-            // The driver finds its connection closed.
+            // The driver's connection is closed.
             None => match connected(address).await {
                 Ok(server) => server,
                 Err(_) => continue,
@@ -80,7 +80,7 @@ async fn accept(listener: UnixListener, address: SocketAddr, first: TcpStream) {
     }
 }
 
-/// Until one side ends: what it had sent before has been passed on then.
+/// Forwards in both directions until one side ends. Earlier data has been forwarded by that time.
 async fn forward(mut driver: UnixStream, mut server: TcpStream) {
     {
         let (mut from_driver, mut to_driver) = driver.split();

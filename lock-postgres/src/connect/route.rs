@@ -1,4 +1,4 @@
-//! The way to the server: which of its hosts, and which of their addresses, takes a session.
+//! The choice of host and address for a session.
 
 #[cfg(test)]
 mod tests;
@@ -24,20 +24,20 @@ use crate::error::{connect_error, connect_error_at};
 use crate::sql;
 use crate::time_limit::limited;
 
-/// How long closing a connection in good order may take.
+/// Time limit for closing a connection cleanly.
 const CLOSE: Duration = Duration::from_millis(500);
 
-/// The host and the address that the last session was opened at: the next one is tried there first.
+/// Host and address of the last opened session, which the next one tries first.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct LastGood(Arc<Mutex<Option<HostAddress>>>);
 
 type HostAddress = (String, Option<IpAddr>);
 
-/// A server that takes sessions.
+/// A server that accepts sessions.
 pub(crate) struct Route {
-    /// How the driver gets there.
+    /// The driver's options for this server.
     pub(crate) options: PgConnectOptions,
-    /// The connection that found it, if one was needed.
+    /// The connection that found the server, if one was needed.
     pub(crate) first: Option<PgConnection>,
     #[cfg(unix)]
     _relay: Option<Relay>,
@@ -47,28 +47,28 @@ pub(crate) struct Route {
 #[derive(Clone)]
 struct Candidate {
     options: PgConnectOptions,
-    /// `None` if the driver is to find it: a socket, or a name with one address.
+    /// `None` if the driver resolves it: a socket, or a name with one address.
     address: Option<SocketAddr>,
 }
 
-/// Why a candidate was not taken.
+/// Why a candidate was rejected.
 struct CandidateFailure {
     place: String,
     error: Error,
-    /// No other address will say anything else.
+    /// Whether all other addresses would fail in the same way.
     is_final: bool,
-    /// The server would do, but for what its transactions are by default.
+    /// Whether the server was rejected only because its transactions are read-only by default.
     is_read_only: bool,
 }
 
 impl Route {
-    /// The first server that will do. `connects` has a connection opened also if there is no choice.
+    /// Finds the first suitable server. With `connects`, opens a connection even if there is only one candidate.
     pub(crate) async fn find(config: &PgConfig, login: &Login, connects: bool) -> Result<Self, Error> {
         let mut targets = login.apply(&config.targets);
         if config.shuffled {
             fastrand::shuffle(&mut targets);
         }
-        // The rest is for what is done on the session.
+        // The rest of the time is for setting up the session.
         let end = Instant::now() + config.connect_timeout * 9 / 10;
         let several = targets.len() > 1;
         let resolved = join_all(targets.iter().map(|target| resolve(target, several.then_some(end)))).await;
@@ -122,7 +122,7 @@ impl Route {
                 }
             }
         }
-        // A default that a session of ours changes is no reason, if no other server is better.
+        // A read-only default, which the session overrides, is acceptable if no other server is better.
         if let (Some(candidate), true) = (read_only, config.wanted == Wanted::Any) {
             return candidate.open().await.map_err(|failure| failure.error);
         }
@@ -145,7 +145,7 @@ impl LastGood {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(here);
     }
 
-    /// Moves the last good one of `candidates` to their front.
+    /// Moves the last used one of `candidates` to the front.
     fn first(&self, candidates: &mut [Candidate]) {
         let last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some((host, address)) = &*last else { return };
@@ -158,7 +158,7 @@ impl LastGood {
     }
 }
 
-/// The addresses of a host. With an `end`, if there are other hosts.
+/// Resolves the addresses of a host. `end` is set if there are other hosts.
 async fn resolve(target: &Target, end: Option<Instant>) -> Result<Vec<Candidate>, CandidateFailure> {
     let options = &target.options;
     let candidate = |address| Candidate { options: options.clone(), address };
@@ -175,7 +175,7 @@ async fn resolve(target: &Target, end: Option<Instant>) -> Result<Vec<Candidate>
     }
     let looking = lookup_host((host, port));
     let found = match end {
-        // There is time for other hosts.
+        // Leaves time for the other hosts.
         Some(end) => {
             let share = end.saturating_duration_since(Instant::now()) / 3;
             limited(share, looking).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
@@ -188,14 +188,14 @@ async fn resolve(target: &Target, end: Option<Instant>) -> Result<Vec<Candidate>
     };
     addresses.dedup();
     match addresses.as_slice() {
-        // The driver looks again, and verifies the name.
+        // The driver resolves the name again, and verifies it.
         [] | [_] => Ok(vec![candidate(None)]),
         several => Ok(several.iter().map(|address| candidate(Some(*address))).collect()),
     }
 }
 
 impl Candidate {
-    /// For people: host, and address where it was chosen here.
+    /// Returns the host, and the address if one was chosen, for error messages.
     fn place(&self) -> String {
         let (host, port) = (self.options.get_host(), self.options.get_port());
         match (self.options.get_socket(), self.address) {
@@ -206,14 +206,14 @@ impl Candidate {
         }
     }
 
-    /// Whether the driver has to be brought to the address and keep the name, which it tells the server, or verifies.
+    /// Returns whether a relay is needed, because the driver must reach this address but send or verify the host name.
     fn is_relayed(&self) -> bool {
         let encrypts = !matches!(self.options.get_ssl_mode(), PgSslMode::Disable | PgSslMode::Allow);
         let verifies = matches!(self.options.get_ssl_mode(), PgSslMode::VerifyFull);
         cfg!(unix) && encrypts && self.address.is_some_and(|address| verifies || !address.ip().is_loopback())
     }
 
-    /// The options for the address itself.
+    /// Returns the options for the address itself.
     fn directly(&self) -> PgConnectOptions {
         match self.address {
             Some(address) => self.options.clone().host(&address.ip().to_string()),
@@ -236,10 +236,10 @@ impl Candidate {
         Ok(Route::by(options, Some(opened.map_err(|error| self.failed_by(error))?)))
     }
 
-    /// Sends on from a standby, and from a server that is read-only.
+    /// Rejects a standby and, depending on `wanted`, a server that is read-only by default.
     async fn check(&self, wanted: Wanted, route: &mut Route) -> Result<(), CandidateFailure> {
         let Some(connection) = route.first.as_mut() else { return Ok(()) };
-        // The simple protocol: prepared statements fail behind some poolers.
+        // Uses the simple protocol, because prepared statements fail behind some poolers.
         let row = connection.fetch_one(sqlx::raw_sql(sql::IS_READ_ONLY)).await;
         let row = row.map_err(|error| self.failed_by(error))?;
         let columns = row.try_get(0).and_then(|standby: bool| Ok((standby, row.try_get::<bool, _>(1)?)));
@@ -268,7 +268,7 @@ impl Candidate {
     }
 }
 
-/// Names every address that was tried. It is worth another try if one of them is.
+/// Creates an error that names every tried address. It is transient if any of their errors is.
 fn none_of(failures: Vec<CandidateFailure>) -> Error {
     if let [only] = failures.as_slice() {
         return only.error.clone();

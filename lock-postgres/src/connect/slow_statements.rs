@@ -1,18 +1,18 @@
-//! What the driver reports as a slow statement.
+//! Switches off the driver's warnings about slow statements.
 
 use std::time::Duration;
 
 use sqlx::ConnectOptions as _;
 use sqlx::postgres::PgConnectOptions;
 
-/// The driver warns of each statement that takes more than a second. Ours wait on purpose, so it does not unless the
-/// caller has set it, of which nothing but the text of `Debug` tells.
+/// Switches off the warning for statements over a second, because the stores' statements wait on purpose. A setting of
+/// the caller is kept, and only the `Debug` text reveals it.
 pub(crate) fn without_slow_statements(options: PgConnectOptions) -> PgConnectOptions {
     let is_default = log_settings(&options) == log_settings(&PgConnectOptions::new_without_pgpass());
     if is_default { options.log_slow_statements(log::LevelFilter::Off, Duration::MAX) } else { options }
 }
 
-/// The part of the text that has no secret.
+/// Returns the part of the text without secrets.
 fn log_settings(options: &PgConnectOptions) -> Option<String> {
     let text = format!("{options:?}");
     let (_, settings) = text.rsplit_once("log_settings: ")?;
@@ -34,7 +34,7 @@ mod tests {
             let set = fresh().log_slow_statements(log::LevelFilter::Warn, duration);
             assert_eq!(Some(shown(set.clone())), log_settings(&set));
         }
-        // A database of such a name has what looks like settings.
+        // This database name looks like the settings.
         let odd = fresh().database("log_settings: x");
         assert!(shown(odd).contains("slow_statements_level: Off"));
     }

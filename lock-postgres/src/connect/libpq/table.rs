@@ -1,4 +1,4 @@
-//! Every connection parameter and environment variable of libpq, and what becomes of each here.
+//! All connection parameters and environment variables of libpq, and how each is handled.
 
 use super::{Rule, Setting};
 
@@ -14,7 +14,7 @@ const PROBES: &str =
     "sessions are confirmed instead, on both sides: see `confirm_every`, `lost_after` and `server_gives_up`";
 const FORMATS: &str = "no statement of ours depends on it";
 
-/// Refused is what asks for more security than there is, or for another server than would be found.
+/// Refused are settings that demand more security than is available, or a different server than would be used.
 pub(super) const TABLE: &[Setting] = &[
     row("host", "PGHOST", Done, "several with commas between them; a directory of sockets begins with `/`"),
     row(
@@ -161,7 +161,7 @@ pub(super) const TABLE: &[Setting] = &[
     row("", "PGGEQO", NoEffect, FORMATS),
     row("", "PGSYSCONFDIR", NoEffect, "a service is refused"),
     row("", "PGLOCALEDIR", NoEffect, "messages are the server's and ours"),
-    // The driver's own, beside libpq's.
+    // The driver's own parameters, beside libpq's.
     row("statement-cache-capacity", "", Done, "of the driver"),
     row("ssl-mode", "", Done, "as `sslmode`"),
     row("ssl-root-cert", "", Done, "as `sslrootcert`"),

@@ -12,7 +12,7 @@ const PARAMETERS: &str = "host hostaddr port dbname user password passfile requi
     scram_server_key service servicefile target_session_attrs load_balance_hosts oauth_issuer oauth_client_id \
     oauth_client_secret oauth_scope";
 
-/// Its environment variables (section 34.15).
+/// The environment variables of libpq 18 (section 34.15).
 const VARIABLES: &str = "PGHOST PGSSLNEGOTIATION PGHOSTADDR PGPORT PGDATABASE PGUSER PGPASSWORD PGPASSFILE PGREQUIREAUTH \
     PGCHANNELBINDING PGSERVICE PGSERVICEFILE PGOPTIONS PGAPPNAME PGSSLMODE PGREQUIRESSL PGSSLCOMPRESSION PGSSLCERT \
     PGSSLKEY PGSSLCERTMODE PGSSLROOTCERT PGSSLCRL PGSSLCRLDIR PGSSLSNI PGREQUIREPEER PGSSLMINPROTOCOLVERSION \
@@ -20,7 +20,7 @@ const VARIABLES: &str = "PGHOST PGSSLNEGOTIATION PGHOSTADDR PGPORT PGDATABASE PG
     PGTARGETSESSIONATTRS PGLOADBALANCEHOSTS PGMINPROTOCOLVERSION PGMAXPROTOCOLVERSION PGDATESTYLE PGTZ PGGEQO \
     PGSYSCONFDIR PGLOCALEDIR";
 
-/// The table as it stands in the documents.
+/// Renders the table for the documents.
 fn markdown() -> String {
     let code = |text: &str| if text.is_empty() { String::new() } else { format!("`{text}`") };
     let mut text = String::from("| Parameter | Variable | Here |\n|---|---|---|\n");
@@ -58,7 +58,7 @@ fn refused(outcome: Result<Parsed, Error>, names: &str) {
     assert!(!error.message().contains("hunter2"), "{error}");
 }
 
-/// `HOST:PORT` of each host, with its address if that was given.
+/// Returns `HOST:PORT` of each host, with its address if one was given.
 fn places(parsed: &Parsed) -> Vec<String> {
     let place = |Target { options, address }: &Target| {
         let host =
@@ -104,7 +104,7 @@ fn what_asks_for_more_than_is_done_is_refused_by_its_name() {
                 refused(with("postgres://app@db/x", &[(variable, value)]), variable);
             }
         }
-        // One build of the driver speaks older versions.
+        // The driver with native TLS cannot refuse older versions.
         let is_older = |value: &str| cfg!(feature = "tls-native-tls") && value.starts_with("tlsv1.");
         for value in good.into_iter().filter(|value| !is_older(value)) {
             if !name.is_empty() {
@@ -140,7 +140,7 @@ fn the_url_counts_before_the_environment() {
     assert_eq!(places(&parsed), ["db:5433"]);
     assert_eq!((options.get_username(), options.get_database()), ("app", Some("x")));
     assert_eq!((mode(&parsed).as_str(), parsed.wanted), ("Disable", Wanted::Any));
-    // The address of whatever host, as with psql.
+    // The address applies to any host, as with psql.
     let parsed = with("postgres://app@db/x", &[("PGHOSTADDR", "192.0.2.7")]).unwrap();
     assert_eq!(places(&parsed), ["db:5432=192.0.2.7"]);
 }
@@ -249,7 +249,7 @@ fn urls_as_providers_print_them() {
     );
 }
 
-/// The driver would encrypt and trust whoever answers, though an authority was named.
+/// Checks that a named authority is verified. Otherwise the driver would encrypt but trust any server.
 #[test]
 fn an_authority_that_is_named_is_asked() {
     assert_eq!(mode(&of("postgres://app@db/x?sslmode=require&sslrootcert=ours.crt")), "VerifyCa");

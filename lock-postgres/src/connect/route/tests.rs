@@ -6,7 +6,7 @@ use tokio::net::TcpListener;
 
 use super::*;
 
-/// Longer than anything here takes on a slow machine.
+/// Longer than any step here takes on a slow machine.
 const LONG: Duration = Duration::from_secs(60);
 
 fn at(config: &PgConfig, port: u16) -> Candidate {
@@ -18,7 +18,7 @@ async fn search(config: &PgConfig, candidates: &[Candidate], limit: Duration) ->
     Route::search(config, candidates, Vec::new(), Instant::now() + limit).await
 }
 
-/// A name with two addresses, the first of which takes connections and never answers, as a server does that is gone.
+/// Resolves a name to two addresses. The first accepts connections and never answers, like a dead server.
 #[tokio::test]
 async fn each_address_gets_its_share_of_the_time_and_the_last_good_one_comes_first() {
     let server = Cluster::shared();
@@ -55,7 +55,7 @@ async fn the_error_names_all_addresses_that_were_tried() {
     }
 }
 
-/// Statements and large answers go through, and the end of one side ends the other.
+/// Passes statements and large answers, and the end of one side ends the other.
 #[cfg(unix)]
 #[tokio::test]
 async fn a_relay_passes_everything_on_and_outlives_its_listener() {
