@@ -1,4 +1,5 @@
-//! A lock inside your own transaction: the balance is read and written under it, and both end with the commit.
+//! A lock inside the caller's transaction: the balance is read and written under the lock, and both end with the
+//! commit.
 //!
 //! ```text
 //! DATABASE_URL=postgres://localhost/test cargo run -p leasehold-postgres-advisory --example transaction
@@ -15,7 +16,7 @@ use sqlx::postgres::PgPoolOptions;
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// Made anew each time.
+/// The table, created again on each run.
 const TABLE: &str = "
     DROP SCHEMA IF EXISTS leasehold_transaction CASCADE;
     CREATE SCHEMA leasehold_transaction;
@@ -29,11 +30,11 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Has five requests spend 10 each of the 30 there are, all at once, and returns how many were carried out.
+/// Runs five concurrent requests that spend 10 each of a balance of 30. Returns the number that succeeded.
 pub async fn run(url: &str) -> Result<usize> {
     let pool = PgPoolOptions::new().max_connections(5).connect(url).await?;
     sqlx::raw_sql(TABLE).execute(&pool).await?;
-    // Nothing of our own is installed: the key's number is all that the server needs.
+    // Nothing has to be installed, because the server only needs the key's number.
     let locks = XactLocks::new(Identifier::new(DEFAULT_SCHEMA)?);
     let spend = || spend(&pool, &locks);
     let (a, b, c, d, e) = tokio::try_join!(spend(), spend(), spend(), spend(), spend())?;

@@ -1,4 +1,4 @@
-//! The operator's view of advisory locks, those of other programs included.
+//! Inspection of advisory locks for operators, including locks of other programs.
 
 pub(crate) mod sessions;
 pub(crate) mod sql;
@@ -22,8 +22,8 @@ use crate::common::Common;
 use crate::registry::LockEntry;
 use crate::registry::names::space_of;
 
-/// The locks that leasehold itself takes for a moment: during an installation of the schema, and in older
-/// versions when a session made sure that tokens grow.
+/// Locks that leasehold itself takes briefly: during a schema installation and, in older versions, when a session
+/// ensured that tokens grow.
 const OWN_MARKERS: [(i16, i64); 2] = [(2, (1_818_583_411 << 32) | 1), (2, (1_818_583_411 << 32) | 2)];
 
 #[async_trait]
@@ -59,18 +59,19 @@ impl LockAdmin for AdvisoryBackend {
         .with_key(key))
     }
 
-    /// [`Sessions`].
+    /// Returns [`Sessions`].
     fn extension_of(&self, id: TypeId) -> Option<&(dyn Any + Send + Sync)> {
         (id == TypeId::of::<Sessions>()).then_some(&self.sessions as _)
     }
 }
 
-/// One lock as the server shows it.
+/// One lock, as the server reports it.
 pub(crate) struct ObservedLock {
     pub(crate) space: i16,
     pub(crate) number: i64,
     pub(crate) pid: Option<i32>,
-    /// What the dictionary says of the number, and of its holder if that is the same session.
+    /// The key in the dictionary for this number. The other fields describe the holder, if `current` confirms the same
+    /// session.
     key: Option<String>,
     current: bool,
     holder: Option<String>,
@@ -85,7 +86,7 @@ pub(crate) struct ObservedLock {
 }
 
 impl Common {
-    /// The locks of this database, or the one with this number.
+    /// Reads the locks of this database, or only the lock with this number.
     pub(crate) async fn look(&self, number: Option<i64>) -> Result<Vec<ObservedLock>, Error> {
         self.open()?;
         let space = number.map(|_| space_of(self.space()));
@@ -123,8 +124,8 @@ impl ObservedLock {
         })
     }
 
-    /// The key and its holder, with what this process knows for certain if the hold is its own. `asked`: the
-    /// key whose number it is.
+    /// Returns the key and its holder, with this process's own record if it holds the lock. `asked` is the key to which
+    /// the number belongs.
     pub(crate) fn describe(self, common: &Common, asked: Option<&LockKey>) -> Option<KeyInfo> {
         let own = if self.pid.is_some_and(|pid| common.is_own(pid)) {
             common.registry.get(self.number)
@@ -157,7 +158,7 @@ impl ObservedLock {
         Some(info)
     }
 
-    /// The bare number, as `pg_advisory_lock` takes it.
+    /// Returns the bare number, as `pg_advisory_lock` takes it.
     fn number_text(&self) -> String {
         if self.space == 2 {
             let (first, second) = unpack(self.number);

@@ -1,4 +1,4 @@
-//! The backend: many locks on few sessions, or one transaction for each.
+//! The backend: many locks on few sessions, or one transaction per lock.
 
 use std::fmt;
 use std::sync::atomic::Ordering;
@@ -26,15 +26,14 @@ use crate::wait_session::LockScope;
 use crate::wait_session::pool::WaitSessions;
 use crate::waiting::wait;
 
-/// How long the sessions may take to end when the backend is closed.
+/// How long closing waits for the sessions to end.
 const CLOSING: Duration = Duration::from_secs(2);
 
-/// For how long after a release this client leaves the key to those who poll for it elsewhere: enough for
-/// their notification and their attempt. Without it the client with the shorter round trip would be granted
-/// each time.
+/// Time after a release in which this client leaves the key to remote pollers, enough for their notification and
+/// attempt. Otherwise the client with the shorter round trip would win each time.
 const YIELD_TO_REMOTE: Duration = Duration::from_millis(50);
 
-/// The store of advisory locks, for an engine. Made by [`AdvisoryConfig`](crate::AdvisoryConfig) and
+/// The store of advisory locks, for an engine. Created by [`AdvisoryConfig`](crate::AdvisoryConfig) and
 /// [`XactConfig`](crate::XactConfig).
 #[derive(Debug)]
 pub struct AdvisoryBackend {
@@ -45,14 +44,14 @@ pub struct AdvisoryBackend {
 }
 
 impl AdvisoryBackend {
-    /// Opens the sessions that are there from the start.
+    /// Opens the first session, and prepares the sessions opened on demand.
     pub(crate) async fn open(common: Common, scope: LockScope, wait_sessions: usize) -> Result<Self, Error> {
         let common = Arc::new(common);
         let keeps = scope == LockScope::Session;
         let mut shared_sessions = Vec::new();
         for (index, queue) in common.queues.iter().enumerate() {
             let work = SharedSession::new(&common, index, keeps);
-            // The first tells what is wrong; the others are opened when they are needed.
+            // The first session reports any error. The others are opened on demand.
             let opened = match index {
                 0 => Session::open(&common.config, queue, work).await,
                 _ => Ok(Session::lazy(&common.config, queue, work)),
@@ -78,7 +77,7 @@ impl AdvisoryBackend {
 }
 
 impl AdvisoryBackend {
-    /// Removes the token of a grant if tokens do not grow from grant to grant.
+    /// Removes the token of a grant if tokens do not grow between grants.
     fn strip_unordered_token(&self, mut attempt: Attempt) -> Attempt {
         if let Attempt::Granted(granted) = &mut attempt
             && !self.client.common.has_tokens()
@@ -141,7 +140,7 @@ impl Backend for AdvisoryBackend {
         }
     }
 
-    /// The sessions end with the runtime of their tasks, and the server releases what they hold.
+    /// Reports success, because the sessions end with the runtime of their tasks and the server releases their locks.
     async fn release_on_new_runtime(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
         holds.iter().map(|_| Ok(ReleaseReply::new(true))).collect()
     }
@@ -175,7 +174,7 @@ impl Backend for AdvisoryBackend {
     }
 }
 
-/// Without a close: what was opened ends all the same.
+/// Ends the sessions even without a call of `close`.
 impl Drop for AdvisoryBackend {
     fn drop(&mut self) {
         if let Some(names) = self.names.lock().unwrap_or_else(PoisonError::into_inner).take() {
@@ -198,7 +197,7 @@ impl fmt::Display for AdvisoryBackend {
     }
 }
 
-/// What is promised under these settings.
+/// Returns the capabilities under these settings.
 fn capabilities(common: &Common, scope: LockScope, wait_sessions: usize) -> Capabilities {
     let liveness = common.config.liveness_settings();
     let mut has = Capabilities::new(Scope::Network);
@@ -207,7 +206,7 @@ fn capabilities(common: &Common, scope: LockScope, wait_sessions: usize) -> Capa
     has.loss_detection = liveness.lost_after;
     has.undo = Duration::from_secs(5);
     has.handover = Duration::from_secs(1);
-    // The server's probes have a granularity of a second each.
+    // The server's probes have a granularity of a second.
     has.crash_release = Some(liveness.server_gives_up + Duration::from_secs(3));
     has.keys = match common.hasher.exact() {
         true => KeyIdentity::Exact,

@@ -1,4 +1,4 @@
-//! One client: its sessions, what is asked of them, and on which of them each lock is.
+//! One client: its sessions, their requests, and the session of each lock.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,7 +19,7 @@ use crate::try_outcome::{TryOutcome, contended, dated, granted};
 use crate::wait_session::pool::WaitSessions;
 use crate::wait_session::{LockScope, WaitSession};
 
-/// The sessions of one client, and what is on them.
+/// The sessions of one client and their locks.
 pub(crate) struct Client {
     pub(crate) common: Arc<Common>,
     pub(crate) wait_sessions: Arc<WaitSessions>,
@@ -29,25 +29,25 @@ pub(crate) struct Client {
 
 /// One release of a batch, after its request was queued.
 enum StartedRelease {
-    /// Asked of a shared session.
+    /// Queued on a shared session.
     Asked(ReplyReceiver<ReleaseReply>),
-    /// On a session of its own, with this id.
+    /// Held on the wait session with this id.
     Own(u64, i64, HolderId),
     Done(Result<ReleaseReply, Error>),
 }
 
 impl Client {
-    /// Whether locks that nobody else wants are kept on shared sessions.
+    /// Returns whether shared sessions hold the uncontended locks.
     pub(crate) fn keeps_on_shared_sessions(&self) -> bool {
         self.scope == LockScope::Session
     }
 
-    /// The moment on the engine's clock.
+    /// Returns the current time on the engine's clock.
     pub(crate) fn now(&self) -> Option<Moment> {
         self.common.events().map(Events::now)
     }
 
-    /// One attempt at each of `requests`.
+    /// Makes one attempt for each of `requests`.
     pub(crate) async fn acquire(&self, requests: &[Request]) -> Vec<Result<Attempt, Error>> {
         match self.scope {
             LockScope::Session => self.try_on_shared_sessions(requests).await,
@@ -55,7 +55,7 @@ impl Client {
         }
     }
 
-    /// `session` keeps the number from now on.
+    /// Records that `session` holds the number.
     pub(crate) fn granted_on(
         &self,
         number: i64,
@@ -66,13 +66,13 @@ impl Client {
         let (id, location) = (session.id, session.location());
         self.common.wait_session_keeps(id, Some(session.pid()));
         let state = Arc::clone(&session.state);
-        // In the table first: once granted, a release may come.
+        // Inserted first, because a release can follow the grant at once.
         self.wait_sessions.taken().insert(id, session);
         let is_registered = self.common.registry.granted(number, request.holder, location, token);
         if is_registered && !state.has_ended() && self.common.open().is_ok() {
             return Ok(granted(token));
         }
-        // Closed, or the session ended, before there was a hold to be told of.
+        // The client was closed or the session ended before the hold existed, so no loss was reported.
         let session = self.wait_sessions.taken().remove(&id);
         drop(session);
         self.common.wait_session_keeps(id, None);
@@ -81,27 +81,27 @@ impl Client {
         Err(interrupted())
     }
 
-    /// Tries the number in a transaction of its own.
+    /// Tries the number in a separate transaction.
     async fn try_in_transaction(&self, request: &Request) -> Result<Attempt, Error> {
         let (number, session) = match self.reserve(request).await {
             Ok(reserved) => reserved,
             Err(attempt) => return Ok(attempt),
         };
-        // Opening the session may have taken long; the question is asked now.
+        // Read the clock now, because opening the session might have taken long.
         let asked_at = self.now();
         let outcome = session.acquire(number, false).await;
         if let Ok(TryOutcome::Granted(token)) = outcome {
             return Ok(dated(self.granted_on(number, request, session, token)?, asked_at));
         }
         self.common.registry.forget(number, request.holder);
-        // With the outcome unknown the session is dropped instead, and the server ends it.
+        // After an unknown outcome the session is dropped, and the server ends it.
         let tried = outcome?;
         session.give_back();
         Ok(tried.into())
     }
 
-    /// Reserves the number here, and a session for it; else the answer. Nothing is asked of the server's lock
-    /// table.
+    /// Reserves the number in this process, and a session for it. Otherwise returns the result of the attempt. Does not
+    /// query the server's lock table.
     async fn reserve(&self, request: &Request) -> Result<(i64, WaitSession), Attempt> {
         let number = self.common.number(&request.key).map_err(Attempt::Refused)?;
         let Some(session) = self.wait_sessions.take().await.map_err(Attempt::Refused)? else {
@@ -120,7 +120,7 @@ impl Client {
         Err(answer)
     }
 
-    /// Tries all numbers in as few statements as there are sessions.
+    /// Tries all numbers with one statement per session.
     async fn try_on_shared_sessions(&self, requests: &[Request]) -> Vec<Result<Attempt, Error>> {
         let mut jobs = self.no_jobs();
         let asked: Vec<_> = requests.iter().map(|request| self.start_try(request, &mut jobs)).collect();
@@ -136,7 +136,7 @@ impl Client {
             };
             let outcome = answered.await.unwrap_or_else(|_| Err(interrupted()));
             if let Ok(TryOutcome::Refused(_)) = outcome {
-                // A try that was never begun leaves the number reserved here.
+                // A skipped attempt leaves the number reserved here.
                 self.common.registry.forget(number, holder);
             }
             answers.push(outcome.map(Attempt::from));
@@ -144,7 +144,7 @@ impl Client {
         answers
     }
 
-    /// Reserves the number here and prepares the question; else the answer.
+    /// Reserves the number in this process and queues the attempt. Otherwise returns the result of the attempt.
     fn start_try(
         &self,
         request: &Request,
@@ -186,7 +186,7 @@ impl Client {
                 StartedRelease::Asked(answered)
             }
             Some(Location::Own(id)) => StartedRelease::Own(id, number, holder),
-            // It was waited for in vain.
+            // The wait ended without a grant.
             Some(Location::Nowhere) => {
                 common.registry.forget(number, holder);
                 StartedRelease::Done(Ok(ReleaseReply::new(false)))
@@ -220,14 +220,14 @@ impl Client {
         if let Some(session) = session {
             match &outcome {
                 Ok(_) => session.give_back(),
-                // In doubt; it is ended, and the server frees what it kept.
+                // The session is in doubt, so it is ended and the server releases its lock.
                 Err(_) => drop(session),
             }
         }
         outcome
     }
 
-    /// Whether the sessions that keep `holds` are there, each asked once.
+    /// Confirms the sessions of `holds`, each by one request.
     pub(crate) async fn confirm(&self, holds: &[HoldRef]) -> Vec<Result<Renewed, Error>> {
         let location = |hold: &HoldRef| {
             let number = self.common.number(&hold.key).ok()?;
@@ -267,12 +267,12 @@ impl Client {
         }
     }
 
-    /// For each shared session, what it is to do.
+    /// Creates an empty job list for each shared session.
     fn no_jobs(&self) -> Vec<Vec<SharedJob>> {
         self.common.queues.iter().map(|_| Vec::new()).collect()
     }
 
-    /// Each session finds its jobs together.
+    /// Queues the jobs, each session's jobs together.
     fn push(&self, jobs: Vec<Vec<SharedJob>>) {
         for (queue, jobs) in self.common.queues.iter().zip(jobs) {
             if !jobs.is_empty() {

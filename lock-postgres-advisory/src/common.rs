@@ -1,4 +1,4 @@
-//! What the sessions of one client have in common.
+//! State shared by the sessions of one client.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
@@ -21,7 +21,7 @@ use crate::shared_session::job::SharedJob;
 use crate::side_session::job::SideJob;
 use crate::sql::Statements;
 
-/// The pollers of this process, who want to know when a number becomes free.
+/// Pollers of this process, by the number whose release they await.
 pub(crate) type Pollers = Arc<Mutex<HashMap<i64, Arc<Notify>>>>;
 
 pub(crate) struct Common {
@@ -29,16 +29,16 @@ pub(crate) struct Common {
     pub(crate) schema: Identifier,
     pub(crate) hasher: Arc<dyn KeyNumber>,
     pub(crate) statements: Statements,
-    /// Where pollers are told that a number became free.
+    /// Channel on which pollers are notified of a release.
     pub(crate) channel: String,
     pub(crate) registry: Registry,
     pub(crate) pollers: Pollers,
-    /// The queues in front of the sessions that keep many locks.
+    /// Queues of the shared sessions.
     pub(crate) queues: Vec<JobQueue<SharedJob>>,
-    /// The queue in front of the session that keeps none.
+    /// Queue of the session without locks.
     pub(crate) side_session: JobQueue<SideJob>,
     pids: Vec<AtomicI32>,
-    /// The server's processes of the sessions that keep one lock each.
+    /// Server processes of the wait sessions that hold a lock.
     wait_pids: Mutex<HashMap<u64, i32>>,
     events: OnceLock<Events>,
     pub(crate) closed: AtomicBool,
@@ -46,7 +46,7 @@ pub(crate) struct Common {
     capacity: AtomicU64,
     warned: AtomicBool,
     started: Instant,
-    /// Whether the role can look and no more.
+    /// Whether the role can only read.
     may_only_read: AtomicBool,
 }
 
@@ -84,13 +84,13 @@ impl Common {
         self.hasher.space()
     }
 
-    /// The session that keeps `number`, if it is not one of its own.
+    /// Returns the index of the shared session for `number`.
     pub(crate) fn shared_session_of(&self, number: i64) -> usize {
-        // The number of sessions is small, so the remainder is too.
+        // The number of sessions is small, and so is the remainder.
         usize::try_from(number.rem_euclid(self.queues.len() as i64)).unwrap_or(0)
     }
 
-    /// How long one statement may take; the server's own limit comes first.
+    /// Returns the time limit of a statement, longer than the server's own limit.
     pub(crate) fn statement_limit(&self) -> Duration {
         self.config.statement_limit() + Duration::from_secs(1)
     }
@@ -103,17 +103,17 @@ impl Common {
         self.events.get()
     }
 
-    /// The server's processes of the sessions that keep many.
+    /// Returns the server processes of the shared sessions.
     pub(crate) fn shared_pids(&self) -> Vec<i32> {
         self.pids.iter().map(|pid| pid.load(Ordering::Acquire)).collect()
     }
 
-    /// The server's processes of the wait sessions that keep something.
+    /// Returns the server processes of the wait sessions that hold a lock.
     pub(crate) fn wait_pids(&self) -> HashMap<u64, i32> {
         self.wait_pids.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether this client keeps locks in that process of the server.
+    /// Returns whether the server process `pid` belongs to a session of this client that holds locks.
     pub(crate) fn is_own(&self, pid: i32) -> bool {
         self.shared_pids().contains(&pid) || self.wait_pids().values().any(|session| *session == pid)
     }
@@ -126,7 +126,7 @@ impl Common {
         }
     }
 
-    /// Checks the schema, and what else has to be known of a server.
+    /// Checks the schema and reads the size of the server's lock table.
     pub(crate) async fn prepare(&self, connection: &mut PgConnection) -> Result<(), Error> {
         let may_only_read = self.config.prepare(connection, Stores::Advisory).await? == Access::ReadOnly;
         self.may_only_read.store(may_only_read, Ordering::Relaxed);
@@ -136,18 +136,19 @@ impl Common {
         Ok(())
     }
 
-    /// Whether the role can look and no more, so that the server refuses everything else.
+    /// Returns whether the role can only read.
     pub(crate) fn may_only_read(&self) -> bool {
         self.may_only_read.load(Ordering::Relaxed)
     }
 
-    /// Whether tokens grow from grant to grant of a number: those of another schema that shares it are from
-    /// another sequence.
+    /// Returns whether tokens grow between grants of a number. They do not if several schemas share the number, because
+    /// each has a separate sequence.
     pub(crate) fn has_tokens(&self) -> bool {
         self.hasher.covers_schema() || self.schema.as_str() == DEFAULT_SCHEMA
     }
 
-    /// The next of the moments at which all who wait look, so that they look together; not too soon.
+    /// Returns the next common check time of all waiters, at least half an interval ahead. Common times let the checks
+    /// be batched.
     pub(crate) fn next_look(&self, every: Duration) -> Instant {
         let every = every.max(Duration::from_millis(1));
         let soonest = self.started.elapsed() + every / 2;
@@ -160,17 +161,17 @@ impl Common {
         self.side_session.close();
     }
 
-    /// How many locks of all kinds the server has room for, once it was asked.
+    /// Returns the capacity of the server's lock table, for locks of all kinds, or `None` before it was read.
     pub(crate) fn capacity(&self) -> Option<u64> {
         Some(self.capacity.load(Ordering::Relaxed)).filter(|capacity| *capacity > 0)
     }
 
-    /// Whether a pooler in transaction mode is in between.
+    /// Returns whether a pooler in transaction mode was found.
     pub(crate) fn is_pooled(&self) -> bool {
         self.pooled.load(Ordering::Relaxed)
     }
 
-    /// For further sessions: the first one has found out about poolers.
+    /// Returns the configuration of further sessions, which do not detect poolers again.
     pub(crate) fn config_of_more(&self) -> PgConfig {
         let pooler = if self.is_pooled() { Pooler::Transaction } else { Pooler::Known };
         self.config.clone().pooler(pooler)
@@ -181,31 +182,31 @@ impl Common {
         if let Some(slot) = self.pids.get(index) {
             slot.store(pid, Ordering::Release);
         }
-        // Notifications were missed while there was no session.
+        // Notifications were missed without a session.
         if let Some(events) = self.events() {
             events.resync();
         }
     }
 
-    /// A session that keeps nothing was closed.
+    /// Records that a session without locks was closed.
     pub(crate) fn shared_session_closed(&self, index: usize) {
         if let Some(slot) = self.pids.get(index) {
             slot.store(0, Ordering::Release);
         }
     }
 
-    /// Whether a lock is held or asked for.
+    /// Returns whether a lock is held or requested.
     pub(crate) fn is_used(&self) -> bool {
         let is_polled = !self.pollers.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
         is_polled || self.registry.len() > 0
     }
 
-    /// Whether the sessions of this client were closed because nobody used them.
+    /// Returns whether this client's sessions were closed because they were unused.
     pub(crate) fn is_asleep(&self) -> bool {
         self.config.closes_when_idle(Duration::MAX) && !self.queues.iter().any(JobQueue::is_served)
     }
 
-    /// Everything at `location` is gone, and its holders are told.
+    /// Forgets all locks at `location` and reports their loss.
     pub(crate) fn session_lost(&self, location: Location, reason: LossReason) {
         let lost = self.registry.lost(location);
         if let Location::Own(id) = location {
@@ -216,7 +217,7 @@ impl Common {
         }
     }
 
-    /// Warns once that the server's lock table fills up: at its limit other users' statements fail too.
+    /// Warns once if the server's lock table fills up, because at its limit other users' statements fail too.
     pub(crate) fn watch_capacity(&self, held: u64) {
         let Some(capacity) = self.capacity() else { return };
         if held * 2 > capacity && !self.warned.swap(true, Ordering::Relaxed) {

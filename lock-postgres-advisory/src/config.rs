@@ -10,7 +10,7 @@ use crate::backend::AdvisoryBackend;
 use crate::common::Common;
 use crate::wait_session::LockScope;
 
-/// Advisory locks of session scope: many on one connection.
+/// Advisory locks of session scope, many on one connection.
 ///
 /// ```no_run
 /// use leasehold_api::LockExt;
@@ -33,28 +33,28 @@ pub struct AdvisoryConfig {
 }
 
 impl AdvisoryConfig {
-    /// Locks on this server, with numbers by [`Fnv1a64`].
+    /// Creates the default settings for this server, with numbers by [`Fnv1a64`].
     #[must_use]
     pub fn new(server: PgConfig) -> Self {
         Self { server, hasher: Arc::new(Fnv1a64), connections: 1, waiting: 4 }
     }
 
-    /// How keys become numbers; everybody who shares locks must use the same.
+    /// Sets the mapping from keys to numbers, which must be the same in all programs that share locks.
     #[must_use]
     pub fn hasher(mut self, hasher: Arc<dyn KeyNumber>) -> Self {
         self.hasher = hasher;
         self
     }
 
-    /// How many connections keep the locks that nobody else wanted: 1 or 2. Default: 1.
+    /// Sets the number of connections for uncontended locks: 1 or 2. Default: 1.
     #[must_use]
     pub fn connections(mut self, connections: usize) -> Self {
         self.connections = connections;
         self
     }
 
-    /// How many more connections may wait in the server's queue, and keep what they waited for; up to
-    /// 64. Default: 4. Waiters beyond that ask every 100 ms, and come after those in the queue.
+    /// Sets the number of further connections that can wait in the server's queue and hold the lock they waited for, up
+    /// to 64. Default: 4. Waiters beyond that poll every 100 ms, after the queued waiters.
     #[must_use]
     pub fn waiting(mut self, connections: usize) -> Self {
         self.waiting = connections;
@@ -65,27 +65,27 @@ impl AdvisoryConfig {
     ///
     /// # Errors
     ///
-    /// As [`backend`](Self::backend).
+    /// See [`backend`](Self::backend).
     ///
     /// # Cancel safety
     ///
-    /// A dropped call closes what it has opened.
+    /// If dropped, the call closes the sessions it has opened.
     pub async fn connect(&self) -> Result<Engine, Error> {
         Engine::start(self.backend().await?)
     }
 
-    /// Connects, for an engine that is built by hand.
+    /// Connects, for an engine that the caller builds.
     ///
     /// # Errors
     ///
-    /// [`InvalidOption`](ErrorKind::InvalidOption) for settings that cannot be used;
-    /// [`Unsupported`](ErrorKind::Unsupported) behind a pooler in transaction mode;
-    /// [`SchemaMissing`](ErrorKind::SchemaMissing), [`PermissionDenied`](ErrorKind::PermissionDenied) and
-    /// [`Unavailable`](ErrorKind::Unavailable) as the server answers.
+    /// [`InvalidOption`](ErrorKind::InvalidOption) if a setting is out of range.
+    /// [`Unsupported`](ErrorKind::Unsupported) behind a pooler in transaction mode.
+    /// [`SchemaMissing`](ErrorKind::SchemaMissing), [`PermissionDenied`](ErrorKind::PermissionDenied) or
+    /// [`Unavailable`](ErrorKind::Unavailable) if the server cannot be used.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call closes what it has opened.
+    /// If dropped, the call closes the sessions it has opened.
     pub async fn backend(&self) -> Result<AdvisoryBackend, Error> {
         self.server.check()?;
         within("connections", self.connections, 2)?;
@@ -106,20 +106,20 @@ pub struct XactConfig {
 }
 
 impl XactConfig {
-    /// Locks on this server, with numbers by [`Fnv1a64`].
+    /// Creates the default settings for this server, with numbers by [`Fnv1a64`].
     #[must_use]
     pub fn new(server: PgConfig) -> Self {
         Self { server, hasher: Arc::new(Fnv1a64), sessions: 16 }
     }
 
-    /// How keys become numbers; everybody who shares locks must use the same.
+    /// Sets the mapping from keys to numbers, which must be the same in all programs that share locks.
     #[must_use]
     pub fn hasher(mut self, hasher: Arc<dyn KeyNumber>) -> Self {
         self.hasher = hasher;
         self
     }
 
-    /// How many locks may be held and waited for at once, a connection each; up to 1,024. Default: 16.
+    /// Sets the maximum number of locks held or awaited at once, with a connection each, up to 1,024. Default: 16.
     #[must_use]
     pub fn sessions(mut self, sessions: usize) -> Self {
         self.sessions = sessions;
@@ -130,24 +130,24 @@ impl XactConfig {
     ///
     /// # Errors
     ///
-    /// As [`backend`](Self::backend).
+    /// See [`backend`](Self::backend).
     ///
     /// # Cancel safety
     ///
-    /// A dropped call closes what it has opened.
+    /// If dropped, the call closes the sessions it has opened.
     pub async fn connect(&self) -> Result<Engine, Error> {
         Engine::start(self.backend().await?)
     }
 
-    /// Connects, for an engine that is built by hand.
+    /// Connects, for an engine that the caller builds.
     ///
     /// # Errors
     ///
-    /// As [`AdvisoryConfig::backend`], but a pooler in transaction mode is welcome.
+    /// See [`AdvisoryConfig::backend`], but a pooler in transaction mode is accepted.
     ///
     /// # Cancel safety
     ///
-    /// A dropped call closes what it has opened.
+    /// If dropped, the call closes the sessions it has opened.
     pub async fn backend(&self) -> Result<AdvisoryBackend, Error> {
         self.server.check()?;
         within("sessions", self.sessions, 1024)?;

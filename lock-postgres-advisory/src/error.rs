@@ -1,16 +1,16 @@
-//! The errors of this store, and what an error of the driver says of a session.
+//! The errors of this store, and the classification of driver errors.
 
 use leasehold_api::{Error, ErrorKind};
 use leasehold_postgres::{sqlstate, store_error};
 
 const ELSEWHERE: &str = "the statement reached another server process than the one that keeps the locks, so that they are given up: a pooler is in between; connect to the server directly";
 
-/// The answer came from another process of the server: statements of one connection are spread.
+/// Creates the error for an answer from another server process, because a pooler spreads statements over connections.
 pub(crate) fn elsewhere() -> sqlx::Error {
     sqlx::Error::Protocol(ELSEWHERE.into())
 }
 
-/// Why a session ended.
+/// Creates the error that reports why a session ended.
 pub(crate) fn ended(failure: sqlx::Error, doing: &str) -> Error {
     match &failure {
         sqlx::Error::Protocol(text) if text == ELSEWHERE => Error::new(ErrorKind::Unavailable, ELSEWHERE),
@@ -18,18 +18,18 @@ pub(crate) fn ended(failure: sqlx::Error, doing: &str) -> Error {
     }
 }
 
-/// The statement was ended from outside or by its time limit.
+/// Returns whether the statement was cancelled by another session or a time limit.
 pub(crate) fn is_cancelled(error: &sqlx::Error) -> bool {
     sqlstate(error).as_deref() == Some("57014")
 }
 
-/// The server did not answer the release of a hold.
+/// Creates the error for a release without an answer.
 pub(crate) fn unanswered() -> Error {
     let message = "the server did not answer the release, so its session was given up, with all that it held";
     Error::new(ErrorKind::OutcomeUnknown, message)
 }
 
-/// A session ended while a request was under way.
+/// Creates the error for a session that ended during a request.
 pub(crate) fn interrupted() -> Error {
     Error::new(
         ErrorKind::OutcomeUnknown,
@@ -37,7 +37,7 @@ pub(crate) fn interrupted() -> Error {
     )
 }
 
-/// A session ended before a request was sent on it.
+/// Creates the error for a session that ended before a request was sent.
 pub(crate) fn not_sent() -> Error {
     Error::new(
         ErrorKind::Unavailable,

@@ -1,5 +1,5 @@
-//! What this client holds and asks for, by number: the server would grant one session the same number
-//! twice, so that local callers have to be kept apart here.
+//! This client's locks and requests by number. Local callers must exclude each other here, because the server would
+//! grant the same number to one session twice.
 
 pub(crate) mod names;
 
@@ -13,23 +13,23 @@ use leasehold_engine::Request;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// Which session keeps a hold.
+/// The session that holds a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Location {
-    /// One of the sessions that keep many.
+    /// A shared session.
     Shared(usize),
-    /// A session of its own.
+    /// A wait session.
     Own(u64),
-    /// None yet: it waits for one, or in the server's queue.
+    /// No session yet. The request waits for one, or in the server's queue.
     Nowhere,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
     entries: Mutex<HashMap<i64, LockEntry>>,
-    /// A number became free here.
+    /// Notified if a number was released here.
     pub(crate) freed: Notify,
-    /// There is something to write into the dictionary before long.
+    /// Notified of a grant, which the dictionary might have to record.
     pub(crate) granted: Notify,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct LockEntry {
     pub(crate) label: Option<Arc<str>>,
     pub(crate) location: Location,
     pub(crate) grant: Option<GrantInfo>,
-    /// Whether the dictionary says so.
+    /// Whether the dictionary has this hold.
     pub(crate) written: bool,
 }
 
@@ -51,13 +51,13 @@ pub(crate) struct GrantInfo {
     pub(crate) since: SystemTime,
 }
 
-/// The answer to [`Registry::reserve`].
+/// The result of [`Registry::reserve`].
 pub(crate) enum Reservation {
-    /// The number is reserved for the caller, who may ask the server for it.
+    /// The number is reserved for the caller, who can request it from the server.
     Ours,
-    /// The same holder has it already.
+    /// The same holder has the number already.
     Again(FencingToken),
-    /// Another holder of this process has it: an earlier holder here is on its way out.
+    /// An earlier holder of this process has not finished its release.
     Busy,
 }
 
@@ -102,7 +102,7 @@ impl Registry {
         }
     }
 
-    /// The server granted the number; `false` when the reservation is gone.
+    /// Records that the server granted the number. Returns `false` if the reservation is gone.
     pub(crate) fn granted(
         &self,
         number: i64,
@@ -121,24 +121,24 @@ impl Registry {
         true
     }
 
-    /// Asks for its number at another location from now on; `false` when the reservation is gone.
+    /// Moves a request to another location. Returns `false` if the reservation is gone.
     pub(crate) fn move_to(&self, number: i64, holder: HolderId, location: Location) -> bool {
         let mut entries = self.lock();
         let entry = entries.get_mut(&number).filter(|entry| entry.holder == holder && entry.grant.is_none());
         entry.map(|entry| entry.location = location).is_some()
     }
 
-    /// Where `holder` has, or asks for, `number`.
+    /// Returns the location at which `holder` holds or requests `number`.
     pub(crate) fn location_of(&self, number: i64, holder: HolderId) -> Option<Location> {
         self.lock().get(&number).filter(|entry| entry.holder == holder).map(|entry| entry.location)
     }
 
-    /// Whether `holder` has been granted `number` and has it still.
+    /// Returns whether `holder` holds `number`.
     pub(crate) fn is_held(&self, number: i64, holder: HolderId) -> bool {
         self.lock().get(&number).is_some_and(|entry| entry.holder == holder && entry.grant.is_some())
     }
 
-    /// `holder` has nothing more to do with `number`.
+    /// Removes the hold or request of `holder` for `number`.
     pub(crate) fn forget(&self, number: i64, holder: HolderId) {
         let mut entries = self.lock();
         if let Entry::Occupied(slot) = entries.entry(number)
@@ -150,7 +150,7 @@ impl Registry {
         }
     }
 
-    /// One of the numbers that are held at `location`, other than these.
+    /// Returns a number held at `location` that is not in `but`.
     pub(crate) fn one_held_at(&self, location: Location, but: &[i64]) -> Option<i64> {
         let entries = self.lock();
         let held = |entry: &LockEntry| entry.location == location && entry.grant.is_some();
@@ -158,7 +158,7 @@ impl Registry {
         numbers.find(|number| !but.contains(number))
     }
 
-    /// The session at `location` has ended: what it held is returned, what was asked there is forgotten.
+    /// Removes everything at `location`, whose session has ended. Returns the holds.
     pub(crate) fn lost(&self, location: Location) -> Vec<(LockKey, HolderId)> {
         let mut lost = Vec::new();
         self.lock().retain(|_, entry| {
@@ -174,14 +174,14 @@ impl Registry {
         lost
     }
 
-    /// A copy of the holds that `wanted` selects.
+    /// Returns a copy of the holds selected by `wanted`.
     pub(crate) fn holds(&self, wanted: impl Fn(&LockEntry) -> bool) -> Vec<(i64, LockEntry)> {
         let entries = self.lock();
         let held = entries.iter().filter(|(_, entry)| entry.grant.is_some() && wanted(entry));
         held.map(|(number, entry)| (*number, entry.clone())).collect()
     }
 
-    /// The dictionary has these holds.
+    /// Records that the dictionary has these holds.
     pub(crate) fn written(&self, holds: &[(i64, LockEntry)]) {
         let mut entries = self.lock();
         for (number, written) in holds {
@@ -195,7 +195,7 @@ impl Registry {
         self.lock().get(&number).cloned()
     }
 
-    /// How many numbers are held or asked for.
+    /// Returns how many numbers are held or requested.
     pub(crate) fn len(&self) -> usize {
         self.lock().len()
     }

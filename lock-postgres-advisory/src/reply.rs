@@ -1,4 +1,4 @@
-//! How a caller gets the reply to a job of a session.
+//! The channels for replies to a session's jobs.
 
 use leasehold_api::Error;
 use leasehold_postgres::{Job, JobQueue};
@@ -6,10 +6,10 @@ use tokio::sync::oneshot;
 
 use crate::error::interrupted;
 
-/// Where a session sends its reply to a job.
+/// Sends a session's reply to a job.
 pub(crate) type ReplySender<T> = oneshot::Sender<Result<T, Error>>;
 
-/// Where the caller of a job gets the reply.
+/// Receives the reply for the caller of a job.
 pub(crate) type ReplyReceiver<T> = oneshot::Receiver<Result<T, Error>>;
 
 /// Queues a job and returns the reply.

@@ -28,7 +28,7 @@ pub const SCHEMES: &[Scheme] = &[
 
 type Hasher = fn() -> Arc<dyn KeyNumber>;
 
-/// The values of the parameter `hash`: how keys become the numbers of advisory locks.
+/// The values of the parameter `hash`, which selects the mapping from keys to numbers.
 const HASHERS: [(&str, Hasher); 7] = [
     ("fnv", || Arc::new(Fnv1a64)),
     ("sha256", || Arc::new(Sha256::default())),
@@ -47,7 +47,7 @@ fn read(url: &StoreUrl) -> Result<(PgConfig, Arc<dyn KeyNumber>), Error> {
     Ok((server, hasher.map_or_else(|| Arc::new(Fnv1a64) as _, |make| make())))
 }
 
-/// What the URL leaves out keeps its share of `lost_after`.
+/// Reads the liveness parameters. Missing ones are derived from `lost_after` in the default ratio.
 fn liveness(given: &Parameters) -> Result<Liveness, Error> {
     let lost_after = given.duration("lost_after")?.unwrap_or(Liveness::default().lost_after);
     Ok(Liveness::new(

@@ -25,29 +25,28 @@ use crate::shared_session::job::SharedJob;
 use crate::sql::{self, Process};
 use crate::try_outcome::{TryOutcome, token_of};
 
-/// The session's work.
+/// The work of a shared session.
 pub(crate) struct SharedSession {
     common: Arc<Common>,
     index: usize,
-    /// The server's process behind it.
+    /// Server process of the session.
     process: Process,
-    /// The session before, in case the server does not know yet that it is over, and numbers that it may
-    /// keep.
+    /// The previous session and some of its numbers, in case the server has not noticed its end.
     before: Option<(Process, Vec<i64>)>,
-    /// What the statement under way tries or frees.
+    /// Numbers that the current statement tries or releases.
     under_way: Vec<i64>,
-    /// Whether it keeps locks itself; else it only serves the sessions that do.
+    /// Whether the session holds locks. Otherwise it only serves the wait sessions.
     keeps: bool,
-    /// Numbers that are shown to be polled for.
+    /// Numbers with a poller's mark.
     marked: HashSet<i64>,
-    /// Unlocks that failed, and may have freed all the same.
+    /// Failed unlocks that might have released the lock.
     unsure: HashSet<(i64, HolderId)>,
 }
 
-/// After so many failed statements the rest of a batch fails with the last error.
+/// Number of failed statements after which the rest of a batch fails with the last error.
 const MOST_FAILURES: u32 = 20;
 
-/// A try or an unlock, on its way through one statement.
+/// An attempt or an unlock in a statement.
 struct Step {
     number: i64,
     holder: HolderId,
@@ -55,7 +54,7 @@ struct Step {
 }
 
 enum StepKind {
-    /// And whether it waits.
+    /// With whether the caller waits.
     Try(bool, ReplySender<TryOutcome>),
     Unlock(ReplySender<ReleaseReply>),
 }
@@ -81,7 +80,7 @@ impl Work for SharedSession {
         self.common.prepare(connection).await?;
         let current = process(connection).await.map_err(|error| store_error(error, "set up the session"))?;
         if let (Some((before, numbers)), false) = (&self.before, session.pooled) {
-            // Where that is refused, the server ends it by itself; until then it only keeps others out.
+            // If the server refuses this, the old session only blocks other clients until the server ends it.
             let text = sql::terminate(*before, space_of(self.common.space()), numbers);
             tolerate_refusal(connection.execute(sqlx::raw_sql(AssertSqlSafe(text))).await.map(drop))?;
         }
@@ -91,7 +90,7 @@ impl Work for SharedSession {
         if !self.keeps {
             return Ok(());
         }
-        // A role that may only look draws none, and may not write the mark.
+        // A role that can only read draws no tokens, and cannot write the mark.
         if !self.common.may_only_read() {
             token::mark_incarnation(connection, &self.common.schema).await?;
         }
@@ -105,7 +104,7 @@ impl Work for SharedSession {
     }
 
     fn limit(&self, _jobs: &[SharedJob], _usual: Duration) -> Option<Duration> {
-        // Each statement has its own: many small ones are no sign that the server is silent.
+        // Each statement has a separate limit, because many small ones can take long together.
         None
     }
 
@@ -130,7 +129,7 @@ impl Work for SharedSession {
     fn ended(&mut self, _error: &Error) {
         self.marked.clear();
         let location = Location::Shared(self.index);
-        // Of these nobody knows which it keeps; of the others it keeps all or none.
+        // It is unknown which of these numbers the old session holds. Of the others it holds all or none.
         let mut numbers = std::mem::take(&mut self.under_way);
         numbers.extend(self.unsure.drain().map(|(number, _)| number));
         numbers.extend(self.common.registry.one_held_at(location, &numbers));
@@ -142,7 +141,7 @@ impl Work for SharedSession {
 }
 
 impl SharedSession {
-    /// One that `keeps` locks itself, or only serves the sessions that do.
+    /// Creates the work of a session that holds locks (`keeps`), or only serves the wait sessions.
     pub(crate) fn new(common: &Arc<Common>, index: usize, keeps: bool) -> Self {
         let (marked, unsure) = (HashSet::new(), HashSet::new());
         let (process, before, under_way) = (Process::default(), None, Vec::new());
@@ -156,13 +155,13 @@ impl SharedSession {
         let mut others = Vec::new();
         for job in jobs {
             match job {
-                // Looked up again: a session may have ended, and with it the claim that the try was for,
-                // or the number been taken anew meanwhile.
+                // Checked again, because the session might have ended since the request was queued, or the number has a
+                // new request.
                 SharedJob::Try { number, holder, answer, .. } if !self.is_here(number, holder) => {
                     let _ = answer.send(Ok(TryOutcome::Refused(not_sent())));
                 }
                 SharedJob::Try { number, holder, waits, answer } => {
-                    // What could not be shown before may be now.
+                    // Retries a mark that could not be set before.
                     polled.extend(Some(number).filter(|_| waits));
                     steps.push(Step { number, holder, kind: StepKind::Try(waits, answer) });
                 }
@@ -184,7 +183,7 @@ impl SharedSession {
         } else if !confirms.is_empty() {
             self.confirm(connection).await?;
         }
-        // A statement that was answered by our process confirms it as well.
+        // An answer from the session's process confirms the session as well.
         confirms.into_iter().for_each(|answer| drop(answer.send(Ok(()))));
         self.mark(connection, polled).await?;
         for other in others {
@@ -197,8 +196,8 @@ impl SharedSession {
         self.common.registry.location_of(number, holder) == Some(Location::Shared(self.index))
     }
 
-    /// Tries and unlocks. A statement that fails is cleaned up after and halved until its parts succeed, so
-    /// that one failing number is not its neighbours' failure; a bounded number of times.
+    /// Runs attempts and unlocks. A failed statement is cleaned up and split in halves until the parts succeed, so one
+    /// failing number does not affect the others. The number of splits is bounded.
     async fn run_steps(&mut self, connection: &mut PgConnection, steps: Vec<Step>) -> Result<(), Error> {
         let mut parts = vec![(steps, false)];
         let mut failures = 0;
@@ -220,7 +219,7 @@ impl SharedSession {
                 return Err(give_up(parts, steps, error, false));
             }
             failures += 1;
-            // It may have freed the number before it failed: only another one can tell.
+            // The failed statement might have released the number, which only a second one can show.
             if !repeated
                 && matches!(&steps[..], [Step { kind: StepKind::Unlock(_), .. }])
                 && !is_cancelled(&failure)
@@ -228,7 +227,7 @@ impl SharedSession {
                 parts.push((steps, true));
                 continue;
             }
-            // What took the server too long would take it as long again, and confirmations wait meanwhile.
+            // A statement that timed out would take as long again, and confirmations would wait.
             if steps.len() == 1 || failures > MOST_FAILURES || is_cancelled(&failure) {
                 let error = store_error(failure, "ask for a lock");
                 for step in steps {
@@ -240,14 +239,14 @@ impl SharedSession {
                 continue;
             }
             let rest = steps.split_off(steps.len() / 2);
-            // In order: a number may be freed and tried in one batch.
+            // In order, because a number can be released and tried in one batch.
             parts.extend([(rest, true), (steps, true)]);
         }
         Ok(())
     }
 
-    /// Records what the server answered. A `repeated` statement, or a later one, may find freed what the
-    /// failed one has freed.
+    /// Records the server's replies. After a failed unlock, a `repeated` or later one counts as a release even if the
+    /// lock is gone.
     async fn settle_steps(
         &mut self,
         connection: &mut PgConnection,
@@ -310,7 +309,7 @@ impl SharedSession {
         replies.collect()
     }
 
-    /// Frees what a failed statement may have left held, each number as often as it was tried: once.
+    /// Releases locks that a failed statement might have taken, each number once because it was tried once.
     async fn clean_up(&self, connection: &mut PgConnection, numbers: Vec<i64>) -> Result<(), Error> {
         if numbers.is_empty() {
             return Ok(());
@@ -321,14 +320,13 @@ impl SharedSession {
         let freed = self.bounded(query.bind(numbers).bind(self.process.pid).execute(connection)).await;
         match freed.map_err(|error| store_error(error, DOING))?.rows_affected() == tried {
             true => Ok(()),
-            // No row comes from another process than ours.
+            // Another process returns no row.
             false => Err(ended(elsewhere(), DOING)),
         }
     }
 
-    /// Records the outcome and answers the caller, who may have gone. An error is what the server answered to
-    /// a statement of which nothing is left. Returns a number that was granted to nobody, which is to be
-    /// freed.
+    /// Records the outcome and replies to the caller, who might be gone. An error means that the statement left no
+    /// lock. Returns a number without an owner, to be released.
     fn settle_step(&self, step: Step, outcome: Result<StepReply, Error>) -> Option<i64> {
         let Step { number, holder, kind } = step;
         let registry = &self.common.registry;
@@ -357,7 +355,7 @@ impl SharedSession {
         None
     }
 
-    /// What the server does not answer in time ends the session, in which everything is in doubt then.
+    /// Applies the statement limit. A timeout ends the session, because all its locks are then in doubt.
     async fn bounded<T>(&self, work: impl Future<Output = Result<T, sqlx::Error>>) -> Result<T, sqlx::Error> {
         Self::within(self.common.statement_limit(), work).await
     }
@@ -382,15 +380,15 @@ impl SharedSession {
         }
     }
 
-    /// Shows which of `numbers` are polled for here, in two statements at most: confirmations wait behind
-    /// them. What cannot be shown while another session frees that number is tried again with the next poll.
+    /// Sets or removes the marks of pollers for `numbers`, in at most two statements because confirmations wait behind
+    /// them. A mark that fails during another session's release is tried again with the next poll.
     async fn mark(&mut self, connection: &mut PgConnection, numbers: HashSet<i64>) -> Result<(), Error> {
         let (set, unset): (Vec<i64>, Vec<i64>) = {
             let pollers = self.common.pollers.lock().unwrap_or_else(PoisonError::into_inner);
             let changes = |number: &i64| pollers.contains_key(number) != self.marked.contains(number);
             numbers.into_iter().filter(changes).partition(|number| pollers.contains_key(number))
         };
-        // First what gives room.
+        // Removals come first, because they make room.
         if !unset.is_empty() {
             for number in &unset {
                 self.marked.remove(number);
@@ -411,7 +409,7 @@ impl SharedSession {
             }
             Err(error) => {
                 tolerate_refusal(Err(error))?;
-                // What it has set before it failed.
+                // Removes the marks set before the failure.
                 self.unmark(connection, set).await
             }
         }
@@ -428,7 +426,7 @@ impl SharedSession {
             SharedJob::Cancel { session, number, cancel } => {
                 let text = sql::cancel(session, space_of(self.common.space()), number);
                 let done = self.bounded(connection.execute(sqlx::raw_sql(AssertSqlSafe(text)))).await;
-                // Refused or not, the statement is over; unless a pooler says so, which ends the session.
+                // Even a refusal means that the request is over, unless a pooler ended the session.
                 let is_over =
                     |error: &sqlx::Error| error.as_database_error().is_some() && !ends_session(error);
                 if done.as_ref().err().is_none_or(is_over) {
@@ -449,8 +447,8 @@ impl SharedSession {
     }
 }
 
-/// Logs a refusal of a statement that no lock depends on, because it leaves the session as it was. Returns
-/// any other error.
+/// Logs a server's refusal of a statement without effect on locks, because the session is unchanged. Returns any other
+/// error.
 fn tolerate_refusal(done: Result<(), sqlx::Error>) -> Result<(), Error> {
     match done {
         Err(error) if error.as_database_error().is_some() => {
@@ -461,21 +459,20 @@ fn tolerate_refusal(done: Result<(), sqlx::Error>) -> Result<(), Error> {
     }
 }
 
-/// The numbers that these steps try.
+/// Returns the numbers that these steps try.
 fn tried_numbers(steps: &[Step]) -> Vec<i64> {
     let tried = steps.iter().filter(|step| matches!(step.kind, StepKind::Try(..)));
     tried.map(|step| step.number).collect()
 }
 
-/// The session ends: `error` for the steps that were under way and for those that were still to come.
+/// Fails the current and the remaining steps with `error`, because the session ends.
 fn give_up(parts: Vec<(Vec<Step>, bool)>, steps: Vec<Step>, error: Error, silent: bool) -> Error {
     parts.into_iter().map(|(steps, _)| steps).chain([steps]).for_each(|steps| broken(steps, &error, silent));
     error
 }
 
-/// The session ended under these steps, and all that it held with it: who wanted to release has lost. Of one
-/// that is given up because the server is `silent`, nobody knows when the server ended it: it may have been
-/// held until now.
+/// Replies for the steps of an ended session, which has lost all its locks, so an unlock found none. If the server was
+/// `silent`, the unlock's outcome is unknown, because the session might have held the lock until now.
 fn broken(steps: Vec<Step>, error: &Error, silent: bool) {
     for step in steps {
         match step.kind {

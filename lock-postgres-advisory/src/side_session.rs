@@ -1,5 +1,5 @@
-//! The session that holds no lock: it writes names, lists locks and checks waits. It is opened when there is
-//! something to do, and nothing on it can delay or end a session that holds locks.
+//! The session without locks: it writes names, lists locks and checks waits. It is opened on demand. Its statements
+//! cannot delay or end a session that holds locks.
 
 pub(crate) mod job;
 
@@ -24,9 +24,9 @@ use crate::sql;
 
 /// The work of the side session.
 pub(crate) struct SideSession {
-    /// How long one job may take.
+    /// Time limit of one job.
     pub(crate) limit: Duration,
-    /// How long its session is kept without a job.
+    /// How long its session stays open without a job.
     pub(crate) spare: Duration,
 }
 
@@ -55,7 +55,7 @@ impl Work for SideSession {
     }
 
     fn limit(&self, _: &[SideJob], _: Duration) -> Option<Duration> {
-        // Each job has its own.
+        // Each job has a separate limit.
         None
     }
 
@@ -71,7 +71,7 @@ impl SideSession {
     }
 }
 
-/// Answers all `waits` with one statement.
+/// Replies to all `waits` with one statement.
 async fn answer_wait_statuses(
     connection: &mut PgConnection,
     waits: Vec<(i32, ReplySender<WaitStatus>)>,
@@ -106,7 +106,7 @@ impl Common {
         ask(&self.side_session, |answer| SideJob::WaitStatus { pid, answer }).await
     }
 
-    /// Runs statements in a transaction of their own.
+    /// Runs statements in a separate transaction.
     pub(crate) async fn query<T: Send + 'static>(
         &self,
         doing: &'static str,

@@ -1,20 +1,20 @@
-//! Every statement of the session scope. `{schema}` is the schema of our tables; `{n}` is the number as
-//! the server's lock functions take it, one `bigint` or two `integer`s; `{mark}` the number of its mark.
+//! All statements of the session scope. `{schema}` is the schema of the tables. `{n}` is the number as arguments of the
+//! server's lock functions, one `bigint` or two `integer`s. `{mark}` is the number of its mark.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_postgres::{Identifier, KeySpace, sql::render, token, upkeep};
 
-/// Tries one number and draws its token after it is held: -1 on another process than `$2`, 0 held.
+/// Tries one number and draws its token after the lock. Returns -1 on another process than `$2`, and 0 if held.
 const TRY_ONE: &str = "
 SELECT CASE WHEN pg_backend_pid() <> $2 THEN -1
             WHEN pg_try_advisory_lock({n}) THEN nextval('{schema}.token')
             ELSE 0 END
 FROM (SELECT $1::bigint AS n) AS o";
 
-/// Frees one number: -1 on another process, 0 not held, 1 freed, 2 freed while others poll for it, who
-/// are told on channel `$3`.
+/// Releases one number. Returns -1 on another process, 0 if not held, 1 if released, and 2 if released with pollers,
+/// which are notified on channel `$3`.
 const UNLOCK_ONE: &str = "
 SELECT CASE WHEN pg_backend_pid() <> $2 THEN -1
             WHEN NOT pg_advisory_unlock({n}) THEN 0
@@ -23,9 +23,8 @@ SELECT CASE WHEN pg_backend_pid() <> $2 THEN -1
             ELSE 2 END
 FROM (SELECT $1::bigint AS n) AS o";
 
-/// Tries and frees many numbers in their order, then draws one token for all that were granted: it is
-/// drawn after the last lock was taken, so it is larger than every earlier token of each of them.
-/// No row comes back from another process than `$3`.
+/// Tries and releases many numbers in order, then draws one token for all grants. It is drawn after the last lock, so
+/// it is larger than every earlier token of each number. Another process than `$3` returns no row.
 const MANY: &str = "
 WITH done AS MATERIALIZED (
     SELECT o.i, o.n, o.free,
@@ -42,8 +41,8 @@ SELECT array_agg(ok ORDER BY i), array_agg(waiters ORDER BY i),
        CASE WHEN bool_or(ok AND NOT free) THEN nextval('{schema}.token') END
 FROM told";
 
-/// Frees what a failed statement may have left held; each number once. Only what the server's own list shows: it logs a
-/// warning for each unlock of what is not held.
+/// Releases locks that a failed statement might have taken, each number once. Only releases locks in `pg_locks`,
+/// because the server logs a warning for each unlock of a lock that is not held.
 const CLEAN_UP: &str = "
 WITH mine AS MATERIALIZED (
     SELECT (l.classid::bigint << 32) | l.objid::bigint AS n FROM pg_locks AS l
@@ -52,14 +51,14 @@ WITH mine AS MATERIALIZED (
 SELECT CASE WHEN o.n IN (SELECT m.n FROM mine AS m) THEN pg_advisory_unlock({n}) END
 FROM unnest($1::bigint[]) AS o(n) WHERE pg_backend_pid() = $2";
 
-/// What to wait for, beside the block, whose text is the same for all waits (`docs/hazards.md` H56). In another process
-/// than `{pid}` nothing is waited for.
+/// Sets the number to wait for, outside the block, because the block's text must be the same for all waits
+/// (`docs/hazards.md` H56). In another process than `{pid}` there is no wait.
 const ORDER: &str = "
 SELECT set_config('leasehold.wait', '{number}', true), set_config('leasehold.outcome', '', true)
 WHERE pg_backend_pid() = {pid};";
 
-/// A wait in the server's queue. The block catches the request to end it, because the server logs an error otherwise, for
-/// each wait that ends with its budget.
+/// Waits in the server's queue. The block catches the cancel request, because otherwise the server would log an error
+/// for each wait that exceeds its budget.
 const BLOCK: &str = "
 DO $leasehold$
 DECLARE
@@ -75,15 +74,15 @@ EXCEPTION WHEN query_canceled THEN
 END
 $leasehold$;";
 
-/// What came of a wait in session scope: the token, which is drawn once the lock is held, 0 if the wait was ended, when the
-/// lock may be held all the same, -1 from another process.
+/// Returns the outcome of a wait in session scope: the token, drawn after the lock. 0 if the wait was cancelled, in
+/// which case the lock might be held. -1 from another process.
 const WAITED: &str = "
 SELECT CASE current_setting('leasehold.outcome', true)
     WHEN 'granted' THEN nextval('{schema}.token') WHEN 'cancelled' THEN 0 ELSE -1 END";
 
-/// The same until the transaction ends. [`UNMARKED`] when the server has crashed since: behind a pooler
-/// that is not noticed otherwise, and tokens may have been lost. Also whether the transaction has an id now:
-/// the server gives it one whenever it writes the sequence down, about every 32nd time.
+/// Tries one number until the transaction ends. Returns [`UNMARKED`] after a crash of the server, which a pooler would
+/// hide, because tokens might be lost. Also returns whether the transaction has an id. The server assigns one each time
+/// it logs the sequence, about every 32nd draw.
 const TRY_IN_TRANSACTION: &str = "
 SELECT d.drawn, pg_current_xact_id_if_assigned() IS NOT NULL
 FROM (SELECT CASE WHEN NOT {marked} THEN -2
@@ -91,7 +90,7 @@ FROM (SELECT CASE WHEN NOT {marked} THEN -2
                   ELSE 0 END AS drawn
       FROM (SELECT $1::bigint AS n) AS o OFFSET 0) AS d";
 
-/// What came of a wait until the transaction ends: as [`TRY_IN_TRANSACTION`]. 0 if the wait was ended.
+/// Returns the outcome of a wait in transaction scope, like [`TRY_IN_TRANSACTION`], or 0 if the wait was cancelled.
 const WAITED_IN_TRANSACTION: &str = "
 SELECT d.drawn, pg_current_xact_id_if_assigned() IS NOT NULL
 FROM (SELECT CASE WHEN current_setting('leasehold.outcome', true) <> 'granted' THEN 0
@@ -99,35 +98,34 @@ FROM (SELECT CASE WHEN current_setting('leasehold.outcome', true) <> 'granted' T
                   ELSE -2 END AS drawn
       OFFSET 0) AS d";
 
-/// Tokens may have been lost: they have to be marked first.
+/// Tokens might be lost, so the incarnation must be marked first.
 pub(crate) const UNMARKED: i64 = -2;
 
-/// The server's process and when it began; by the simple protocol. Asked as the user who logged in: a role that a session
-/// acts as (`ALTER ROLE x SET role = y`) is shown little of that user's sessions, not even its own, and may not end them.
+/// Reads the server process and its start time by the simple protocol. Runs as the login user, because a role set by
+/// `ALTER ROLE x SET role = y` can neither see that user's sessions fully, not even its own, nor end them.
 pub(crate) const PROCESS: &str = "
 SET LOCAL ROLE NONE; SET LOCAL search_path = pg_catalog;
 SELECT a.pid, (extract(epoch FROM a.backend_start) * 1000000)::bigint
 FROM pg_stat_activity AS a WHERE a.pid = pg_backend_pid();
 SET LOCAL role TO DEFAULT";
 
-/// Shows that somebody here polls for the numbers. Not while another session frees one: answers each and whether it is
-/// shown.
+/// Sets the marks for numbers this process polls for. Returns each number and whether its mark is set, which fails
+/// while another session releases the number.
 const MARK: &str = "
 SELECT o.n, pg_try_advisory_lock_shared({mark}) FROM unnest($1::bigint[]) AS o(n) WHERE pg_backend_pid() = $2";
 
 const UNMARK: &str = "
 SELECT pg_advisory_unlock_shared({mark}) FROM unnest($1::bigint[]) AS o(n) WHERE pg_backend_pid() = $2";
 
-/// How many advisory locks the server's lock table has room for: an estimate, in the words of the
-/// Postgres manual on `max_locks_per_transaction`.
+/// Estimates how many locks the server's lock table can hold, by the Postgres manual on `max_locks_per_transaction`.
 pub(crate) const CAPACITY: &str = "
 SELECT current_setting('max_locks_per_transaction')::bigint
        * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint)";
 
-/// Whether this is still the process that holds our locks.
+/// Returns whether this is still the process that holds the locks.
 pub(crate) const CONFIRM: &str = "SELECT pg_backend_pid() = $1";
 
-/// Ends a wait for this number, and nothing else that the process may be doing by now.
+/// Cancels a wait for this number, and no other statement of the process.
 const CANCEL: &str = "
 SET LOCAL ROLE NONE; SET LOCAL search_path = pg_catalog;
 SELECT pg_cancel_backend(a.pid) FROM pg_stat_activity AS a
@@ -137,8 +135,8 @@ WHERE a.pid = {pid} AND (extract(epoch FROM a.backend_start) * 1000000)::bigint 
     WHERE l.pid = a.pid AND l.locktype = 'advisory' AND NOT l.granted AND l.objsubid = {space}
       AND (l.classid::bigint << 32) | l.objid::bigint = {number})";
 
-/// Ends a session of ours, if it is still the same one and keeps or awaits one of the numbers: a pooler may have lent it to
-/// somebody else meanwhile.
+/// Ends a session of this client if it is still the same one and holds or awaits one of the numbers. The last check
+/// matters because a pooler might have lent it to another client.
 const TERMINATE: &str = "
 SET LOCAL ROLE NONE; SET LOCAL search_path = pg_catalog;
 SELECT pg_terminate_backend(a.pid) FROM pg_stat_activity AS a
@@ -148,9 +146,9 @@ WHERE a.pid = {pid} AND (extract(epoch FROM a.backend_start) * 1000000)::bigint 
     WHERE l.pid = a.pid AND l.locktype = 'advisory' AND l.objsubid = {space}
       AND (l.classid::bigint << 32) | l.objid::bigint = ANY ('{{numbers}}'::bigint[]))";
 
-/// Which of these processes are there and wait for an advisory lock; whether somebody waits for the end of their transaction,
-/// as `CREATE INDEX CONCURRENTLY` does for every old snapshot; and whether anybody else waits for the same lock. As in
-/// [`PROCESS`].
+/// Returns which of these processes wait for an advisory lock. Also whether another transaction waits for theirs to
+/// end, as `CREATE INDEX CONCURRENTLY` does for old snapshots, and whether another process waits for the same lock.
+/// Runs like [`PROCESS`].
 const WAITS: &str = "
 SET LOCAL ROLE NONE; SET LOCAL search_path = pg_catalog;
 WITH waiting AS MATERIALIZED (
@@ -164,18 +162,18 @@ SELECT a.pid,
 FROM pg_stat_activity AS a
 WHERE a.pid = ANY ('{pids}'::integer[]) AND a.wait_event_type = 'Lock' AND a.wait_event = 'advisory'";
 
-/// Numbers only, see [`cancel`].
+/// Renders [`WAITS`] with numbers only, like [`cancel`].
 pub(crate) fn waits(pids: impl Iterator<Item = i32>) -> String {
     WAITS.replace("{pids}", &format!("{{{}}}", listed(pids)))
 }
 
-/// Numbers only, for the simple protocol, which works behind every pooler.
+/// Renders the cancel request with numbers only, for the simple protocol, which works behind every pooler.
 pub(crate) fn cancel(session: Process, space: i16, number: i64) -> String {
     let text = of_session(CANCEL, session).replace("{space}", &space.to_string());
     text.replace("{number}", &number.to_string())
 }
 
-/// See [`cancel`].
+/// Renders the request to end a session, like [`cancel`].
 pub(crate) fn terminate(session: Process, space: i16, numbers: &[i64]) -> String {
     let text = of_session(TERMINATE, session).replace("{space}", &space.to_string());
     text.replace("{numbers}", &listed(numbers.iter()))
@@ -189,25 +187,24 @@ fn of_session(template: &str, session: Process) -> String {
     template.replace("{pid}", &session.pid.to_string()).replace("{started}", &session.started.to_string())
 }
 
-/// A session as the server knows it: process numbers are used again, start times are not.
+/// A server process. The start time distinguishes processes, because process ids are reused.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Process {
     pub(crate) pid: i32,
     pub(crate) started: i64,
 }
 
-/// A session that only keeps and awaits locks: tokens lost in a crash are skipped by the incarnation
-/// marker, so that drawing one needs no flush.
+/// A session only for locks. Drawing a token needs no flush, because the incarnation marker skips tokens lost in a
+/// crash.
 pub(crate) const SHARED_SETTINGS: &str = "SET synchronous_commit = off";
 
-/// A wait in the server's queue ends when its caller says so, not before.
+/// A wait in the server's queue has no server-side limit, because the caller ends it.
 pub(crate) const WAIT_SETTINGS: &str =
     "SET synchronous_commit = off; SET statement_timeout = 0; SET lock_timeout = 0";
 
-/// A transaction that does nothing but keep a lock. None of the role's limits ends it, and while it is idle
-/// it has neither a snapshot nor an id, so that it does not hold back vacuum (docs/hazards.md H26). A
-/// client that does not confirm any more is given up after `{gives_up}` milliseconds, also behind a pooler,
-/// whose own connection would stay.
+/// Begins a transaction that only holds a lock. No limit of the role ends it. While idle it has neither a snapshot nor
+/// an id, so it does not hold back vacuum (docs/hazards.md H26). The server ends it after `{gives_up}` milliseconds
+/// without a confirmation, even behind a pooler that keeps its connection open.
 const BEGIN: &str = "
 BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
 SET LOCAL search_path = pg_catalog;
@@ -215,13 +212,13 @@ SET LOCAL synchronous_commit = off; SET LOCAL statement_timeout = 0; SET LOCAL l
 SELECT set_config('transaction_timeout', '0', true) WHERE current_setting('transaction_timeout', true) <> '';
 SET LOCAL idle_in_transaction_session_timeout = {gives_up}";
 
-/// See [`BEGIN`].
+/// Renders [`BEGIN`].
 pub(crate) fn begin(gives_up: Duration) -> Arc<str> {
     BEGIN.replace("{gives_up}", &gives_up.as_millis().to_string()).into()
 }
 
-/// For statements beside the locks: nobody waits for their flush. Rows of names are looked up by their key, whatever the
-/// planner expects of their number.
+/// Settings of statements without effect on locks, whose flush has no waiter. Names are looked up by key, whatever the
+/// planner's estimate.
 pub(crate) const BESIDE: &str = "
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ WRITE;
 SET LOCAL search_path = pg_catalog; SET LOCAL synchronous_commit = off;
@@ -231,8 +228,8 @@ SET LOCAL enable_seqscan = off; SET LOCAL jit = off";
 pub(crate) const COMMIT: &str = "COMMIT";
 pub(crate) const ROLLBACK: &str = "ROLLBACK";
 
-/// What lets another process wait for the mark of a number: another key space or other bits than the
-/// number's own. A mark that meets something else costs a needless notification.
+/// Maps a number to its mark, by another key space or flipped bits. A collision with another lock only costs a needless
+/// notification.
 const MARK_BITS: i64 = 0x6c65_6173_6568_6f6c;
 
 /// The statements for one schema and key space.
@@ -256,7 +253,7 @@ pub(crate) struct Statements {
 
 impl Statements {
     pub(crate) fn new(schema: &Identifier, space: KeySpace) -> Self {
-        // As `pg_locks` tells the key spaces apart.
+        // The value of `pg_locks.objsubid` for the key space.
         let own_space = if space == KeySpace::Pair { "2" } else { "1" };
         let (number, mark) = match space {
             KeySpace::Pair => (
@@ -292,8 +289,8 @@ impl Statements {
         }
     }
 
-    /// Waits in the server's queue, by the simple protocol: in session scope in process `pid` alone, else in the transaction
-    /// that was begun.
+    /// Renders a wait in the server's queue, for the simple protocol. In session scope it only waits in process `pid`,
+    /// otherwise in the open transaction.
     pub(crate) fn wait(&self, number: i64, pid: Option<i32>) -> String {
         let order = ORDER.replace("{number}", &number.to_string());
         match pid {

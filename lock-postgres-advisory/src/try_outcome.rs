@@ -3,15 +3,14 @@
 use leasehold_api::{Error, FencingToken};
 use leasehold_engine::{Attempt, Contended, Granted, Moment, token as store_token};
 
-/// The answer to one try or wait. An error in its stead means that the outcome is not known: something was
-/// sent and not answered.
+/// The result of one attempt or wait. An error instead means an unknown outcome, because a request was sent but not
+/// answered.
 #[derive(Debug)]
 pub(crate) enum TryOutcome {
     Granted(FencingToken),
-    /// Somebody else holds the number.
+    /// Another client holds the number.
     Contended,
-    /// The request failed, and nothing of it is left at the server: it was not sent, or the server has
-    /// answered and has given back what a failed statement took.
+    /// The request failed and left no lock: it was not sent, or a failed statement was cleaned up.
     Refused(Error),
 }
 
@@ -33,7 +32,7 @@ pub(crate) fn contended() -> Attempt {
     Attempt::Contended(Contended::new())
 }
 
-/// The grant, with the moment just before it was asked for.
+/// Returns the grant with the time just before its request.
 pub(crate) fn dated(attempt: Attempt, asked_at: Option<Moment>) -> Attempt {
     match attempt {
         Attempt::Granted(mut granted) => {
@@ -44,7 +43,7 @@ pub(crate) fn dated(attempt: Attempt, asked_at: Option<Moment>) -> Attempt {
     }
 }
 
-/// The token of the `i`th grant of a statement that drew `number`.
+/// Returns the token of the `i`th grant of a statement that drew `number`.
 pub(crate) fn token_of(number: i64, i: u64) -> Result<Option<FencingToken>, sqlx::Error> {
     if number <= 0 {
         return Ok(None);

@@ -1,5 +1,4 @@
-//! A session that waits for or keeps one lock: it may wait in the server's queue, because nothing else is on
-//! it.
+//! A session that waits for or holds one lock. It can wait in the server's queue, because it has no other work.
 
 pub(crate) mod cancels;
 pub(crate) mod pool;
@@ -24,12 +23,12 @@ use crate::try_outcome::TryOutcome;
 use crate::wait_session::cancels::Cancels;
 use crate::wait_session::pool::WaitSessions;
 
-/// With what a lock ends.
+/// The event that ends a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LockScope {
-    /// With the session.
+    /// The end of the session.
     Session,
-    /// With the transaction that the session is in, also behind a pooler.
+    /// The end of the session's current transaction, also behind a pooler.
     Transaction,
 }
 
@@ -43,7 +42,7 @@ impl Job for WaitJob {
     fn fail(self, error: Error) {
         match self {
             Self::Take { answer, .. } => drop(answer.send(Ok(TryOutcome::Refused(error)))),
-            // It is opened once: what it kept has ended with it.
+            // The session is opened only once, so its lock has ended with it.
             Self::Release { answer, .. } if error.kind() != ErrorKind::Closed => {
                 drop(answer.send(Ok(ReleaseReply::new(false))));
             }
@@ -53,7 +52,7 @@ impl Job for WaitJob {
     }
 }
 
-/// A session for one lock. Dropped without [`WaitSession::give_back`], it is ended.
+/// A session for one lock. If dropped without [`WaitSession::give_back`], it is ended.
 pub(crate) struct WaitSession {
     pub(crate) id: u64,
     pub(crate) queue: JobQueue<WaitJob>,
@@ -65,7 +64,7 @@ pub(crate) struct WaitSession {
 }
 
 impl Common {
-    /// Has the server end a wait, which its owner will hear of.
+    /// Requests the server to cancel a wait. Its owner then gets the result.
     pub(crate) fn cancel_wait(&self, state: &WaitSessionState) {
         if let Some(queue) = self.queues.first()
             && let Some(cancel) = state.cancels.request()
@@ -75,8 +74,8 @@ impl Common {
         }
     }
 
-    /// Has the server end what nobody wants any more: the session, or behind a pooler, whose sessions are
-    /// others' too, the wait.
+    /// Requests the server to end an abandoned session. Behind a pooler it only cancels the wait, because the pooler's
+    /// sessions are shared with other clients.
     pub(crate) fn end_wait(&self, state: &WaitSessionState, scope: LockScope) {
         match self.queues.first() {
             Some(queue) if scope == LockScope::Session || !self.is_pooled() => {
@@ -91,13 +90,13 @@ impl Common {
 /// The state of a wait session, shared by its owner and its task.
 pub(crate) struct WaitSessionState {
     process: Mutex<Process>,
-    /// The number that it keeps or waits for.
+    /// Number that the session holds or waits for.
     pub(crate) number: AtomicI64,
     pub(crate) cancels: Arc<Cancels>,
     pub(crate) phase: AtomicU8,
 }
 
-/// Nobody uses the session; somebody does; it is over for good.
+/// The session is idle, in use, or ended.
 pub(crate) const IDLE: u8 = 0;
 pub(crate) const TAKEN: u8 = 1;
 pub(crate) const ENDED: u8 = 2;
@@ -112,7 +111,7 @@ impl WaitSessionState {
         }
     }
 
-    /// The server's process.
+    /// Returns the server process.
     pub(crate) fn process(&self) -> Process {
         *self.process.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -141,22 +140,22 @@ impl WaitSession {
         ask(&self.queue, |answer| WaitJob::Take { number, wait, answer }).await
     }
 
-    /// Sends it jobs without borrowing it.
+    /// Returns a handle that sends jobs without borrowing the session.
     pub(crate) fn handle(&self) -> WaitSessionHandle {
         WaitSessionHandle(self.queue.clone())
     }
 
-    /// The server's process.
+    /// Returns the server's process id.
     pub(crate) fn pid(&self) -> i32 {
         self.state.process().pid
     }
 
-    /// Asks the server to end this session's wait for its number.
+    /// Requests the server to cancel this session's wait for its number.
     pub(crate) fn cancel(&self) {
         self.wait_sessions.common.cancel_wait(&self.state);
     }
 
-    /// It keeps nothing: the next one may have it.
+    /// Returns a session without a lock to the pool.
     pub(crate) fn give_back(mut self) {
         self.clean = true;
         if self.wait_sessions.permits.is_closed() || !self.state.advance(TAKEN, IDLE) {
@@ -171,7 +170,7 @@ impl WaitSession {
 
 impl Drop for WaitSession {
     fn drop(&mut self) {
-        // Closing the queue ends an idle session; one that waits in the server's queue is ended by the server.
+        // Closing the queue ends an idle session. The server ends one that waits in its queue.
         self.queue.close();
         self.state.cancels.give_up();
         if !self.clean && !self.state.has_ended() {
@@ -184,12 +183,12 @@ impl Drop for WaitSession {
 pub(crate) struct WaitSessionHandle(JobQueue<WaitJob>);
 
 impl WaitSessionHandle {
-    /// Frees the number.
+    /// Releases the number.
     pub(crate) async fn release(&self, number: i64) -> Result<ReleaseReply, Error> {
         ask(&self.0, |answer| WaitJob::Release { number, answer }).await
     }
 
-    /// One round trip.
+    /// Makes one round trip.
     pub(crate) async fn confirm(&self) -> Result<(), Error> {
         ask(&self.0, |answer| WaitJob::Confirm { answer }).await
     }

@@ -1,4 +1,4 @@
-//! Waiting for a number that somebody else holds.
+//! Waiting for a number that another client holds.
 
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError};
@@ -19,17 +19,17 @@ use crate::side_session::job::WaitStatus;
 use crate::try_outcome::{TryOutcome, contended, dated, granted};
 use crate::wait_session::WaitSession;
 
-/// How often a waiter without a wait session tries.
+/// Poll interval of a waiter without a wait session.
 const POLL: Duration = Duration::from_millis(100);
 
-/// After how many looks a wait begins anew if nobody else waits for the same: ten minutes, if they are 3 s
-/// apart. Each time the server writes into its log that a statement was cancelled.
+/// Number of checks after which a wait restarts if no other client waits for the same lock: ten minutes at intervals of
+/// 3 s. The restarts are rare, because the server logs each cancelled statement.
 const LOOKS: u32 = 200;
 
-/// The pause between two requests to the server to end a wait, and their maximum number.
+/// Pause between requests to the server to cancel a wait, and their maximum number.
 const CANCEL_RETRIES: (Duration, u32) = (Duration::from_millis(100), 20);
 
-/// Waits until granted or stopped: in the server's queue while there is a wait session, by asking otherwise.
+/// Waits until granted or stopped, in the server's queue if a wait session is available, otherwise by polling.
 pub(crate) async fn wait(
     client: &Client,
     request: &Request,
@@ -49,15 +49,14 @@ pub(crate) async fn wait(
     let outcome = match client.wait_sessions.take().await {
         Ok(Some(session)) => wait_in_queue(client, number, session, request, stop).await,
         Ok(None) => wait_by_polling(client, number, request, stop).await,
-        // Asking needs no more connections.
+        // Polling needs no further connection.
         Err(error) if client.keeps_on_shared_sessions() => {
             tracing::debug!(%error, "no session to wait on; asking again and again instead");
             wait_by_polling(client, number, request, stop).await
         }
         Err(error) => Ok(Attempt::Refused(error)),
     };
-    // A wait that is dropped before stays registered here: what it has asked for meanwhile is found, and
-    // freed, by the release that follows.
+    // A dropped wait stays registered here. The release that follows finds and releases a late grant.
     if !common.registry.is_held(number, request.holder) {
         common.registry.forget(number, request.holder);
     }
@@ -67,12 +66,12 @@ pub(crate) async fn wait(
 /// The outcome of reserving a number in this process.
 enum Reserved {
     Ours,
-    /// The same holder has it already.
+    /// The same holder has the number already.
     Again(FencingToken),
     Stopped,
 }
 
-/// Reserves the number here, once an earlier holder of this process is out.
+/// Reserves the number in this process, after an earlier holder has finished its release.
 async fn reserve(
     client: &Client,
     number: i64,
@@ -117,7 +116,7 @@ async fn wait_in_queue(
             () = stop.cancelled() => true,
         };
         match cancel_wait(&session, waiting).await {
-            // At the end of the queue, with a fresh snapshot.
+            // Waits again at the end of the queue, with a fresh snapshot.
             Some(Ok(TryOutcome::Contended)) if !is_over && !stop.is_cancelled() => {}
             Some(outcome) => break outcome,
             None if is_over => return Ok(contended()),
@@ -126,7 +125,7 @@ async fn wait_in_queue(
     };
     match outcome? {
         TryOutcome::Granted(token) => {
-            // The answer to a long wait does not say how old it is; the answer to a question now does.
+            // The reply to a long wait can be old, so a new round trip confirms the session.
             if begun.elapsed() > recently(client) {
                 asked_at = client.now();
                 session.handle().confirm().await?;
@@ -134,7 +133,7 @@ async fn wait_in_queue(
             let granted = client.granted_on(number, request, session, token)?;
             Ok(dated(granted, asked_at))
         }
-        // Nothing is left of the attempt, so that the next one may use the session.
+        // The attempt left no lock, so the session can be used again.
         other => {
             session.give_back();
             Ok(other.into())
@@ -142,14 +141,14 @@ async fn wait_in_queue(
     }
 }
 
-/// Has the server end a wait, and waits for what came of it. `None` if that takes too long: dropped, the wait
-/// session is ended by the server, and the wait with it.
+/// Requests the server to cancel a wait, and returns its result. `None` if that takes too long. The session must then
+/// be dropped, so the server ends it with the wait.
 async fn cancel_wait(
     session: &WaitSession,
     mut waiting: Pin<&mut impl Future<Output = Result<TryOutcome, Error>>>,
 ) -> Option<Result<TryOutcome, Error>> {
     for _ in 0..CANCEL_RETRIES.1 {
-        // The server may not have begun to wait when it is told first.
+        // The server might not have started to wait at the first request.
         session.cancel();
         if let Ok(outcome) = timeout(CANCEL_RETRIES.0, &mut waiting).await {
             return Some(outcome);
@@ -158,15 +157,15 @@ async fn cancel_wait(
     None
 }
 
-/// Why a wait is ended.
+/// The reason to end a wait.
 enum WaitVerdict {
-    /// The server does not know of it any more, though its answer has not come: the connection is dead, which
-    /// a wait alone would not notice.
+    /// The server no longer has this wait, but its reply did not arrive. The connection is dead, which the wait alone
+    /// cannot detect.
     Dead(Error),
-    /// The wait starts again at the end of the server's queue, with a fresh snapshot. A waiting statement
-    /// holds a snapshot: `CREATE INDEX CONCURRENTLY` and similar statements wait for it, indefinitely if the
-    /// lock's holder awaits them, and vacuum keeps the rows that it can see. A session that waits alone loses
-    /// no place in the queue, and blocks only vacuum, so that it starts again after [`LOOKS`].
+    /// The wait restarts at the end of the server's queue with a fresh snapshot, because a waiting statement holds a
+    /// snapshot. `CREATE INDEX CONCURRENTLY` and similar statements wait for it, indefinitely if the lock's holder
+    /// awaits them, and vacuum keeps the rows visible to it. A session that waits alone loses no place and blocks only
+    /// vacuum, so it restarts after [`LOOKS`] checks.
     Restart,
 }
 
@@ -186,7 +185,7 @@ async fn watch_wait(client: &Client, session: &WaitSession) -> WaitVerdict {
             Ok(WaitStatus::Waiting | WaitStatus::WaitingAlone) => (missed, last) = (0, Instant::now()),
             Ok(WaitStatus::NotFound) if missed < 2 => missed += 1,
             Ok(WaitStatus::NotFound) => return WaitVerdict::Dead(interrupted()),
-            // That nobody can look says nothing of the wait while the server answers: with a refusal, or another session.
+            // A failed check does not affect the wait if the server still answers, by a refusal or on another session.
             Err(error) if is_refusal(&error) || server_answers(client).await => last = Instant::now(),
             Err(error) if last.elapsed() > liveness.lost_after => return WaitVerdict::Dead(error),
             Err(_) => {}
@@ -194,8 +193,8 @@ async fn watch_wait(client: &Client, session: &WaitSession) -> WaitVerdict {
     }
 }
 
-/// Whether it is the server that lets no further session in: a changed password, a role that may not log in,
-/// no connection left. Sessions that are open go on.
+/// Returns whether the server only refuses further sessions: a changed password, a role without login, no free
+/// connection. Open sessions continue.
 fn is_refusal(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::Capacity)
 }
@@ -208,8 +207,8 @@ async fn server_answers(client: &Client) -> bool {
     }
 }
 
-/// Asks again and again. Others see a mark and notify when they free the number; as soon as a wait session is
-/// free, the wait goes on in the server's queue.
+/// Polls for the number. A mark makes other clients notify on release. Once a wait session is available, continues in
+/// the server's queue.
 async fn wait_by_polling(
     client: &Client,
     number: i64,
@@ -218,7 +217,7 @@ async fn wait_by_polling(
 ) -> Result<Attempt, Error> {
     let common = &client.common;
     let poller = client.keeps_on_shared_sessions().then(|| Poller::enter(common, number));
-    // Whether the server has no room for one more session.
+    // Whether the server has no room for another session.
     let mut refused = false;
     loop {
         tokio::select! {
@@ -226,7 +225,7 @@ async fn wait_by_polling(
             () = stop.cancelled() => return Ok(contended()),
             permit = client.wait_sessions.permit(), if !refused => match client.wait_sessions.with_permit(permit).await {
                 Ok(session) => {
-                    // In the queue nobody has to be notified for it.
+                    // In the server's queue, no notification is needed.
                     drop(poller);
                     return wait_in_queue(client, number, session, request, stop).await;
                 }
@@ -238,7 +237,7 @@ async fn wait_by_polling(
         if poller.is_some() {
             let (index, holder) = (common.shared_session_of(number), request.holder);
             let queue = &common.queues[index];
-            // Closed, or released, with no try under way.
+            // The client was closed or the request released, without an attempt under way.
             if !common.registry.move_to(number, holder, Location::Shared(index)) {
                 return Ok(Attempt::Refused(common.open().err().unwrap_or_else(not_sent)));
             }
@@ -251,7 +250,7 @@ async fn wait_by_polling(
     }
 }
 
-/// Until it is worth asking again.
+/// Waits until the next attempt.
 async fn pause(poller: Option<&Poller<'_>>) {
     let nap = sleep(POLL.mul_f64(0.75 + fastrand::f64() / 2.0));
     match poller {
@@ -263,7 +262,7 @@ async fn pause(poller: Option<&Poller<'_>>) {
     }
 }
 
-/// Somebody here polls for a number: seen by others by its mark, and found by their notifications.
+/// A poller of this process for a number. Its mark makes other clients notify it.
 struct Poller<'a> {
     common: &'a Common,
     number: i64,
@@ -282,7 +281,7 @@ impl<'a> Poller<'a> {
 impl Drop for Poller<'_> {
     fn drop(&mut self) {
         let mut pollers = self.common.pollers.lock().unwrap_or_else(PoisonError::into_inner);
-        // The next one may be there already.
+        // The next poller might be registered already.
         if pollers.get(&self.number).is_some_and(|woken| Arc::ptr_eq(woken, &self.woken)) {
             pollers.remove(&self.number);
         }
@@ -292,7 +291,7 @@ impl Drop for Poller<'_> {
     }
 }
 
-/// How long ago a session may have been asked last to count as there.
+/// Returns the maximum age of a confirmation that still counts.
 fn recently(client: &Client) -> Duration {
     client.common.config.liveness_settings().confirm_every / 2
 }

@@ -1,7 +1,7 @@
-//! Locks inside your own transaction.
+//! Locks inside the caller's transaction.
 //!
-//! The lock is held until the transaction ends, by commit or rollback, and goes with the connection. There
-//! is no release: the work and the lock end in the same instant, so nobody sees one without the other.
+//! The lock is held until the transaction ends, by commit or rollback, and ends with the connection. There is no
+//! release. The work becomes visible at the same instant as the lock ends.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -33,36 +33,34 @@
 //!
 //! # What to know
 //!
-//! - **READ COMMITTED only.** At REPEATABLE READ and SERIALIZABLE the transaction sees what was committed
-//!   before it waited for the lock, so it would decide on old data. Such a transaction is refused. For the
-//!   same reason the lock is a statement of its own: read in a later one.
-//! - **A wait that fails leaves the transaction usable**: after `Timeout` and `Deadlock`, and when somebody
-//!   cancelled the wait, nothing of the call is held, `lock_timeout` and `statement_timeout` are what they
-//!   were, and the work so far is intact. Other errors may have ended the transaction.
-//! - **A statement that fails ends the lock.** Unless a savepoint is in between, the server lets go with the
-//!   error, before anybody has rolled back.
-//! - **After a deadlock, roll back.** What earlier calls locked is still held, and the others wait for it.
-//! - **Savepoints.** Rolling back to a savepoint that is older than the lock releases it;
-//!   [`XactProof::check`] asks the server (docs/hazards.md H05). Wait for the `begin` of a savepoint: where
-//!   its future is dropped half-way, as by a timeout, the driver rolls the whole transaction back, and later
-//!   statements are carried out outside of any. [`XactGuard::commit`](crate::XactGuard::commit) then fails; a
-//!   commit of your own does not.
+//! - **READ COMMITTED only.** A transaction at REPEATABLE READ or SERIALIZABLE reads rows committed before the lock
+//!   wait, so it would decide on old data. Such a transaction is refused. For the same reason, read the data in a later
+//!   statement than the lock.
+//! - **A failed wait leaves the transaction usable.** After `Timeout`, `Deadlock` and a cancelled wait, the call holds
+//!   no lock, `lock_timeout` and `statement_timeout` are restored, and earlier work is intact. Other errors might have
+//!   ended the transaction.
+//! - **A failed statement ends the lock.** The server releases it with the error, before the rollback, unless a
+//!   savepoint was set after the lock.
+//! - **After a deadlock, roll back.** Locks of earlier calls are still held, and the other transactions wait for them.
+//! - **Savepoints.** A rollback to a savepoint older than the lock releases it. [`XactProof::check`] checks this on the
+//!   server (docs/hazards.md H05). Do not drop the future of a savepoint's `begin`, for example by a timeout. The
+//!   driver would roll the whole transaction back, and later statements would run outside of any.
+//!   [`XactGuard::commit`](crate::XactGuard::commit) then fails, but a plain commit does not.
 //! - **Prepared transactions** (`PREPARE TRANSACTION`) keep the lock, without any connection and over a
 //!   restart, until `COMMIT PREPARED` or `ROLLBACK PREPARED` (H06).
-//! - **Re-entrant within the session.** The server grants a session what it holds already: the same key
-//!   again in this transaction, or held by the same connection in session scope (H04). Everybody else
-//!   is kept out by either scope, as both use the same number.
-//! - **It does not outlive the transaction.** To commit twice under one lock, or to lock something that is
-//!   not in this database, use the session scope or a lease.
-//! - **Keep it short.** The connection is occupied, and `idle_in_transaction_session_timeout` ends it with
-//!   the transaction and the lock. [`XactLocks::max_hold`] bounds transactions whose program hangs. Advisory
-//!   locks alone do not hold back vacuum (H26).
-//! - **Behind a pooler in transaction mode** everything here works: nothing is prepared, nothing is left
-//!   behind in the session.
-//! - **Waiting needs PL/pgSQL**, which every database has unless somebody removed it.
+//! - **Re-entrant within the session.** The server grants a lock again to the session that holds it: the same key in
+//!   this transaction, or in session scope on the same connection (H04). Other sessions are excluded by either scope,
+//!   because both use the same number.
+//! - **It does not outlive the transaction.** To commit twice under one lock, or to lock a resource outside this
+//!   database, use the session scope or a lease.
+//! - **Keep it short.** The connection is occupied, and `idle_in_transaction_session_timeout` ends it with the
+//!   transaction and the lock. [`XactLocks::max_hold`] bounds the transactions of a hung program. Advisory locks alone
+//!   do not hold back vacuum (H26).
+//! - **A pooler in transaction mode** is supported: no statement is prepared, and no setting is left in the session.
+//! - **Waiting needs PL/pgSQL**, which every database has by default.
 //!
-//! If the lock is about one table as a whole, `LOCK TABLE entry IN EXCLUSIVE MODE` as the first statement
-//! does without any of this: it lets readers pass and keeps all other writers out.
+//! For a lock on a whole table, `LOCK TABLE entry IN EXCLUSIVE MODE` as the first statement suffices. It admits readers
+//! and blocks all other writers.
 
 pub(crate) mod guard;
 pub(crate) mod max_hold;
@@ -86,9 +84,9 @@ use self::query::{ANSWER_LIMIT, last_row, within};
 
 const TAKE: &str = "take the lock";
 
-/// Takes locks in transactions of the caller. Has no connection of its own; cheap to clone.
+/// Takes locks in transactions of the caller. Has no connection, and is cheap to clone.
 ///
-/// The [module](self) says what to know.
+/// See the [module](self) for the rules.
 #[derive(Clone, Debug)]
 pub struct XactLocks {
     schema: Identifier,
@@ -98,29 +96,28 @@ pub struct XactLocks {
 }
 
 impl XactLocks {
-    /// Locks whose numbers are those of `schema`, which need not exist unless tokens are drawn.
+    /// Creates locks with the numbers of `schema`, which must exist only if tokens are drawn.
     #[must_use]
     pub fn new(schema: Identifier) -> Self {
         let token = render(&sql::TOKEN.replace("{marked}", &token::marked()), &schema);
         Self { schema, numbers: Arc::new(Fnv1a64), token, max_hold: None }
     }
 
-    /// Other numbers for keys than [`Fnv1a64`]'s.
+    /// Sets another mapping from keys to numbers than [`Fnv1a64`].
     #[must_use]
     pub fn numbers(mut self, numbers: impl KeyNumber) -> Self {
         self.numbers = Arc::new(numbers);
         self
     }
 
-    /// Bounds how long a transaction lasts that has taken a lock here: when `longest` has passed since the
-    /// lock was granted and the transaction is still open, a connection of `pool` ends its session, and with
-    /// it transaction and lock. The work is rolled back; the next statement on the connection fails. That
-    /// also helps against a program that hangs, awaits for ever or blocks its thread, as long as another
-    /// thread of its runtime is free. Behind a pooler too.
+    /// Limits the duration of a transaction that takes a lock here. If the transaction is still open `longest` after
+    /// the grant, a connection of `pool` ends its session, which releases the lock and rolls the work back. The next
+    /// statement on the connection fails. This also works if the program hangs or blocks its thread, if another thread
+    /// of its runtime is free. Also works behind a pooler.
     ///
-    /// Without it, a transaction that idles is bounded by the server's `idle_in_transaction_session_timeout`
-    /// alone. It costs one statement more for each call that takes locks, and, unless a guard has seen the
-    /// transaction end, another after `longest`. `pool` must not be used up by the transactions themselves.
+    /// Without it, only the server's `idle_in_transaction_session_timeout` limits an idle transaction. Each call that
+    /// takes locks costs one more statement. Another follows after `longest`, unless a guard has seen the transaction
+    /// end. `pool` must have a connection beyond those of the transactions.
     #[must_use]
     pub fn max_hold(mut self, longest: Duration, pool: PgPool) -> Self {
         self.max_hold = Some(MaxHold::new(longest, pool));
@@ -131,17 +128,19 @@ impl XactLocks {
     ///
     /// # Errors
     ///
-    /// [`Timeout`](ErrorKind::Timeout) when others held it for that long, [`Deadlock`](ErrorKind::Deadlock)
-    /// when they wait for this transaction in turn. [`InvalidOption`](ErrorKind::InvalidOption) outside a
-    /// transaction and at another isolation than READ COMMITTED, [`Unavailable`](ErrorKind::Unavailable) on a
-    /// standby: there nothing was done. [`InvalidKey`](ErrorKind::InvalidKey) for a key without a number.
-    /// Else what the server answers.
+    /// - [`Timeout`](ErrorKind::Timeout) if other transactions held the key for that long.
+    /// - [`Deadlock`](ErrorKind::Deadlock) if they wait for this transaction.
+    /// - [`InvalidOption`](ErrorKind::InvalidOption), with nothing done, outside a transaction or at another isolation
+    ///   level than READ COMMITTED.
+    /// - [`Unavailable`](ErrorKind::Unavailable), with nothing done, on a standby.
+    /// - [`InvalidKey`](ErrorKind::InvalidKey) if the key has no number.
+    /// - Otherwise the server's error.
     ///
     /// # Cancel safety
     ///
-    /// A wait whose future is dropped goes on at the server for as long as it may, and the connection's next
-    /// statement, or its rollback, waits for that. It may end with the lock held until the transaction
-    /// ends. The transaction stays usable either way; to leave the queue at once, close the connection.
+    /// If dropped, the wait continues on the server until its limit, and the connection's next statement or rollback
+    /// waits for it. The lock might then be held until the transaction ends. The transaction stays usable. To leave the
+    /// queue at once, close the connection.
     pub async fn lock_in(
         &self,
         connection: &mut PgConnection,
@@ -151,15 +150,15 @@ impl XactLocks {
         self.lock_with(connection, key, LockWait::Block(wait)).await?.ok_or_else(|| contended().with_key(key))
     }
 
-    /// Takes `key` in the transaction of `connection` if nobody else holds it or waits for it.
+    /// Takes `key` in the transaction of `connection` if no other session holds it or waits for it.
     ///
     /// # Errors
     ///
-    /// As [`lock_in`](Self::lock_in), without `Timeout` and `Deadlock`.
+    /// See [`lock_in`](Self::lock_in), without `Timeout` and `Deadlock`.
     ///
     /// # Cancel safety
     ///
-    /// When the future is dropped, the lock may be held until the transaction ends, which stays usable.
+    /// If dropped, the lock might be held until the transaction ends, which stays usable.
     pub async fn try_lock_in(
         &self,
         connection: &mut PgConnection,
@@ -168,15 +167,15 @@ impl XactLocks {
         self.lock_with(connection, key, LockWait::Skip).await
     }
 
-    /// Takes `key` in the transaction of `connection`. `None` with [`LockWait::Skip`] alone.
+    /// Takes `key` in the transaction of `connection`. Returns `None` only with [`LockWait::Skip`].
     ///
     /// # Errors
     ///
-    /// As [`lock_in`](Self::lock_in).
+    /// See [`lock_in`](Self::lock_in).
     ///
     /// # Cancel safety
     ///
-    /// As [`lock_in`](Self::lock_in).
+    /// See [`lock_in`](Self::lock_in).
     pub async fn lock_with(
         &self,
         connection: &mut PgConnection,
@@ -193,7 +192,7 @@ impl XactLocks {
         Ok(granted.then_some(proof))
     }
 
-    /// `attempt`, then waits if that was not enough. `false` with [`LockWait::Skip`] alone.
+    /// Runs `attempt`, then waits if it was not granted. Returns `false` only with [`LockWait::Skip`].
     pub(crate) async fn take(
         &self,
         connection: &mut PgConnection,
@@ -201,7 +200,7 @@ impl XactLocks {
         attempt: String,
         wait: LockWait,
     ) -> Result<bool, Error> {
-        // An attempt never overtakes the server's queue, so it comes first: mostly it is enough.
+        // The attempt comes first because it never overtakes the server's queue, and usually suffices.
         if read_verdict(&last_row(connection, attempt, ANSWER_LIMIT, TAKE).await?)? {
             return Ok(true);
         }
@@ -214,19 +213,19 @@ impl XactLocks {
         }
     }
 
-    /// Takes all `keys`, or none, in the transaction of `connection`; `wait` is for all together. A key that
-    /// is named twice is locked once. The proofs are in the order of `keys`.
+    /// Takes all `keys`, or none, in the transaction of `connection`. `wait` is the total limit. A repeated key is
+    /// locked once. The proofs are in the order of `keys`.
     ///
-    /// Locks are taken in the order of their numbers, so that two calls with the same keys in another order
-    /// do not deadlock. Two calls one after the other have no such order.
+    /// Locks are taken in the order of their numbers, which prevents deadlocks between calls with the same keys in
+    /// another order. Two successive calls have no such order.
     ///
     /// # Errors
     ///
-    /// As [`lock_in`](Self::lock_in), naming the key that was not granted.
+    /// See [`lock_in`](Self::lock_in). The error names the key that was not granted.
     ///
     /// # Cancel safety
     ///
-    /// As [`lock_in`](Self::lock_in), for all keys at once.
+    /// See [`lock_in`](Self::lock_in), for all keys at once.
     pub async fn lock_all_in(
         &self,
         connection: &mut PgConnection,
@@ -255,7 +254,7 @@ impl XactLocks {
         }
     }
 
-    /// Sees to it that the transaction of `connection` ends in time.
+    /// Starts the maximum hold of the transaction of `connection`, if configured.
     pub(crate) async fn watch(&self, connection: &mut PgConnection) -> Result<Option<MaxHoldWatch>, Error> {
         match &self.max_hold {
             Some(max_hold) => max_hold.watch(connection).await.map(Some),
@@ -263,23 +262,23 @@ impl XactLocks {
         }
     }
 
-    /// Draws a fencing token in the transaction of `connection`, larger than any that was drawn for the
-    /// keys it holds before it held them.
+    /// Draws a fencing token in the transaction of `connection`, larger than all tokens drawn for its keys before it
+    /// held them.
     ///
-    /// Draw it after the lock. It is durable only once the transaction has committed: send it to others
-    /// after that, or together with what is written in the transaction.
+    /// Draw it after the lock. It is durable only after the commit. Send it to other systems after the commit, or
+    /// together with the data written in the transaction.
     ///
     /// # Errors
     ///
-    /// [`SchemaMissing`](ErrorKind::SchemaMissing) when the schema is not there (install it, it is checked by
-    /// the other stores' connecting), [`Unsupported`](ErrorKind::Unsupported) where
-    /// [numbers](KeyNumber::covers_schema) are shared by schemas, [`Unavailable`](ErrorKind::Unavailable)
-    /// when the server has crashed since anybody made sure that tokens grow: see
-    /// [`prepare_tokens`](Self::prepare_tokens). An error of the server ends the transaction.
+    /// - [`SchemaMissing`](ErrorKind::SchemaMissing) if the schema is missing, which this type does not check earlier.
+    /// - [`Unsupported`](ErrorKind::Unsupported) if several schemas share the [numbers](KeyNumber::covers_schema).
+    /// - [`Unavailable`](ErrorKind::Unavailable) if the server has crashed since tokens were last prepared: see
+    ///   [`prepare_tokens`](Self::prepare_tokens).
+    /// - A server error ends the transaction.
     ///
     /// # Cancel safety
     ///
-    /// Safe: a number may be left out.
+    /// If dropped, a number might be skipped.
     pub async fn token(&self, connection: &mut PgConnection) -> Result<FencingToken, Error> {
         const DRAW: &str = "draw a fencing token";
         if !self.numbers.covers_schema() && self.schema.as_str() != DEFAULT_SCHEMA {
@@ -302,16 +301,16 @@ impl XactLocks {
         })
     }
 
-    /// Makes sure that tokens grow, also if the server has crashed since. Once per server start is enough;
-    /// all stores of this schema do it when they connect.
+    /// Ensures that tokens grow even after a server crash. Once per server start is enough. All stores of this schema
+    /// also do this when they connect.
     ///
     /// # Errors
     ///
-    /// As [`token::mark_incarnation`].
+    /// See [`token::mark_incarnation`].
     ///
     /// # Cancel safety
     ///
-    /// Safe: it is done as a whole or not at all.
+    /// If dropped, it is done completely or not at all.
     pub async fn prepare_tokens(&self, connection: &mut PgConnection) -> Result<(), Error> {
         token::mark_incarnation(connection, &self.schema).await
     }
@@ -321,7 +320,7 @@ impl XactLocks {
         Ok(XactProof { key: key.clone(), number, space: self.numbers.space() })
     }
 
-    /// In the server's queue, one after the other.
+    /// Waits for the locks in the server's queue, one after the other.
     async fn wait_for(
         &self,
         connection: &mut PgConnection,
@@ -350,7 +349,7 @@ impl XactLocks {
     }
 }
 
-/// Says that a transaction held a lock when this was made. It has no release: commit or roll back.
+/// Proves that a transaction held a lock when this value was created. It has no release: commit or roll back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct XactProof {
     key: LockKey,
@@ -359,28 +358,28 @@ pub struct XactProof {
 }
 
 impl XactProof {
-    /// The key.
+    /// Returns the key.
     #[must_use]
     pub const fn key(&self) -> &LockKey {
         &self.key
     }
 
-    /// The number by which the server knows the lock, as in [`KeyNumber::number`].
+    /// Returns the server's number for the lock, as in [`KeyNumber::number`].
     #[must_use]
     pub const fn number(&self) -> i64 {
         self.number
     }
 
-    /// Asks the server whether the session of `connection` still holds the lock, for code that rolls back to
-    /// savepoints. It looks through all locks of the server: not for every statement.
+    /// Checks on the server whether the session of `connection` still holds the lock, for code that rolls back to
+    /// savepoints. It scans all locks of the server, so do not call it for every statement.
     ///
     /// # Errors
     ///
-    /// [`Lost`](ErrorKind::Lost) when it does not; else what the server answers.
+    /// [`Lost`](ErrorKind::Lost) if the lock is not held. Otherwise the server's error.
     ///
     /// # Cancel safety
     ///
-    /// Safe: it only looks.
+    /// The call only reads.
     pub async fn check(&self, connection: &mut PgConnection) -> Result<(), Error> {
         const LOOK: &str = "look for the lock";
         let row = last_row(connection, sql::held(self.number, self.space), ANSWER_LIMIT, LOOK).await?;
@@ -398,7 +397,7 @@ impl fmt::Display for XactProof {
     }
 }
 
-/// Whether the attempt was granted, or what is wrong with the transaction.
+/// Returns whether the attempt was granted, or the error if the transaction is unsuitable.
 fn read_verdict(row: &PgRow) -> Result<bool, Error> {
     let verdict: String = row.try_get(0).map_err(|error| store_error(error, TAKE))?;
     let (kind, message) = match verdict.as_str() {

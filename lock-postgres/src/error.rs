@@ -88,7 +88,7 @@ const STATES: &[(&str, ErrorKind, &str)] = &[
     ("XX002", ErrorKind::Corrupt, "the server found a damaged index; see its log before anything else"),
 ];
 
-/// Tables and sequence of the schema, whatever its name.
+/// Tables and sequence of a schema of any name.
 const OUR_OBJECTS: [&str; 7] =
     ["version", "token", "incarnation", "mutex", "lease", "advisory_name", "upkeep"];
 

@@ -27,7 +27,7 @@ impl Overrun {
         self.real + ROUNDING < self.limit
     }
 
-    /// Returns an error with `message`, or one that explains the paused clock.
+    /// Returns an error with `message`, or an explanation of the paused clock.
     pub(crate) fn into_error(self, message: String) -> Error {
         if self.is_paused() {
             let Self { limit, real } = self;

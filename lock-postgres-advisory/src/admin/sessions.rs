@@ -1,4 +1,5 @@
-//! The sessions behind advisory locks, for operators: the server frees such a lock by force only with its session.
+//! The sessions behind advisory locks, for operators. The server can release an advisory lock by force only by ending
+//! its session.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,10 +12,10 @@ use crate::admin::sql::END_SESSION;
 use crate::common::Common;
 use crate::registry::names::space_of;
 
-/// The sessions of the server that hold advisory locks, those of other programs included.
+/// The server's sessions that hold advisory locks, including those of other programs.
 ///
-/// The server cannot take one advisory lock from a session: an operator looks at all that the session holds, and ends
-/// it as a whole. That is not part of [`LockAdmin`](leasehold_api::LockAdmin); this type is reached through it:
+/// The server cannot take a single advisory lock from a session. An operator therefore checks all locks of the session
+/// and ends the session. [`LockAdmin`](leasehold_api::LockAdmin) has no such call, but gives access to this type:
 ///
 /// ```no_run
 /// use leasehold_api::Lock as _;
@@ -37,15 +38,15 @@ pub struct Sessions {
     common: Arc<Common>,
 }
 
-/// A session of the server, and what it holds.
+/// A session of the server with its locks.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionInfo {
-    /// The number of its process, and when it began in microseconds since 1970: it names no later session.
+    /// Process id, and start time in microseconds since 1970, which together identify no later session.
     pub id: String,
-    /// Whose it is: user, address, application, process.
+    /// User, address, application and process of the session.
     pub owner: Option<String>,
-    /// Every advisory lock that it holds exclusively, each with one holder.
+    /// Every advisory lock the session holds exclusively, each with one holder.
     pub holds: Vec<KeyInfo>,
 }
 
@@ -54,18 +55,19 @@ impl Sessions {
         Self { common: Arc::clone(common) }
     }
 
-    /// The session that holds `key`, with all else that it holds; `None` if none holds it, or one that the role may not
-    /// see (`pg_read_all_stats` shows all).
+    /// Returns the session that holds `key`, with all its locks. `None` if no session holds the key, or the role cannot
+    /// see the session (`pg_read_all_stats` shows all).
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](ErrorKind::Unsupported) if a prepared transaction holds it, which has no session;
-    /// [`Closed`](ErrorKind::Closed) after `close`; [`InvalidKey`](ErrorKind::InvalidKey) for a key that the hasher
-    /// does not take; else what the server answers.
+    /// - [`Unsupported`](ErrorKind::Unsupported) if a prepared transaction, which has no session, holds the key.
+    /// - [`Closed`](ErrorKind::Closed) after `close`.
+    /// - [`InvalidKey`](ErrorKind::InvalidKey) if the hasher does not take the key.
+    /// - Otherwise the server's error.
     ///
     /// # Cancel safety
     ///
-    /// Dropping the future has no effect on any lock.
+    /// If dropped, no lock is affected.
     pub async fn session_of(&self, key: &LockKey) -> Result<Option<SessionInfo>, Error> {
         let common = &self.common;
         let number = common.number(key)?;
@@ -85,19 +87,19 @@ impl Sessions {
         Ok(Some(SessionInfo { id: format!("{pid}-{started}"), owner: Some(owner), holds }))
     }
 
-    /// Ends a session that [`session_of`](Self::session_of) has found, and with it all that it holds. `Ok(true)`: its
-    /// end was asked for, and its holders' guards read lost within
-    /// [`Capabilities::loss_detection`](leasehold_api::Capabilities::loss_detection). `Ok(false)`: it had ended before.
+    /// Ends a session found by [`session_of`](Self::session_of), and with it all its locks. Returns whether the session
+    /// still existed. If so, its holders' guards report the loss within
+    /// [`Capabilities::loss_detection`](leasehold_api::Capabilities::loss_detection).
     ///
     /// # Errors
     ///
-    /// [`InvalidOption`](ErrorKind::InvalidOption) for an id that is none of a session;
-    /// [`PermissionDenied`](ErrorKind::PermissionDenied) for a session of another role, unless this one has
-    /// `pg_signal_backend`; else as [`session_of`](Self::session_of).
+    /// [`InvalidOption`](ErrorKind::InvalidOption) if the id is malformed.
+    /// [`PermissionDenied`](ErrorKind::PermissionDenied) if the session belongs to another role and this role lacks
+    /// `pg_signal_backend`. Otherwise see [`session_of`](Self::session_of).
     ///
     /// # Cancel safety
     ///
-    /// A dropped call may or may not have ended the session; look again.
+    /// If dropped, the session might have been ended. Check again.
     pub async fn end_session(&self, session: &SessionInfo) -> Result<bool, Error> {
         let parts = session.id.split_once('-');
         let parsed =
@@ -120,7 +122,7 @@ impl Sessions {
     }
 }
 
-/// What holds a key that no session holds.
+/// The error for a key held by a prepared transaction.
 const PREPARED: &str = "a prepared transaction holds it, which has no session that could be ended; end it by its name in pg_prepared_xacts, with COMMIT PREPARED or ROLLBACK PREPARED";
 
 impl fmt::Debug for Sessions {

@@ -1,6 +1,6 @@
-//! The statements of people who look.
+//! The statements of the dictionary and the inspection.
 
-/// Writes what numbers stand for and who holds them.
+/// Writes the keys of numbers and their holders.
 pub(crate) const NAME: &str = "
 INSERT INTO {schema}.advisory_name AS n (space, number, key, pid, holder, token, granted_at, label)
 SELECT $1, v.number, v.key, v.pid, v.holder, v.token, to_timestamp(v.since / 1000000.0), v.label
@@ -11,8 +11,8 @@ ON CONFLICT (space, number) DO UPDATE
 SET key = excluded.key, pid = excluded.pid, holder = excluded.holder, token = excluded.token,
     granted_at = excluded.granted_at, label = excluded.label";
 
-/// Deletes those of the first `$3` rows after `($1, $2)` that were not used for a month. Answers how many, and the row in
-/// place `$3`, if there are so many.
+/// Deletes, among the first `$3` rows after `($1, $2)`, the rows unused for 30 days. Returns their number and the
+/// position of row number `$3`, if there are that many rows.
 pub(crate) const FORGET: &str = "
 WITH page AS MATERIALIZED (
     SELECT p.space, p.number, p.granted_at, row_number() OVER () AS n FROM (
@@ -34,9 +34,9 @@ WITH page AS MATERIALIZED (
 SELECT (SELECT count(*) FROM gone), p.space, p.number
 FROM (SELECT) AS one LEFT JOIN page AS p ON p.n = $3::bigint";
 
-/// The advisory locks of this database that are held exclusively, or one of them (`$1`, `$2`), with what
-/// is known of them. Who held a number before on another session is not shown as its holder. A time that was written by hand
-/// may have no number.
+/// Lists the exclusively held advisory locks of this database, or one of them (`$1`, `$2`), with their dictionary
+/// entries. A holder from an earlier session of the number is not shown. An infinite or extreme time, written by hand,
+/// reads as NULL.
 pub(crate) const LIST: &str = "
 WITH locks AS MATERIALIZED (
     SELECT l.objsubid AS space, (l.classid::bigint << 32) | l.objid::bigint AS number, l.pid, l.mode, l.granted
@@ -61,7 +61,7 @@ LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
 WHERE l.granted AND l.mode = 'ExclusiveLock'
 ORDER BY l.space, l.number";
 
-/// Ends one session, if it is still the same one.
+/// Ends one session if it is still the same one.
 pub(crate) const END_SESSION: &str = "
 SELECT coalesce(bool_or(pg_terminate_backend(a.pid)), false)
 FROM pg_stat_activity AS a

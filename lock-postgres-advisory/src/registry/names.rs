@@ -1,6 +1,5 @@
-//! The dictionary from numbers to names: written in the background for holds that last, so that an acquire
-//! never waits for it and short-lived keys leave no row behind; on a session that keeps no locks, so that
-//! none of them is delayed or lost by it.
+//! The dictionary from numbers to names. It is written in the background, only for longer holds, so an acquire never
+//! waits for it and short-lived keys leave no row. The writing session holds no locks, so it cannot delay or lose any.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,41 +17,41 @@ use crate::common::Common;
 use crate::error::interrupted;
 use crate::registry::{Location, LockEntry};
 
-/// How long after a grant others see its name at the latest.
+/// Maximum time after a grant until other clients see its name.
 pub(crate) const LAG: Duration = Duration::from_secs(2);
 
-/// A hold that is over before this time gets no row.
+/// Minimum duration of a hold with a row.
 const NAMED_AFTER: Duration = Duration::from_millis(200);
 
-/// How often what nobody has used for a month is deleted, by one client for all.
+/// Average interval between deletions of names unused for 30 days. One client deletes for all.
 const DELETE_EVERY: Duration = Duration::from_secs(3600);
 
-/// How many rows are looked at in one statement, and how long the pause is after it.
+/// Rows read per statement, and the pause after each statement.
 const PAGE: i64 = 1000;
 const BETWEEN_PAGES: Duration = Duration::from_millis(20);
 
-/// How often it is noted how far that has come.
+/// Pages between two notes of the position.
 const PAGES_PER_NOTE: u32 = 10;
 
 /// The name of the purge of this table, in the schema and in logs.
 const TASK: &str = "advisory_name";
 
-/// How long nothing is written after many failures: a server that was away for hours has names soon again.
+/// Maximum pause after repeated failures. After an outage of hours, names are written again soon.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
-/// How long one writing may take.
+/// Time limit of one write.
 const SAVE_LIMIT: Duration = Duration::from_secs(30);
 
-/// The tracing target. Filters of operators name it, so it does not follow the path of this module.
+/// The tracing target, independent of the module path because operators' filters name it.
 const TARGET: &str = "leasehold_postgres_advisory::names";
 
-/// Writes and deletes until the client is closed.
+/// Writes and deletes names until the client is closed.
 pub(crate) async fn run(common: Arc<Common>) {
     tokio::join!(write(&common), delete_names_hourly(&common));
 }
 
 async fn write(common: &Arc<Common>) {
-    // After a failure.
+    // The pause after a failure.
     let mut pause = NAMED_AFTER;
     while !common.closed.load(Ordering::Acquire) {
         let granted = common.registry.granted.notified();
@@ -87,12 +86,12 @@ async fn save(common: &Common, holds: &[(i64, LockEntry)]) -> Result<(), Error> 
     timeout(SAVE_LIMIT, saving).await.unwrap_or_else(|_| Err(interrupted()))
 }
 
-/// Deletes old rows about once an hour. A client that ends sooner leaves it to other clients.
+/// Deletes old rows about once an hour. A client that ends sooner leaves this to other clients.
 async fn delete_names_hourly(common: &Common) {
     let mut watch = Watch::new(TASK);
     loop {
         sleep(DELETE_EVERY.mul_f64(0.5 + fastrand::f64())).await;
-        // An idle client leaves it to others: it would open a session.
+        // An idle client leaves the deletion to others, because it would open a session.
         if !common.may_only_read() && !common.is_asleep() {
             let outcome = delete_old_names(common, &mut watch).await;
             watch.ended(&common.config, &outcome);
@@ -100,7 +99,7 @@ async fn delete_names_hourly(common: &Common) {
     }
 }
 
-/// Continues where the last purge stopped, unless another client is doing it.
+/// Resumes at the last position, unless another client is deleting.
 pub(crate) async fn delete_old_names(common: &Common, watch: &mut Watch) -> Result<(), Error> {
     const DOING: &str = "delete old names of locks";
     let text = Arc::clone(&common.statements.claim_upkeep);
@@ -111,7 +110,7 @@ pub(crate) async fn delete_old_names(common: &Common, watch: &mut Watch) -> Resu
     });
     let Some(progress) = progress.await? else { return Ok(()) };
     let taken = Instant::now();
-    // What is not understood was not written by us: begin at the beginning.
+    // A malformed position was written by another program, so start at the first row.
     let mut next = Some(parse(&progress.after).unwrap_or((i16::MIN, i64::MIN)));
     let mut pages = 0;
     while let Some((space, number)) = next {
@@ -140,7 +139,7 @@ pub(crate) async fn delete_old_names(common: &Common, watch: &mut Watch) -> Resu
     Ok(())
 }
 
-/// The last row that was looked at, if there may be more.
+/// Reads the position of the last row checked, if further rows are possible.
 fn last_of(row: &PgRow) -> Result<Option<(i16, i64)>, sqlx::Error> {
     let (space, number): (Option<i16>, Option<i64>) = (row.try_get(1)?, row.try_get(2)?);
     Ok(space.zip(number))
@@ -195,7 +194,7 @@ impl NameRows {
     }
 }
 
-/// As `pg_locks.objsubid` tells the key spaces apart.
+/// Returns the value of `pg_locks.objsubid` for a key space.
 pub(crate) fn space_of(space: KeySpace) -> i16 {
     match space {
         KeySpace::Big => 1,

@@ -9,9 +9,9 @@ use crate::sql::Process;
 use crate::try_outcome::TryOutcome;
 use crate::wait_session::cancels::Cancel;
 
-/// What a shared session is asked to do.
+/// A request to a shared session.
 pub(crate) enum SharedJob {
-    /// One attempt. Who `waits` keeps the number reserved here when somebody else holds it.
+    /// One attempt. If `waits`, the number stays reserved here while another client holds it.
     Try {
         number: i64,
         holder: HolderId,
@@ -26,15 +26,15 @@ pub(crate) enum SharedJob {
     Confirm {
         answer: ReplySender<()>,
     },
-    /// Looks whether somebody here polls for the number, and shows that, or shows it no more.
+    /// Checks whether this process polls for the number, and sets or removes its mark.
     Mark(i64),
-    /// Ends that session's wait for the number.
+    /// Ends the wait of that session for the number.
     Cancel {
         session: Process,
         number: i64,
         cancel: Cancel,
     },
-    /// Ends a session of ours that keeps or awaits the number.
+    /// Ends a session of this client that holds or awaits the number.
     Terminate {
         session: Process,
         number: i64,
@@ -44,11 +44,11 @@ pub(crate) enum SharedJob {
 impl Job for SharedJob {
     fn fail(self, error: Error) {
         match self {
-            // Nobody may be there any more to hear it.
+            // The receiver might be gone.
             Self::Try { answer, .. } => drop(answer.send(Ok(TryOutcome::Refused(error)))),
             Self::Unlock { answer, .. } => drop(answer.send(Err(error))),
             Self::Confirm { answer } => drop(answer.send(Err(error))),
-            // It was not begun.
+            // The request was not sent.
             Self::Cancel { cancel, .. } => cancel.arrived(),
             Self::Mark(_) | Self::Terminate { .. } => {}
         }

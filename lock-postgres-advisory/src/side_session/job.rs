@@ -8,7 +8,7 @@ use sqlx::PgConnection;
 
 use crate::reply::ReplySender;
 
-/// Runs the statements of a caller. It gets the error instead if there is no connection.
+/// Runs a caller's statements, or reports the error if there is no connection.
 pub(crate) type CallerStatements =
     Box<dyn for<'c> FnOnce(Result<&'c mut PgConnection, Error>) -> BoxFuture<'c, ()> + Send>;
 
@@ -38,7 +38,7 @@ pub(crate) enum WaitStatus {
 impl Job for SideJob {
     fn fail(self, error: Error) {
         match self {
-            // Without a connection it has nothing to wait for.
+            // Without a connection the call completes at once.
             Self::Statements(call) => drop(call(Err(error)).now_or_never()),
             Self::WaitStatus { answer, .. } => drop(answer.send(Err(error))),
         }

@@ -1,14 +1,14 @@
-//! Requests to the server to end a wait.
+//! Requests to the server to cancel a wait.
 //!
-//! Such a request reaches a process, whatever that is doing by then: one that is still under way when the
-//! wait is over ends the next statement, and behind a pooler somebody else's. So none is made outside of a
-//! wait, and after a wait nothing more is sent until the last one has arrived: an idle process ignores it.
+//! A cancel request reaches a process, whatever its current statement. A late request would cancel the next statement
+//! or, behind a pooler, that of another client. So requests are only made during a wait. After a wait, the next
+//! statement waits until the last request has arrived, because an idle process ignores it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::Notify;
 
-/// The requests to end the waits of one session, of which one at a time is under way.
+/// The cancel requests for one session, with at most one under way.
 #[derive(Default)]
 pub(crate) struct Cancels {
     state: Mutex<CancelState>,
@@ -19,38 +19,38 @@ pub(crate) struct Cancels {
 struct CancelState {
     waiting: bool,
     under_way: bool,
-    /// Nobody wants the session any more.
+    /// The session has no user any longer.
     given_up: bool,
-    /// Nobody knows what became of a request.
+    /// The outcome of a request is unknown.
     stray: bool,
 }
 
 impl Cancels {
-    /// A wait begins.
+    /// Records the start of a wait.
     pub(crate) fn wait_begins(&self) {
         self.state().waiting = true;
     }
 
-    /// The wait was answered. Resolves when no request is under way any more: `false` if one may still
-    /// arrive, so that the session is of no use.
+    /// Records the end of a wait, and waits for a request under way. Returns `false` if a request might still arrive,
+    /// so the session is unusable.
     pub(crate) async fn wait_is_over(&self) -> bool {
         self.state().waiting = false;
         self.until(|state| !state.under_way).await;
         !self.state().stray
     }
 
-    /// Nobody wants the session any more: it ends what it is doing by itself.
+    /// Records that the session has no user, so it ends its current work.
     pub(crate) fn give_up(&self) {
         self.state().given_up = true;
         self.changed.notify_waiters();
     }
 
-    /// Resolves when nobody wants the session any more.
+    /// Waits until the session has no user.
     pub(crate) async fn given_up(&self) {
         self.until(|state| state.given_up).await;
     }
 
-    /// A request to be made now, unless there is no wait to end or one is under way.
+    /// Returns a request to make now, or `None` without a wait or if one is under way.
     pub(crate) fn request(self: &Arc<Self>) -> Option<Cancel> {
         let mut state = self.state();
         if !state.waiting || state.under_way {
@@ -76,14 +76,14 @@ impl Cancels {
     }
 }
 
-/// A request that is under way. Dropped otherwise than by [`Cancel::arrived`], it may still arrive.
+/// A request under way. If dropped without [`Cancel::arrived`], it might still arrive.
 pub(crate) struct Cancel {
     cancels: Arc<Cancels>,
     has_arrived: bool,
 }
 
 impl Cancel {
-    /// The server has answered: it comes to no later statement.
+    /// Records the server's reply, after which the request cannot affect a later statement.
     pub(crate) fn arrived(mut self) {
         self.has_arrived = true;
     }

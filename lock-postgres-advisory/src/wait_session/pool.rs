@@ -17,20 +17,20 @@ use crate::error::not_sent;
 use crate::wait_session::work::WaitSessionWork;
 use crate::wait_session::{IDLE, LockScope, TAKEN, WaitJob, WaitSession, WaitSessionState};
 
-/// The wait sessions of one client: bounded, opened when needed, kept for the next waiter for a while.
+/// The wait sessions of one client: bounded, opened on demand, and reused by the next waiter for a while.
 pub(crate) struct WaitSessions {
     pub(crate) common: Arc<Common>,
     pub(crate) scope: LockScope,
     pub(crate) permits: Arc<Semaphore>,
     pub(crate) idle: Mutex<Vec<WaitSession>>,
-    /// Those that keep something.
+    /// Sessions that hold a lock.
     taken: Mutex<HashMap<u64, WaitSession>>,
-    /// All sessions that were opened and have not ended, whoever has them.
+    /// All sessions opened and not ended, including those in use.
     open: Mutex<HashMap<u64, OpenSession>>,
     next: AtomicU64,
 }
 
-/// What ends a session that somebody else may use.
+/// Ends a session that might be in use.
 struct OpenSession {
     queue: JobQueue<WaitJob>,
     state: Arc<WaitSessionState>,
@@ -50,7 +50,7 @@ impl WaitSessions {
         })
     }
 
-    /// A wait session, unless all are taken.
+    /// Returns a wait session, or `None` if all are taken.
     pub(crate) async fn take(self: &Arc<Self>) -> Result<Option<WaitSession>, Error> {
         match Arc::clone(&self.permits).try_acquire_owned() {
             Ok(permit) => self.with_permit(permit).await.map(Some),
@@ -58,7 +58,7 @@ impl WaitSessions {
         }
     }
 
-    /// The wait session that a permit stands for: one that nobody uses, or a new one.
+    /// Returns the wait session for a permit: an idle one, or a new one.
     pub(crate) async fn with_permit(
         self: &Arc<Self>,
         permit: OwnedSemaphorePermit,
@@ -96,7 +96,7 @@ impl WaitSessions {
             permit: Some(permit),
             clean: false,
         };
-        // Closed, or ended, while it was opened: then nobody else has seen it.
+        // Closed or ended while it was opened, so it has no other user.
         if self.permits.is_closed() || session.state.has_ended() {
             self.open().remove(&id);
             return Err(self.common.open().err().unwrap_or_else(not_sent));
@@ -104,8 +104,7 @@ impl WaitSessions {
         Ok(session)
     }
 
-    /// Resolves when one of the wait sessions is free for the caller; callers are served in order. Never once
-    /// closed.
+    /// Waits in order for a wait session to become available. Never returns after a close.
     pub(crate) async fn permit(&self) -> OwnedSemaphorePermit {
         match Arc::clone(&self.permits).acquire_owned().await {
             Ok(permit) => permit,
@@ -113,8 +112,7 @@ impl WaitSessions {
         }
     }
 
-    /// Ends all sessions, also those of calls that nobody polls any more. A session that ends frees what
-    /// it keeps.
+    /// Ends all sessions, including those of calls that are no longer polled. An ended session releases its lock.
     pub(crate) async fn close(&self, limit: Duration) {
         self.permits.close();
         let idle = std::mem::take(&mut *self.idle.lock().unwrap_or_else(PoisonError::into_inner));
@@ -125,7 +123,7 @@ impl WaitSessions {
             Some(session.session.take()?.ended(limit))
         });
         let sessions: Vec<_> = sessions.collect();
-        // What is left has an owner who waits for it: the server is told, which ends the wait.
+        // The remaining sessions have an owner who waits. The server ends the waits on request.
         let waiting: Vec<OpenSession> = self.open().drain().map(|(_, open)| open).collect();
         for open in &waiting {
             open.queue.close();
@@ -145,7 +143,7 @@ impl WaitSessions {
         }
     }
 
-    /// Ends all sessions without waiting for anything.
+    /// Ends all sessions without waiting.
     pub(crate) fn abort(&self) {
         self.permits.close();
         let open: Vec<OpenSession> = self.open().drain().map(|(_, open)| open).collect();
@@ -154,12 +152,12 @@ impl WaitSessions {
         drop(std::mem::take(&mut *self.taken()));
     }
 
-    /// That session has ended: nobody has to be told about it any more.
+    /// Forgets an ended session, so a close does not notify it.
     pub(crate) fn forget(&self, id: u64) {
         self.open().remove(&id);
         let session = self.taken().remove(&id);
         let idle = self.forget_idle(id);
-        // Not under the locks of the tables.
+        // Dropped without the locks of the tables.
         drop((session, idle));
     }
 

@@ -1,4 +1,4 @@
-//! What a wait session does on its connection.
+//! The work of a wait session on its connection.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -23,16 +23,16 @@ use crate::try_outcome::TryOutcome;
 use crate::wait_session::pool::WaitSessions;
 use crate::wait_session::{ENDED, IDLE, LockScope, TAKEN, WaitJob, WaitSessionState};
 
-/// The work of one seat.
+/// The work of one wait session.
 pub(crate) struct WaitSessionWork {
     pub(crate) id: u64,
     pub(crate) common: Arc<Common>,
     pub(crate) wait_sessions: Weak<WaitSessions>,
     pub(crate) scope: LockScope,
     pub(crate) state: Arc<WaitSessionState>,
-    /// Whether it was opened: it is not opened anew when it has ended.
+    /// Whether the session was opened, because it is not opened again after its end.
     pub(crate) opened: bool,
-    /// Each transaction may be in another session.
+    /// Whether each transaction can run in another server session.
     pub(crate) pooled: bool,
 }
 
@@ -46,7 +46,7 @@ impl Work for WaitSessionWork {
         self.opened = true;
         self.pooled = session.pooled;
         if let Err(error) = token::mark_incarnation(connection, &self.common.schema).await {
-            // A server that has become a standby, for instance, is named better by the check of the schema.
+            // The schema check has the better error, for example if the server has become a standby.
             schema::access(connection, &self.common.schema, Stores::Advisory).await?;
             return Err(error);
         }
@@ -67,8 +67,8 @@ impl Work for WaitSessionWork {
             }
             Ok(())
         };
-        // A wait has no limit of its own. What nobody wants any more is ended by the server soon, or the path to
-        // it is dead, of which a connection that only reads is never told.
+        // A wait has no limit. The server soon ends an abandoned one, unless the path to the server is dead, which a
+        // connection that only reads cannot detect.
         let limit = session.common.statement_limit();
         let unwanted = async {
             session.state.cancels.given_up().await;
@@ -109,10 +109,10 @@ impl Work for WaitSessionWork {
 }
 
 impl WaitSessionWork {
-    /// The session is over.
+    /// Records the end of the session.
     fn end(&self) {
         if self.state.phase.swap(ENDED, Ordering::AcqRel) == TAKEN {
-            // The server may not know it yet.
+            // The server might not have noticed.
             self.common.end_wait(&self.state, self.scope);
         }
     }
@@ -129,8 +129,8 @@ impl WaitSessionWork {
             WaitJob::Release { number, answer } => {
                 let outcome = self.release(connection, number).await;
                 match outcome {
-                    // The session has ended, and the lock with it. Its phase changes before the answer, so that
-                    // it is not given back for the next waiter.
+                    // The session has ended, and the lock with it. The phase changes before the reply, so the session
+                    // is not returned to the pool.
                     Err(error) if ends_session(&error) => {
                         self.end();
                         let _ = answer.send(Ok(ReleaseReply::new(false)));
@@ -146,7 +146,8 @@ impl WaitSessionWork {
         }
     }
 
-    /// A failure that gets here leaves the lock in doubt, so that the session is closed: it has no other.
+    /// Replies to the caller. An error here leaves the lock in doubt, so the session, which has only this lock, is
+    /// closed.
     fn settle<T>(
         &self,
         answer: ReplySender<T>,
@@ -166,9 +167,8 @@ impl WaitSessionWork {
         }
     }
 
-    /// The server has answered that the attempt failed, and goes on to serve the session: once what the
-    /// statement may have taken is given back, nothing is left of it. Any other failure leaves the lock in
-    /// doubt.
+    /// Handles a failed attempt. If the session can still be used and is cleaned up, no lock is left. Otherwise the
+    /// lock is in doubt.
     async fn refused(
         &self,
         connection: &mut PgConnection,
@@ -181,14 +181,14 @@ impl WaitSessionWork {
         Ok(TryOutcome::Refused(store_error(error, "ask for a lock")))
     }
 
-    /// Frees what a statement that failed, or was cancelled, may have taken before.
+    /// Releases a lock that a failed or cancelled statement might have taken.
     async fn give_back(&self, connection: &mut PgConnection, number: i64) -> Result<(), sqlx::Error> {
         match self.scope {
             LockScope::Session => {
                 let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.common.statements.clean_up)));
                 let pid = self.state.process().pid;
                 let freed = query.bind(vec![number]).bind(pid).execute(connection).await?;
-                // No row comes from another process than ours.
+                // Another process returns no row.
                 if freed.rows_affected() == 1 { Ok(()) } else { Err(elsewhere()) }
             }
             LockScope::Transaction => connection.execute(sql::ROLLBACK).await.map(drop),
@@ -199,8 +199,9 @@ impl WaitSessionWork {
         let pid = self.state.process().pid;
         let row = match self.scope {
             LockScope::Session => sqlx::query(sql::CONFIRM).bind(pid).fetch_one(connection).await?,
-            // It is there as long as its process is: what ends it, ends that. A pooler that hid this would have another
-            // one answer. By the simple protocol, which takes one round trip behind a pooler too.
+            // The transaction exists while its process does, because any end of the transaction ends the process. If a
+            // pooler hid this, another process would answer. The simple protocol takes one round trip, also behind a
+            // pooler.
             LockScope::Transaction => {
                 let text = AssertSqlSafe(sql::CONFIRM.replace("$1", &pid.to_string()));
                 connection.fetch_one(sqlx::raw_sql(text)).await?
@@ -225,7 +226,7 @@ impl WaitSessionWork {
             LockScope::Session if wait => {
                 let text = statements.wait(number, Some(pid));
                 match self.answered(last_row(connection, text)).await? {
-                    // A wait that was ended may have been granted just before.
+                    // A cancelled wait might have been granted just before.
                     Ok(row) if row.try_get::<i64, _>(0)? == 0 => {
                         self.give_back(connection, number).await?;
                         return Ok(None);
@@ -254,8 +255,7 @@ impl WaitSessionWork {
         }
     }
 
-    /// Returns the server's answer to an attempt that waits, once no request to cancel the wait is under way
-    /// any more.
+    /// Returns the server's reply to a waiting attempt, once no cancel request is under way.
     async fn answered(
         &self,
         attempt: impl Future<Output = Result<PgRow, sqlx::Error>>,
@@ -263,7 +263,7 @@ impl WaitSessionWork {
         self.state.cancels.wait_begins();
         let mut attempt = std::pin::pin!(attempt);
         let answer = loop {
-            // The server may not have begun to wait when it is told first, and a request may get lost.
+            // The server might not have started to wait at the first request, or a request might be lost.
             let tell = async {
                 self.state.cancels.given_up().await;
                 self.common.cancel_wait(&self.state);
@@ -278,7 +278,7 @@ impl WaitSessionWork {
         if self.state.cancels.wait_is_over().await { Ok(answer) } else { Err(stray()) }
     }
 
-    /// Begins the transaction that keeps the lock, if it is granted; else none is left.
+    /// Begins the transaction that holds the lock. If the lock is not granted, no transaction is left.
     async fn take_in_transaction(
         &self,
         connection: &mut PgConnection,
@@ -295,7 +295,7 @@ impl WaitSessionWork {
                 }
                 Ok::<_, sqlx::Error>(())
             };
-            // Behind a pooler it may take until another transaction ends.
+            // Behind a pooler this can wait for the end of another transaction.
             tokio::select! {
                 biased;
                 begun = begun => begun?,
@@ -312,7 +312,7 @@ impl WaitSessionWork {
                 Err(error) if is_cancelled(&error) => (0, false),
                 Err(error) => return Err(error),
             };
-            // What was waited for is not given back.
+            // A lock obtained by waiting is not released again.
             if drawn > 0 && (!has_id || wait || attempt == ATTEMPTS) {
                 return Ok(Some(drawn));
             }
@@ -338,7 +338,7 @@ impl WaitSessionWork {
                 if code < 0 { Err(elsewhere()) } else { Ok(ReleaseReply::new(code > 0).waiters(code > 1)) }
             }
             LockScope::Transaction => {
-                // An answer says that the transaction was there until now: its end would have ended the session.
+                // A reply means that the transaction existed until now, because its end would have ended the session.
                 connection.execute(sql::COMMIT).await?;
                 Ok(ReleaseReply::new(true))
             }
@@ -346,17 +346,17 @@ impl WaitSessionWork {
     }
 }
 
-/// The last row that a message of several statements is answered with.
+/// Returns the last row of a message of several statements.
 async fn last_row(connection: &mut PgConnection, text: String) -> Result<PgRow, sqlx::Error> {
     let rows = connection.fetch_all(sqlx::raw_sql(AssertSqlSafe(text))).await?;
     rows.into_iter().next_back().ok_or(sqlx::Error::RowNotFound)
 }
 
-/// How often a transaction is begun for one lock: anew if the server lost its memory behind a pooler that
-/// hid it, and, except for the last time, if keeping the transaction would hold back vacuum.
+/// Maximum number of transactions begun to take one lock. Retries if the incarnation marker was missing, or (except the
+/// last time) if the transaction has an id and would hold back vacuum.
 const ATTEMPTS: usize = 4;
 
-/// How often the server is told that nobody waits any more.
+/// Interval between cancel requests for an abandoned wait.
 const AGAIN: Duration = Duration::from_millis(100);
 
 fn given_up() -> sqlx::Error {

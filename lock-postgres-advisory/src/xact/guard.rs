@@ -25,34 +25,33 @@ const COMMIT_LOST: &str =
     "the commit was not confirmed, so it may have been carried out; look before doing the work again";
 
 impl XactLocks {
-    /// Begins a transaction at READ COMMITTED on a connection of `pool` and takes `key` in it. `wait` covers
-    /// both: the connection and the lock. Zero is one attempt, with a second for the pool to find a
-    /// connection.
+    /// Begins a transaction at READ COMMITTED on a connection of `pool` and takes `key` in it. `wait` covers both the
+    /// connection and the lock. Zero means one attempt, with a second for the pool to find a connection.
     ///
     /// # Errors
     ///
-    /// As [`lock_in`](Self::lock_in), and [`Unavailable`](ErrorKind::Unavailable) when the pool had no
-    /// connection in time. The transaction is gone then.
+    /// See [`lock_in`](Self::lock_in). Also [`Unavailable`](ErrorKind::Unavailable) if the pool had no connection in
+    /// time. After an error the transaction is gone.
     ///
     /// # Cancel safety
     ///
-    /// The connection is closed, so that the server ends the transaction, the wait (where it can tell that a
-    /// client is gone, within half a second; else when `wait` is over) and the lock.
+    /// If dropped, the connection is closed, and the server ends the transaction, the wait and the lock. A wait ends
+    /// within half a second if the server can detect a closed connection, otherwise after `wait`.
     pub async fn begin(&self, pool: &PgPool, key: &LockKey, wait: Duration) -> Result<XactGuard, Error> {
         let guard = self.begin_with(pool, key, LockWait::Block(wait)).await?;
         guard.ok_or_else(|| contended().with_key(key))
     }
 
-    /// As [`begin`](Self::begin), with all three ways to deal with a lock that is held. Those that do not
-    /// wait for the lock still wait for a connection, as long as the pool is set up to.
+    /// Works like [`begin`](Self::begin), with all three modes for a held lock. The non-waiting modes still wait for a
+    /// connection, up to the pool's timeout.
     ///
     /// # Errors
     ///
-    /// As [`begin`](Self::begin).
+    /// See [`begin`](Self::begin).
     ///
     /// # Cancel safety
     ///
-    /// As [`begin`](Self::begin).
+    /// See [`begin`](Self::begin).
     pub async fn begin_with(
         &self,
         pool: &PgPool,
@@ -75,7 +74,7 @@ impl XactLocks {
         wait: LockWait,
         deadline: Option<Instant>,
     ) -> Result<Option<XactGuard>, Error> {
-        // Without time to wait for the lock it is still tried once: a pool looks at a connection before it lends it.
+        // Without time for the lock there is still one attempt, because a pool tests a connection before it lends it.
         let look = match wait {
             LockWait::Block(budget) if budget.is_zero() => Instant::now().checked_add(LOOK),
             _ => deadline,
@@ -98,11 +97,11 @@ impl XactLocks {
     }
 }
 
-/// A transaction with a lock. Use it as the connection; end it with [`commit`](Self::commit) or
-/// [`rollback`](Self::rollback). Dropping it, as any transaction of a pool inside the runtime, rolls back in
-/// the background.
+/// A transaction with a lock. Use it as the connection, and end it with [`commit`](Self::commit) or
+/// [`rollback`](Self::rollback). If dropped, it rolls back in the background, like any transaction of a pool inside the
+/// runtime.
 ///
-/// Transactions begun on it, as with [`sqlx::Connection::begin`], are savepoints.
+/// A transaction begun on it, as with [`sqlx::Connection::begin`], is a savepoint.
 pub struct XactGuard {
     transaction: Transaction<'static, Postgres>,
     proof: XactProof,
@@ -110,31 +109,32 @@ pub struct XactGuard {
 }
 
 impl XactGuard {
-    /// The key.
+    /// Returns the key.
     #[must_use]
     pub const fn key(&self) -> &LockKey {
         self.proof.key()
     }
 
-    /// Says that the transaction took the lock.
+    /// Returns the proof that the transaction took the lock.
     #[must_use]
     pub const fn proof(&self) -> &XactProof {
         &self.proof
     }
 
-    /// Commits, and with that gives the lock back. `Ok` means that the work is there; the driver's own commit
-    /// says so too of a transaction that has failed and is rolled back.
+    /// Commits, which also releases the lock. `Ok` means that the work is committed. The driver's own commit also
+    /// returns `Ok` for a failed transaction that is rolled back.
     ///
     /// # Errors
     ///
-    /// [`Unavailable`](ErrorKind::Unavailable) when the transaction or its session had ended: nothing of it
-    /// is there. [`OutcomeUnknown`](ErrorKind::OutcomeUnknown) when the connection failed meanwhile, or when
-    /// a statement of the work or the driver had ended the transaction before, so that what came after it was
-    /// done without the lock. Else what the server answers.
+    /// - [`Unavailable`](ErrorKind::Unavailable) if the transaction or its session had ended, so no work is committed.
+    /// - [`OutcomeUnknown`](ErrorKind::OutcomeUnknown) if the connection failed during the commit, or if a statement of
+    ///   the work or the driver had ended the transaction before. In the latter case, later work was done without the
+    ///   lock.
+    /// - Otherwise the server's error.
     ///
     /// # Cancel safety
     ///
-    /// Dropped in between, it is committed or rolled back: look. The lock is given back either way.
+    /// If dropped, the transaction is committed or rolled back: check which. The lock is released in either case.
     pub async fn commit(mut self) -> Result<(), Error> {
         let row = last_row(&mut self.transaction, xact_sql::OPEN.to_owned(), ANSWER_LIMIT, COMMIT).await?;
         if !row.try_get(0).map_err(|error| store_error(error, COMMIT))? {
@@ -154,15 +154,15 @@ impl XactGuard {
         }
     }
 
-    /// Rolls back, and with that gives the lock back.
+    /// Rolls back, which also releases the lock.
     ///
     /// # Errors
     ///
-    /// What the server answers; the transaction is gone all the same.
+    /// The server's error. The transaction is gone even then.
     ///
     /// # Cancel safety
     ///
-    /// Safe: it is rolled back in the background.
+    /// If dropped, the rollback happens in the background.
     pub async fn rollback(self) -> Result<(), Error> {
         within(self.transaction.rollback(), ANSWER_LIMIT, "roll back").await?;
         self.watch.iter().for_each(MaxHoldWatch::over);
@@ -190,8 +190,8 @@ impl fmt::Debug for XactGuard {
     }
 }
 
-/// A connection on which something is under way: unless it is taken out in order, it is closed. The pool
-/// would keep it busy until the server has answered, and does not know of a `BEGIN` in flight.
+/// A connection with a statement under way, which is closed unless it is taken out. The pool would keep it busy until
+/// the server replies, and does not know of a `BEGIN` in flight.
 struct UnfinishedConnection(Option<PoolConnection<Postgres>>);
 
 impl UnfinishedConnection {
@@ -199,12 +199,12 @@ impl UnfinishedConnection {
         self.0.as_deref_mut().ok_or_else(Error::closed)
     }
 
-    /// Makes the driver know of the transaction, so that it rolls back what is dropped and takes nested
-    /// ones for savepoints.
+    /// Registers the transaction with the driver, which then rolls back on drop and turns nested transactions into
+    /// savepoints.
     async fn into_transaction(mut self) -> Result<Transaction<'static, Postgres>, Error> {
         let connection = self.0.take().ok_or_else(Error::closed)?;
-        // In a task, because between here and the driver's answer nobody would roll back. The driver
-        // looks only at whether a transaction is open afterwards.
+        // Runs in a task, because a drop before the driver's answer would not roll back. The driver only checks whether
+        // a transaction is open afterwards.
         let known = tokio::spawn(Transaction::begin(connection, Some(SqlStr::from_static(xact_sql::ALIVE))));
         let known =
             timeout(ANSWER_LIMIT, known).await.map_err(|_| store_error(sqlx::Error::PoolTimedOut, BEGIN))?;
@@ -226,7 +226,7 @@ impl Drop for UnfinishedConnection {
     }
 }
 
-/// How long a connection is waited for by whoever has no time to wait for the lock.
+/// How long an attempt without time for the lock waits for a connection.
 const LOOK: Duration = Duration::from_secs(1);
 
 async fn connection(pool: &PgPool, deadline: Option<Instant>) -> Result<PoolConnection<Postgres>, Error> {

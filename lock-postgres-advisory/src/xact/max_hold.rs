@@ -14,27 +14,27 @@ use tokio::time::sleep;
 
 use crate::xact::query::ANSWER_LIMIT;
 
-/// How often it is tried to end a transaction, for example while the pool has no connection.
+/// Attempts to end a transaction, for example while the pool has no connection.
 const TRIES: u32 = 20;
 
-/// How many transactions are queued before those that have ended are removed for the first time.
+/// Queue length at which ended transactions are removed for the first time.
 const FULL: usize = 1024;
 
-/// The tracing target. Filters of operators name it, so it does not follow the path of this module.
+/// The tracing target, independent of the module path because operators' filters name it.
 const TARGET: &str = "leasehold_postgres_advisory::xact_watch";
 
-/// As good as never.
+/// Practically unlimited.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
-/// The maximum hold, and the thread that ends transactions after it. A thread, because a worker of the
-/// runtime that blocks may keep the runtime's timers, and the tasks that it has woken last, from everybody.
+/// The maximum hold, and the thread that ends transactions after it. A thread is needed because a blocked worker of the
+/// runtime can delay the runtime's timers and recently woken tasks.
 #[derive(Clone, Debug)]
 pub(crate) struct MaxHold {
     longest: Duration,
     thread: Sender<WatchedTransaction>,
 }
 
-/// A transaction whose time is over at `at`.
+/// A transaction that must end by `at`.
 struct WatchedTransaction {
     at: Instant,
     open: OpenTransaction,
@@ -50,13 +50,13 @@ impl MaxHold {
             .name("leasehold-max-hold".to_owned())
             .spawn(move || watch(&inbox, &pool, longest));
         if let Err(error) = started {
-            // What is sent to it is refused then, and with it the lock.
+            // Later transactions are refused, and with them their locks.
             tracing::error!(target: TARGET, %error, "the thread that bounds transactions cannot be started");
         }
         Self { longest, thread }
     }
 
-    /// Ends the transaction of `connection` when its time is over.
+    /// Starts the maximum hold of the transaction of `connection`.
     pub(crate) async fn watch(&self, connection: &mut PgConnection) -> Result<MaxHoldWatch, Error> {
         let at = Instant::now() + self.longest;
         let open = OpenTransaction::of(connection, ANSWER_LIMIT).await?;
@@ -71,7 +71,7 @@ impl MaxHold {
     }
 }
 
-/// All last equally long, so that they end in the order in which they came.
+/// Ends transactions in the order of arrival, because all have the same limit.
 fn watch(inbox: &Receiver<WatchedTransaction>, pool: &PgPool, longest: Duration) {
     let (mut queue, mut is_open, mut full) = (VecDeque::<WatchedTransaction>::new(), true, FULL);
     loop {
@@ -99,7 +99,7 @@ fn watch(inbox: &Receiver<WatchedTransaction>, pool: &PgPool, longest: Duration)
             queue.pop_front();
         }
         if queue.len() >= full {
-            // One transaction that lasts must not keep all those behind it that have ended.
+            // One long transaction must not keep later, ended ones in the queue.
             queue.retain(|due| !due.is_over.load(Ordering::Acquire));
             full = FULL.max(queue.len() * 2);
         }
@@ -127,13 +127,12 @@ async fn end(open: OpenTransaction, pool: PgPool, longest: Duration) {
     }
 }
 
-/// A transaction that is being watched. Dropping this does not end the watch, because the transaction may
-/// still be open.
+/// A watched transaction. Dropping this value does not end the watch, because the transaction might still be open.
 #[derive(Debug)]
 pub(crate) struct MaxHoldWatch(Arc<AtomicBool>);
 
 impl MaxHoldWatch {
-    /// The transaction has ended.
+    /// Records the end of the transaction.
     pub(crate) fn over(&self) {
         self.0.store(true, Ordering::Release);
     }

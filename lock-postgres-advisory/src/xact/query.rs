@@ -1,4 +1,4 @@
-//! Statements in the caller's transaction, each within a limit.
+//! Statements in the caller's transaction, each with a time limit.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, PgConnection, raw_sql};
 use tokio::time::timeout;
 
-/// How long the server has for an answer, beyond what it may wait for the lock.
+/// How long the server can take to reply, beyond the lock's wait limit.
 pub(crate) const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
 /// Runs `statement` and returns its last row.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Unavailable`] if there is no answer within `limit`, else the error of the server.
+/// [`ErrorKind::Unavailable`] if there is no answer within `limit`. Otherwise the server's error.
 pub(crate) async fn last_row(
     connection: &mut PgConnection,
     statement: String,
@@ -31,7 +31,7 @@ pub(crate) async fn last_row(
 ///
 /// # Errors
 ///
-/// [`ErrorKind::Unavailable`] if there is no answer within `limit`, else the error of the server.
+/// [`ErrorKind::Unavailable`] if there is no answer within `limit`. Otherwise the server's error.
 pub(crate) async fn within<T>(
     statement: impl Future<Output = Result<T, sqlx::Error>>,
     limit: Duration,

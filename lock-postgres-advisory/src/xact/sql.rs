@@ -1,15 +1,14 @@
 //! The statements of the transaction scope.
 //!
-//! They run on the caller's connection, so they name everything by its schema and leave every setting as
-//! it was. They travel by the simple protocol: one round trip each, and no prepared statement that a
-//! pooler would lose. It has no parameters; what is filled in are numbers, formatted here, and only where the server
-//! does not take each for another statement.
+//! They run on the caller's connection, so they qualify every name and restore every setting. They use the simple
+//! protocol, with one round trip each and no prepared statement for a pooler to lose. That protocol has no parameters,
+//! so numbers are formatted into the text, but only where the server still counts it as the same statement.
 
 use std::fmt::Write as _;
 
 use leasehold_postgres::{KeySpace, unpack};
 
-/// What would make the lock worthless is an answer of its own, before anything is locked.
+/// Returns a separate verdict for each condition that would make the lock worthless, before any lock is taken.
 const CHECKS: &str = "\
 SELECT CASE
 WHEN pg_catalog.pg_is_in_recovery() THEN 'standby'
@@ -17,12 +16,12 @@ WHEN pg_catalog.current_setting('transaction_isolation') NOT IN ('read committed
 THEN 'isolation'
 ";
 
-/// A statement outside a transaction block is a transaction of its own, which began with it.
+/// A statement outside a transaction block is a separate transaction that starts with the statement.
 const INSIDE: &str = "WHEN pg_catalog.now() = pg_catalog.statement_timestamp() THEN 'outside'
 ";
 
-/// Before the wait, in a statement of its own because the server reads these limits when a statement
-/// begins: the wait has its own limit, and ends when the client is gone (where the server can tell).
+/// Runs before the wait in a separate statement, because the server reads these limits when a statement starts. The
+/// wait has its own limit, and ends if the client is gone (on servers that can detect this).
 const PREPARE: &str = "\
 DO $leasehold$
 BEGIN
@@ -44,14 +43,14 @@ END
 $leasehold$;
 ";
 
-/// What to wait for, and for how many milliseconds in all: beside the block, whose text is the same for all, so that the
-/// server counts all waits as one statement (`pg_stat_statements`) and does not log the numbers with it.
+/// Sets the numbers to wait for and the total milliseconds, outside the block. The block's text is the same for all
+/// waits, so the server counts them as one statement (`pg_stat_statements`) and does not log the numbers.
 const ORDER: &str = "\
 SELECT pg_catalog.set_config('leasehold.keys', '{keys}', true), pg_catalog.set_config('leasehold.budget', '{budget}', true);
 ";
 
-/// The wait. The block with a handler is a subtransaction: whatever fails, what it locked and set is
-/// undone and the caller's transaction goes on, also when nobody is there any more to say so.
+/// Waits for the locks. The block with a handler is a subtransaction. A failure undoes its locks and settings, and the
+/// caller's transaction continues, even without a client to roll back.
 const WAIT: &str = "\
 DO $leasehold$
 DECLARE
@@ -81,7 +80,7 @@ END
 $leasehold$;
 ";
 
-/// How the wait ended, and the limits as they were.
+/// Returns the outcome of the wait, and restores the limits.
 const FINISH: &str = "\
 SELECT pg_catalog.current_setting('leasehold.outcome'),
     pg_catalog.set_config('statement_timeout', pg_catalog.current_setting('leasehold.statement_timeout'), true),
@@ -89,7 +88,7 @@ SELECT pg_catalog.current_setting('leasehold.outcome'),
         'client_connection_check_interval', pg_catalog.current_setting('leasehold.check_client'), true) END
 ";
 
-/// A lock that the session holds, by the server's own list.
+/// Returns whether the session holds the lock, according to `pg_locks`.
 const HELD: &str = "\
 SELECT EXISTS (SELECT FROM pg_catalog.pg_locks l
     WHERE l.locktype = 'advisory' AND l.granted AND l.mode = 'ExclusiveLock'
@@ -97,41 +96,41 @@ SELECT EXISTS (SELECT FROM pg_catalog.pg_locks l
     AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())
     AND l.classid = '{high}'::pg_catalog.oid AND l.objid = '{low}'::pg_catalog.oid AND l.objsubid = {space})";
 
-/// The next token. No row where a crash may have made the sequence go back and nobody has seen to it.
+/// Draws the next token. Returns no row if a crash might have reset the sequence and the incarnation is not marked.
 pub(crate) const TOKEN: &str = "\
 SELECT pg_catalog.nextval(t.tableoid::pg_catalog.regclass) FROM {schema}.token t WHERE {marked}";
 
-/// Isolation is said in words: the default of the database may be another.
+/// Names the isolation level, because the database's default can differ.
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 
-/// Fails in a transaction that has failed, where `COMMIT` itself would roll back and call it success.
+/// Fails in a failed transaction. A `COMMIT` there would roll back and report success.
 pub(crate) const ALIVE: &str = "SELECT 1";
 
-/// Before the commit: fails in a transaction that has failed, as [`ALIVE`] does, and is false where none is open, of
-/// which a commit would make a success too.
+/// Runs before the commit. Fails in a failed transaction like [`ALIVE`], and returns false outside a transaction, where
+/// a commit would also report success.
 pub(crate) const OPEN: &str = "SELECT pg_catalog.now() <> pg_catalog.statement_timestamp()";
 
-/// Ends the transaction, whatever its state.
+/// Ends the transaction, even a failed one.
 pub(crate) const ROLLBACK: &str = "ROLLBACK";
 
-/// The checks alone: `standby`, `outside`, `isolation` or `fine`.
+/// Renders only the checks: `standby`, `outside`, `isolation` or `fine`.
 pub(crate) fn checks() -> String {
     format!("{CHECKS}{INSIDE}ELSE 'fine' END")
 }
 
-/// The checks and one attempt: `granted`, `contended`, or what [`checks`] says.
+/// Renders the checks and one attempt: `granted`, `contended`, or a result of [`checks`].
 pub(crate) fn attempt(number: i64, space: KeySpace) -> String {
     format!("{CHECKS}{INSIDE}{}", try_one(number, space))
 }
 
-/// The same, in a transaction that begins here.
+/// Renders the checks and one attempt in a new transaction.
 pub(crate) fn begin(number: i64, space: KeySpace) -> String {
     format!("{BEGIN}; {CHECKS}{}", try_one(number, space))
 }
 
 fn try_one(number: i64, space: KeySpace) -> String {
     let args = match space {
-        // In quotes: the server reads the smallest number as the negative of one that is too large.
+        // In quotes, because the server parses the smallest number as the negation of a number that is too large.
         KeySpace::Big => format!("'{number}'::pg_catalog.int8"),
         KeySpace::Pair => {
             let (first, second) = unpack(number);
@@ -141,8 +140,8 @@ fn try_one(number: i64, space: KeySpace) -> String {
     format!("WHEN pg_catalog.pg_try_advisory_xact_lock({args}) THEN 'granted' ELSE 'contended' END")
 }
 
-/// Locks all of `numbers`, in this order, within `budget` milliseconds in all: `granted`, or code, position
-/// and message of the error.
+/// Renders a wait for all of `numbers`, in this order, within `budget` milliseconds in total. Returns `granted`, or
+/// code, position and message of the error.
 pub(crate) fn wait(numbers: &[i64], space: KeySpace, budget: i32) -> String {
     let mut keys = String::from("{");
     for number in numbers {
@@ -165,7 +164,7 @@ pub(crate) fn wait(numbers: &[i64], space: KeySpace, budget: i32) -> String {
     format!("{PREPARE}{order}{wait}{FINISH}")
 }
 
-/// Whether the session holds the lock.
+/// Renders the check whether the session holds the lock.
 pub(crate) fn held(number: i64, space: KeySpace) -> String {
     let bits = number.cast_unsigned();
     let space = match space {

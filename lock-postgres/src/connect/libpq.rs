@@ -83,7 +83,7 @@ impl Environment<'static> {
     }
 }
 
-/// Returns whether a URL can have a parameter of this name, whatever its value.
+/// Returns whether a URL can have a parameter of this name, with any value.
 pub(crate) fn is_parameter(name: &str) -> bool {
     is_option(name) || table::TABLE.iter().any(|setting| setting.name == name && !name.is_empty())
 }

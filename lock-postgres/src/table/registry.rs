@@ -200,7 +200,7 @@ impl Registry {
         !state.unconfirmed.is_empty() || !state.given_up.is_empty()
     }
 
-    /// Returns whether all requests are answered, except those that only a hidden session might still run.
+    /// Returns whether all requests are answered, except requests that only a hidden session might still run.
     pub(super) fn is_quiet(&self) -> bool {
         let (state, now) = (self.state(), Instant::now());
         state.in_flight == 0
