@@ -21,7 +21,7 @@ async fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns what this run did. The directory remembers the last run, so that the next process knows of it.
+/// Returns a description of this run. The directory records the last run for the next process.
 pub async fn run(directory: &Path) -> Result<String, Error> {
     let lock = leasehold_file::connect(directory)?;
     let outcome =

@@ -1,4 +1,4 @@
-//! The operator's view.
+//! Inspection and administration for operators.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ impl LockAdmin for FileBackend {
     }
 
     async fn force_release(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
-        // Who holds it is told if it can be; the answer is the same in any case.
+        // The message names the holder if it is known. The error is the same in any case.
         let info = self.inspect(key).await.ok();
         let hold = info.as_ref().and_then(KeyInfo::holder).filter(|h| h.holder == Some(holder));
         let advice = match hold.and_then(|h| h.owner.as_ref()) {

@@ -1,4 +1,4 @@
-//! The store as the engine drives it.
+//! The backend of the file store, called by the engine.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -21,12 +21,12 @@ use crate::store::{Caller, FileStore};
 use crate::waiting::KeyWaiter;
 
 const CONFIRM_EVERY: Duration = Duration::from_secs(2);
-/// Within this a running holder learns that somebody removed or replaced its files.
+/// Maximum time until a running holder detects that its files were removed or replaced.
 const LOSS_DETECTION: Duration = Duration::from_secs(10);
 
-/// A client of the store in one directory: what an engine drives.
+/// A client of the store in one directory, for an engine.
 ///
-/// Two clients exclude each other, also within one process: each opens its own files.
+/// Two clients exclude each other, even within one process, because each opens its own files.
 pub struct FileBackend {
     store: Arc<FileStore>,
     requests: Arc<Requests>,
@@ -56,17 +56,17 @@ impl FileBackend {
         &self.pool
     }
 
-    /// How often to look where nothing tells.
+    /// Returns the poll interval for waits without a notification.
     pub(crate) fn poll(&self) -> Duration {
         self.poll
     }
 
-    /// The moment now on the engine's clock.
+    /// Returns the current time on the engine's clock.
     pub(crate) fn now(&self) -> Option<Moment> {
         self.events.get().map(Events::now)
     }
 
-    /// Runs `job`, which only looks, on a thread for that. It is given up when the disk does not answer.
+    /// Runs the read-only `job` on a thread. If the disk does not answer, the job is abandoned.
     pub(crate) async fn look<T: Send + 'static>(
         &self,
         job: impl FnOnce(&FileStore, &Progress) -> Result<T, Error> + Send + 'static,
@@ -80,7 +80,7 @@ impl FileBackend {
         error.with_store(Arc::clone(self.store.name()))
     }
 
-    /// Adds the key and the store to a failure.
+    /// Adds the key and the store to an error.
     fn answer(&self, answer: Result<Attempt, Error>, key: &LockKey) -> Result<Attempt, Error> {
         let named = |error: Error| self.named(error.with_key(key));
         match answer {
@@ -97,13 +97,13 @@ impl FileBackend {
         self.requests.register(request)
     }
 
-    /// What comes before the file operation of one request.
+    /// Waits for earlier file operations of one request.
     async fn prepare(registration: Arc<Registration>, request: Request) -> Result<Prepared, Error> {
         let operation = registration.slot().operation().await?;
         Ok(Prepared { registration, operation, request })
     }
 
-    /// One attempt that may be abandoned at any moment.
+    /// Makes one attempt that can be abandoned at any time.
     pub(crate) async fn attempt(
         &self,
         registration: &Arc<Registration>,
@@ -119,12 +119,12 @@ impl FileBackend {
         }
     }
 
-    /// As [`acquire`](Backend::acquire), however long it takes.
+    /// Works like [`acquire`](Backend::acquire), without a time limit.
     async fn acquire_all(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>> {
         let keys: Vec<_> = requests.iter().map(|r| r.key.clone()).collect();
         let mut all = Vec::with_capacity(keys.len());
         for request in requests {
-            // Before a thread has it, so that a release finds it from here on.
+            // Registered before a thread runs the attempt, because a release must find it at any time.
             all.push(match self.register(&request) {
                 Ok(registration) => Self::prepare(registration, request).await.map_err(Err),
                 Err(error) => Err(Ok(Attempt::Refused(error))),
@@ -149,12 +149,12 @@ impl FileBackend {
             return Ok(ReleaseReply::new(false));
         };
         let Some(ending) = slot.end() else {
-            // An attempt that is under way keeps nothing any more, but may still have the lock.
+            // The attempt under way will not keep the lock, but might still hold it.
             slot.operation().await.map_err(|e| self.named(e))?;
             self.requests.remove(&slot);
             return Ok(ReleaseReply::new(false));
         };
-        // A release that is repeated waits for this one.
+        // A repeated release waits for this one.
         let operation = slot.try_operation();
         let requests = Arc::clone(&self.requests);
         let job = {
@@ -169,7 +169,7 @@ impl FileBackend {
         match self.pool.release.run(job).await {
             Ok(freed) => Ok(freed),
             Err(OperationFailure::NotBegun(_)) => {
-                // Dropped with the job, the hold has been unlocked without a look at its files.
+                // The hold was dropped with the job, which unlocked it without checking its files.
                 self.requests.remove(&slot);
                 Ok(ReleaseReply::new(true))
             }
@@ -178,7 +178,7 @@ impl FileBackend {
     }
 }
 
-/// One request that is about to be attempted on a thread.
+/// A request ready for an attempt on a thread.
 struct Prepared {
     registration: Arc<Registration>,
     operation: OperationGuard,
@@ -198,7 +198,7 @@ fn capabilities() -> Capabilities {
     has.loss_detection = LOSS_DETECTION;
     has.undo = Duration::from_secs(5);
     has.handover = Duration::from_secs(2);
-    // The kernel frees it when the process ends; the rest is what a waiter needs to see it.
+    // The kernel releases the lock when the process ends. The rest is the time a waiter needs to notice.
     has.crash_release = Some(Duration::from_secs(2));
     has.cooldown = true;
     has.admin = AdminCapabilities::read_only();
@@ -215,20 +215,21 @@ impl Backend for FileBackend {
     fn timing(&self) -> Timing {
         let mut timing = Timing::default();
         timing.waiting = Waiting::Store;
-        // The kernel never lets go of a lock whose process lives, so nothing is lost by silence: a holder
-        // that was stopped or suspended still has it.
+        // The kernel never releases the lock of a living process. A holder that was stopped or suspended still has it,
+        // so missing confirmations lose no lock.
         timing.confirm = Some(Confirm::new(CONFIRM_EVERY, Duration::MAX));
         timing
     }
 
     fn attach(&self, events: Events) {
-        // Attached once; a second engine on one backend would be a bug of the caller's.
+        // Attached once. A second engine on one backend would be a caller's bug.
         let _ = self.events.set(events);
     }
 
     async fn acquire(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>> {
-        // Whoever waits may wait for the disk too: the limit of one call is not theirs, and each call that the engine would
-        // repeat after it keeps one more thread. Not so where a cooldown may have begun.
+        // A waiting request can also wait for the disk. It is exempt from the limit of one call, because each call
+        // repeated by the engine would occupy another thread. The exception does not apply if a cooldown might have
+        // begun.
         let patient = match &requests[..] {
             [request] if request.waits && request.cooldown.is_none() => Some(request.hold()),
             _ => None,
@@ -236,7 +237,7 @@ impl Backend for FileBackend {
         let answers = self.acquire_all(requests);
         let Some(hold) = patient else { return answers.await };
         timeout(STALLED_AFTER, answers).await.unwrap_or_else(|_| {
-            // Whatever the operation takes is let go of, and the wait begins anew.
+            // The slot is ended, so a late grant is released, and the wait starts again.
             if let Some(slot) = self.requests.find(&hold) {
                 drop(slot.end());
                 self.requests.remove(&slot);
@@ -247,7 +248,7 @@ impl Backend for FileBackend {
 
     async fn wait(&self, request: Request, stop: CancellationToken) -> Result<Attempt, Error> {
         let answer = match self.register(&request) {
-            // Registered until the wait ends, so that a release finds it in between two attempts too.
+            // Registered until the wait ends, because a release must also find it between two attempts.
             Ok(registration) => KeyWaiter::new(self, &registration, &request).wait(&stop).await,
             Err(error) => Ok(Attempt::Refused(error)),
         };
@@ -267,7 +268,7 @@ impl Backend for FileBackend {
     }
 
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
-        // Each for itself: one that waits for the disk must not keep the others locked.
+        // Released separately, because a hold that waits for the disk must not block the others.
         join_all(holds.into_iter().map(|hold| self.release_one(hold))).await
     }
 
@@ -295,7 +296,7 @@ fn check(request: &Request) -> Result<(), Error> {
     Err(Error::unsupported(what).with_key(&request.key))
 }
 
-/// The same answer for each of `keys`, which one failure has met.
+/// Returns the same result for each of `keys`, after a common failure.
 fn each<T>(keys: &[LockKey], answer: impl Fn() -> T) -> Vec<T> {
     keys.iter().map(|_| answer()).collect()
 }
@@ -317,7 +318,7 @@ impl fmt::Debug for FileBackend {
 
 impl Drop for FileBackend {
     fn drop(&mut self) {
-        // An attempt that still runs on its thread keeps nothing either.
+        // An attempt that still runs on its thread will not keep the lock either.
         self.requests.abort();
     }
 }

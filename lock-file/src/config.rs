@@ -1,4 +1,4 @@
-//! Where the store is and how it waits.
+//! The settings of the file store.
 
 use std::env;
 use std::ffi::OsString;
@@ -13,17 +13,17 @@ use crate::files::FileMode;
 use crate::gc::{self, Collected};
 use crate::store::FileStore;
 
-/// How often a waiter asks at most, where it cannot wait in the kernel, when nothing else was said: 20 ms.
+/// The default poll interval of a waiter that cannot wait in the kernel: 20 ms.
 pub const DEFAULT_POLL: Duration = Duration::from_millis(20);
 
 const POLL_BOUNDS: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(500));
 
-/// Opens the store in `dir`, which is made if it is missing, and starts an engine on the current
-/// tokio runtime. Every call makes an independent client.
+/// Opens the store in `dir`, creates the directory if it is missing, and starts an engine on the current tokio runtime.
+/// Every call creates an independent client.
 ///
 /// # Errors
 ///
-/// As [`FileConfig::connect`].
+/// See [`FileConfig::connect`].
 pub fn connect(dir: impl AsRef<Path>) -> Result<Engine, Error> {
     FileConfig::new(dir).connect()
 }
@@ -38,48 +38,49 @@ pub struct FileConfig {
 }
 
 impl FileConfig {
-    /// A store in `dir`. A relative path counts from the directory that is current when it is opened.
+    /// Creates the settings for a store in `dir`. A relative path counts from the current directory at the time of
+    /// opening.
     pub fn new(dir: impl AsRef<Path>) -> Self {
         Self { dir: dir.as_ref().to_owned(), poll: DEFAULT_POLL, mode: None, read_only: false }
     }
 
-    /// How often a waiter asks, on average, where it cannot wait in the kernel: without a thread for that, or while a
-    /// holder does not show. 1 ms to 500 ms, by default [`DEFAULT_POLL`].
+    /// Sets the average poll interval of a waiter that cannot wait in the kernel, because no thread is available or a
+    /// holder's status file is not locked. 1 ms to 500 ms, by default [`DEFAULT_POLL`].
     #[must_use]
     pub fn poll(mut self, every: Duration) -> Self {
         self.poll = every;
         self
     }
 
-    /// The permissions of a new directory's files, whatever the umask is, for several users who exclude each other:
-    /// `0o660` for those of one group, `0o666` for everybody; by default `0o600`, for its user alone. A bit for reading
-    /// alone lets others look. The directory gets the permissions that go with them: `2770`, and `1777` for everybody.
+    /// Sets the permissions of a new directory's files, whatever the umask, for users who share locks. `0o660` is for
+    /// one group, `0o666` for all users, and the default `0o600` for the directory's user. A read-only bit permits
+    /// inspection. The directory gets matching permissions: `2770`, or `1777` for all users.
     ///
-    /// A directory that is there already goes by the permissions of its file `leasehold-format`; leave this out to
-    /// follow them.
+    /// An existing directory keeps the permissions of its file `leasehold-format`. Omit the mode to follow them.
     #[must_use]
     pub fn mode(mut self, bits: u32) -> Self {
         self.mode = Some(bits);
         self
     }
 
-    /// Opens the store to look at it only: nothing is made, read access is enough, and nothing can be locked. A directory
-    /// that is missing has no locks.
+    /// Opens the store only for inspection. Nothing is created, read access is enough, and no key can be locked. A
+    /// missing directory has no locks.
     #[must_use]
     pub fn read_only(mut self) -> Self {
         self.read_only = true;
         self
     }
 
-    /// Removes the files of the keys that nobody holds or awaits, whose cooldown is over, and which were last used
-    /// `unused_for` ago. Locks may be taken and waited for meanwhile. What fencing needs is kept: the tokens of a key go
-    /// on above all that it had. Blocks for as long as the disk takes.
+    /// Removes the files of keys without a holder, waiter or cooldown that were last used `unused_for` ago. Locks can
+    /// be used at the same time. The data for fencing is kept, so a key's tokens keep growing. Blocks while the disk
+    /// works.
     ///
-    /// In a directory for everybody, only the files that this user may remove are removed.
+    /// In a directory for all users, only files that this user can remove are removed.
     ///
     /// # Errors
     ///
-    /// [`Unavailable`](ErrorKind::Unavailable) when another process does the same; else as [`backend`](Self::backend).
+    /// [`Unavailable`](ErrorKind::Unavailable) if another process is removing files. Otherwise see
+    /// [`backend`](Self::backend).
     pub fn collect_garbage(&self, unused_for: Duration) -> Result<Collected, Error> {
         gc::collect(&self.dir, unused_for)
     }
@@ -88,21 +89,21 @@ impl FileConfig {
     ///
     /// # Errors
     ///
-    /// As [`backend`](Self::backend), and what [`Engine::start`] answers outside a runtime.
+    /// See [`backend`](Self::backend) and, outside a runtime, [`Engine::start`].
     pub fn connect(&self) -> Result<Engine, Error> {
         Engine::start(self.backend()?)
     }
 
-    /// Opens the store for an engine that is built by hand.
+    /// Opens the store for an engine that the caller builds.
     ///
     /// # Errors
     ///
-    /// [`InvalidOption`](ErrorKind::InvalidOption) when the path is empty or not a directory, or the
-    /// poll interval is out of bounds, or the mode is not usable or not that of the directory;
-    /// [`PermissionDenied`](ErrorKind::PermissionDenied) when the
-    /// directory cannot be made or written; [`Capacity`](ErrorKind::Capacity) when the disk is full;
-    /// [`SchemaMissing`](ErrorKind::SchemaMissing) when another version wrote the directory;
-    /// [`Corrupt`](ErrorKind::Corrupt) when its format marker is not ours.
+    /// - [`InvalidOption`](ErrorKind::InvalidOption) if the path is empty or not a directory, the poll interval is out
+    ///   of range, or the mode is unusable or differs from the directory's.
+    /// - [`PermissionDenied`](ErrorKind::PermissionDenied) if the directory cannot be created or written.
+    /// - [`Capacity`](ErrorKind::Capacity) if the disk is full.
+    /// - [`SchemaMissing`](ErrorKind::SchemaMissing) if another version wrote the directory.
+    /// - [`Corrupt`](ErrorKind::Corrupt) if its format marker is invalid.
     pub fn backend(&self) -> Result<FileBackend, Error> {
         let (min, max) = POLL_BOUNDS;
         if !(min..=max).contains(&self.poll) {
@@ -128,19 +129,19 @@ fn unusable(bits: u32) -> Error {
     )
 }
 
-/// The directory of this user's own store: `$XDG_STATE_HOME/leasehold`, by default
-/// `~/.local/state/leasehold`; on macOS `~/Library/Application Support/leasehold`. It is not made here.
+/// Returns the directory of this user's store: `$XDG_STATE_HOME/leasehold`, by default `~/.local/state/leasehold`, and
+/// on macOS `~/Library/Application Support/leasehold`. Does not create it.
 ///
 /// # Errors
 ///
-/// [`InvalidOption`](ErrorKind::InvalidOption) when the user has no home directory, or it is not there.
+/// [`InvalidOption`](ErrorKind::InvalidOption) if the user has no home directory, or it does not exist.
 pub fn default_dir() -> Result<PathBuf, Error> {
-    // A home such as /nonexistent, of users who are to have none, would be made by the superuser.
+    // The superuser would otherwise create a home such as /nonexistent, which means that the user has none.
     state_dir(env::var_os("XDG_STATE_HOME"), env::home_dir().filter(|home| home.is_dir()))
 }
 
 fn state_dir(xdg: Option<OsString>, home: Option<PathBuf>) -> Result<PathBuf, Error> {
-    // A relative XDG path is to be ignored, says the specification of base directories.
+    // The XDG base directory specification requires ignoring a relative path.
     let xdg = xdg.map(PathBuf::from).filter(|p| p.is_absolute());
     if let (Some(state), false) = (xdg, cfg!(target_os = "macos")) {
         return Ok(state.join("leasehold"));

@@ -1,4 +1,4 @@
-//! The directory and its format marker, whose permissions are those of all files in it.
+//! The directory and its format marker, whose permissions apply to all files in it.
 
 use std::fs::{self, DirBuilder};
 use std::io;
@@ -11,14 +11,14 @@ use crate::error::{corrupt, io_error};
 use crate::files::{FileMode, open_lock, place, read, sync_dir};
 use crate::locked_file::LockedFile;
 
-/// The version of what is kept in the directory. A store of another version is refused.
+/// The version of the directory's format. A directory with another version is refused.
 pub const FORMAT: u32 = 1;
 
 pub(crate) const MARKER: &str = "leasehold-format";
 const MARKER_START: &str = "leasehold file store, format ";
 
-/// Makes the directory if it is missing, checks that it is ours and can be written, and returns its absolute path
-/// and the mode of its files: `mode` if it is new, else that of its marker, which has to be `mode` if that was said.
+/// Creates the directory if it is missing, and checks that it is a store and writable. Returns its absolute path and
+/// the mode of its files, from `mode` if new, otherwise from its marker. A given `mode` must equal the marker's.
 pub(crate) fn prepare(dir: &Path, mode: Option<FileMode>) -> Result<(PathBuf, FileMode), Error> {
     let dir = absolute(dir)?;
     make_dir(&dir, mode.unwrap_or(FileMode::PRIVATE))?;
@@ -28,7 +28,7 @@ pub(crate) fn prepare(dir: &Path, mode: Option<FileMode>) -> Result<(PathBuf, Fi
         Some(found) => found,
         None => {
             make_marker(&dir, mode.unwrap_or(FileMode::PRIVATE))?;
-            // Another process may have been first, perhaps one of another version.
+            // Another process might have created the marker first, perhaps with another version.
             let missing = || io_error(io::ErrorKind::NotFound.into(), "read", &dir.join(MARKER));
             check_marker(&dir)?.ok_or_else(missing)?
         }
@@ -52,16 +52,16 @@ pub(crate) fn prepare(dir: &Path, mode: Option<FileMode>) -> Result<(PathBuf, Fi
     Ok((dir, found))
 }
 
-/// Refuses a file system that grants a lock which is held, as some network file systems do that answer each request with
-/// success. The marker is locked, which nobody else locks for longer than this.
+/// Refuses a file system that grants a held lock, like some network file systems that report success for each request.
+/// Locks the marker, which other processes lock no longer than this.
 fn try_a_lock(dir: &Path, mode: FileMode) -> Result<(), Error> {
     let path = marker(dir);
-    // Shared, so that others who open the directory at the same time are not in the way.
+    // A shared lock does not conflict with other processes that open the directory.
     let locked = open_lock(&path, mode).and_then(LockedFile::shared);
     let held = match locked {
         Ok(Some(held)) => held,
         Ok(None) => return Ok(()),
-        // Who may not write to the marker is told so for the first lock.
+        // A process without write access to the marker gets the error at its first lock.
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied => return Ok(()),
         Err(e) => return Err(io_error(e, "lock", &path)),
     };
@@ -80,10 +80,10 @@ fn try_a_lock(dir: &Path, mode: FileMode) -> Result<(), Error> {
     }
 }
 
-/// Checks that the directory is ours, if there is one, and makes nothing.
+/// Checks that an existing directory is a store, and creates nothing.
 pub(crate) fn look_into(dir: &Path) -> Result<(PathBuf, FileMode), Error> {
     let dir = absolute(dir)?;
-    // Whatever is there was made by somebody who had made the marker first.
+    // Without a marker there is no store content, because the marker is created first.
     let found = check_marker(&dir)?;
     Ok((dir, found.unwrap_or(FileMode::PRIVATE)))
 }
@@ -104,7 +104,7 @@ fn make_dir(dir: &Path, mode: FileMode) -> Result<(), Error> {
     match what {
         Ok(meta) if meta.is_dir() => Ok(()),
         Ok(_) => Err(io_error(io::ErrorKind::NotADirectory.into(), "use", dir)),
-        // A parent that cannot exist, as in /proc, is a wrong path rather than a passing trouble.
+        // A parent that cannot exist, as in /proc, is a wrong path and not a transient error.
         Err(e) if e.kind() == io::ErrorKind::NotFound => Err(Error::new(
             ErrorKind::InvalidOption,
             format!(
@@ -117,7 +117,7 @@ fn make_dir(dir: &Path, mode: FileMode) -> Result<(), Error> {
     }
 }
 
-/// The file with the format, whose permissions are those of all files.
+/// Returns the path of the format marker, whose permissions apply to all files.
 pub(crate) fn marker(dir: &Path) -> PathBuf {
     dir.join(MARKER)
 }
@@ -130,14 +130,14 @@ fn make_new_dir(dir: &Path, mode: FileMode) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o755).create(parent)?;
     }
     match DirBuilder::new().mode(0o700).create(dir) {
-        // The umask does not apply to this.
+        // The umask does not apply to this call.
         Ok(()) => fs::set_permissions(dir, fs::Permissions::from_mode(mode.of_directory())),
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         Err(e) => Err(e),
     }
 }
 
-/// The mode of the marker, if there is one and it is ours.
+/// Returns the mode of the marker, or `None` if it is missing. Refuses an invalid one.
 fn check_marker(dir: &Path) -> Result<Option<FileMode>, Error> {
     let path = dir.join(MARKER);
     let found = fs::symlink_metadata(&path).and_then(|meta| {
@@ -173,13 +173,13 @@ fn check_marker(dir: &Path) -> Result<Option<FileMode>, Error> {
 fn make_marker(dir: &Path, mode: FileMode) -> Result<(), Error> {
     let path = dir.join(MARKER);
     let text = format!("{MARKER_START}{FORMAT}\n");
-    // The first process wins, and nobody reads half a file.
+    // The first process wins, and no process reads half a file.
     let made = place(&path, text.as_bytes(), mode, true).and_then(|()| sync_dir(dir));
     made.map_err(|e| io_error(e, "write", &path))
 }
 
-/// What is doubtful about a directory as a store, as sentences: others may remove its files, or locks may not exclude on
-/// its file system. A store that is opened logs them as warnings. Empty also for a directory that is not there.
+/// Returns warnings about a directory as a store, as sentences: other users could remove its files, or its file
+/// system's locks might not exclude. Opening a store logs them. Empty for a missing directory.
 #[must_use]
 pub fn cautions(dir: impl AsRef<Path>) -> Vec<String> {
     let dir = dir.as_ref();

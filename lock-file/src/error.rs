@@ -1,4 +1,4 @@
-//! What the operating system says, in the words of the lock.
+//! Converts errors of the operating system into lock errors.
 
 use std::fmt::Display;
 use std::fs;
@@ -10,7 +10,7 @@ use leasehold_api::{Error, ErrorKind};
 
 use crate::directory::MARKER;
 
-/// The error for `doing` something to `path`.
+/// Creates the error for `doing` an operation on `path`.
 pub(crate) fn io_error(error: io::Error, doing: impl Display, path: &Path) -> Error {
     let (kind, advice) = judge(&error);
     let advice = match (kind, owner_of(path)) {
@@ -20,29 +20,29 @@ pub(crate) fn io_error(error: io::Error, doing: impl Display, path: &Path) -> Er
     Error::new(kind, format!("cannot {doing} {}: {error}; {advice}", path.display())).with_source(error)
 }
 
-/// Whether `error` says that the file system has no room.
+/// Returns whether `error` means a full disk or quota.
 pub(crate) fn is_full(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-/// Whether `error` is [`io_error`] of a file system that has no room.
+/// Returns whether `error` is an [`io_error`] of a full disk or quota.
 pub(crate) fn wants_room(error: &Error) -> bool {
     let source = std::error::Error::source(error).and_then(|source| source.downcast_ref());
     source.is_some_and(is_full)
 }
 
-/// A file that is not what this store writes.
+/// Creates the error for a file with invalid content.
 pub(crate) fn corrupt(path: &Path, why: impl Display, advice: impl Display) -> Error {
     Error::new(ErrorKind::Corrupt, format!("{} {why}; {advice}", path.display()))
 }
 
-/// Whose something in a store is, if it is another user's.
+/// The owner of a path in a store, if it is another user.
 struct Owner<'a> {
     id: u32,
     dir: &'a Path,
-    /// Where that is somebody else.
+    /// The directory's owner, if it differs from the file's.
     of_dir: Option<u32>,
-    /// The permissions of the directory.
+    /// Permissions of the directory.
     mode_of_dir: u32,
 }
 
@@ -63,7 +63,7 @@ impl Owner<'_> {
             );
         }
         let shared = "to share a directory between users, name a new one with a mode, file:///DIRECTORY?mode=0660 for one group or ?mode=0666 for everybody";
-        // Elsewhere, as where nobody can see what it is, this would be the ruin of a directory of the system.
+        // In a directory that is not a known store, these commands could ruin a system directory.
         let change = if fs::symlink_metadata(self.dir.join(MARKER)).is_ok() {
             format!(
                 ", or have its owner run, while no lock is used, `chmod 0660 {dir}/*; chmod 2770 {dir}` or the same with 0666 and 1777"
@@ -78,14 +78,14 @@ impl Owner<'_> {
 fn owner_of(path: &Path) -> Option<Owner<'_>> {
     let at = |path| fs::symlink_metadata(path).ok();
     let dir = match at(path) {
-        // Who may not look into a directory sees whose it is all the same.
+        // The owner of a directory is visible even without access to its content.
         Some(meta) if meta.is_dir() => path,
         _ => path.parent()?,
     };
     let meta_of_dir = at(dir)?;
     let of_dir = meta_of_dir.uid();
     let id = at(path).map_or(of_dir, |meta| meta.uid());
-    // The superuser is refused for other reasons than whose it is.
+    // For the superuser the owner is never the reason for a refusal.
     let me = rustix::process::geteuid();
     let is_other = !me.is_root() && id != me.as_raw();
     is_other.then(|| Owner {
@@ -98,7 +98,7 @@ fn owner_of(path: &Path) -> Option<Owner<'_>> {
 
 fn judge(error: &io::Error) -> (ErrorKind, &'static str) {
     use io::ErrorKind as Io;
-    // These have no portable kind in the standard library.
+    // The standard library has no portable kind for these.
     if [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE].iter().any(|e| e.raw_os_error() == code(error)) {
         return (
             ErrorKind::Capacity,
@@ -178,7 +178,7 @@ mod tests {
         assert!(!advice(None).contains("chmod") && advice(None).contains("mode=0660"), "{}", advice(None));
         fs::write(dir.path().join(MARKER), "").unwrap();
         assert!(advice(None).contains("chmod 0660"), "{}", advice(None));
-        // Nor can its owner change what is somebody else's.
+        // Its owner cannot change another user's file either.
         assert!(advice(Some(0)).contains("chown -h --reference") && !advice(Some(0)).contains("chmod"));
         for (mode_of_dir, mode) in [(0o2770, "chmod 0660"), (0o1777, "chmod 0666")] {
             let advice = of(Some(0), mode_of_dir);

@@ -1,8 +1,8 @@
-//! How single files are opened, read and written, also in a directory of somebody else.
+//! Opens, reads and writes single files, even in another user's directory.
 //!
-//! Whoever may write to the directory may be hostile to the superuser who uses it, or to those it is shared with: no link is
-//! followed, nothing is truncated, and unless the directory is this user's alone, nothing but a plain file is opened. Where
-//! the sticky bit keeps a user from replacing another one's file, it is written in place.
+//! Users with write access to the directory might be hostile to the superuser or to each other. No link is followed and
+//! no file is truncated. Only plain files are opened, unless the directory belongs to this user alone. If the sticky
+//! bit prevents replacing another user's file, it is written in place.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -12,25 +12,25 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 
-/// More than any file of the store has.
+/// Limit above the size of any valid file.
 const LARGEST: u64 = 64 * 1024;
 
-/// The permissions of all files in a directory, whatever the umask is.
+/// The permissions of all files in a directory, whatever the umask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileMode(u32);
 
 impl FileMode {
-    /// For the user of the directory alone.
+    /// Only for the directory's user.
     pub(crate) const PRIVATE: Self = Self(0o600);
 
-    /// The mode with these bits, if everybody whom they let in can do something with it.
+    /// Returns the mode with these bits, or `None` if a class of users would get an unusable combination.
     pub(crate) fn new(bits: u32) -> Option<Self> {
         let for_others = [bits >> 3 & 7, bits & 7];
         let is_usable = bits >> 6 == 6 && for_others.iter().all(|who| [0, 4, 6].contains(who));
         is_usable.then_some(Self(bits))
     }
 
-    /// The mode of a file that is there.
+    /// Returns the mode of an existing file.
     pub(crate) fn of(file: &fs::Metadata) -> Self {
         Self(file.mode() & 0o666)
     }
@@ -43,8 +43,8 @@ impl FileMode {
         self.0 & 0o077 != 0
     }
 
-    /// The permissions of a new directory for such files: who may read may enter, who may write may add files.
-    /// What is made in it belongs to its group, and if everybody may write, only the owner of a file removes it.
+    /// Returns the permissions of a new directory for such files. Readers can enter it, and writers can add files. New
+    /// files inherit the directory's group, or, if all users can write, only a file's owner can remove it.
     pub(crate) fn of_directory(self) -> u32 {
         let enter = (self.0 & 0o444) >> 2;
         let special = match self.0 {
@@ -55,13 +55,13 @@ impl FileMode {
         self.0 | enter | special
     }
 
-    /// Makes a file that must not exist, under a name of its own.
+    /// Creates a file under a new name.
     fn create(self, path: &Path, bytes: &[u8], durable: bool) -> io::Result<()> {
         let mut file = options().write(true).create_new(true).open(path)?;
         if self.is_shared() {
             file.set_permissions(fs::Permissions::from_mode(self.0))?;
         }
-        // Only of a new file, which nobody can have put there: another one may be anybody's.
+        // Only done for a new file, because an existing one could belong to any user.
         if let Some(owner) = is_for_another(path) {
             fchown(&file, Some(owner), None)?;
         }
@@ -78,7 +78,7 @@ fn options() -> OpenOptions {
 
 fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let is_own = is_in_own_directory(path);
-    // A pipe that somebody else has put there must not make us wait.
+    // A pipe placed by another user must not block the open.
     let flags = if is_own { OFlags::NOFOLLOW } else { OFlags::NOFOLLOW | OFlags::NONBLOCK };
     options.custom_flags(flags.bits().cast_signed());
     let not_plain = || io::Error::new(io::ErrorKind::InvalidData, "it is not a plain file");
@@ -86,13 +86,13 @@ fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     match options.open(path) {
         Ok(file) if is_own || file.metadata()?.is_file() => Ok(file),
         Ok(_) => Err(not_plain()),
-        // What the system answers for a link, and for a pipe that nobody reads.
+        // The errors for a link, and for a pipe without a reader.
         Err(e) if is(&e, Errno::LOOP) || is(&e, Errno::NXIO) => Err(not_plain()),
         Err(e) => Err(e),
     }
 }
 
-/// Whether nobody but this user, and the superuser, can put anything there.
+/// Returns whether only this user and the superuser can write to the directory.
 fn is_in_own_directory(path: &Path) -> bool {
     let directory = path.parent().and_then(|directory| fs::metadata(directory).ok());
     directory.is_some_and(|directory| {
@@ -100,20 +100,20 @@ fn is_in_own_directory(path: &Path) -> bool {
     })
 }
 
-/// The user of the directory, where the superuser makes a file in it for him: what he could not open would shut him out.
+/// Returns the directory's user if the superuser creates a file in it, because that user must be able to open the file.
 fn is_for_another(path: &Path) -> Option<u32> {
     let directory = path.parent().filter(|_| rustix::process::geteuid().is_root())?;
     fs::metadata(directory).ok().map(|directory| directory.uid()).filter(|owner| *owner != 0)
 }
 
-/// Opens a lock file for locking, making it if it is missing.
+/// Opens a lock file for locking, and creates it if it is missing.
 pub(crate) fn open_lock(path: &Path, mode: FileMode) -> io::Result<File> {
     let mut options = options();
     options.read(true).write(true);
     if !mode.is_shared() && is_for_another(path).is_none() {
         return open(options.create(true).truncate(false), path);
     }
-    // Not in one call: in a sticky directory Linux lets nobody open another user's file by a call that would make it.
+    // Two calls are needed, because in a sticky directory Linux refuses to open another user's file with `O_CREAT`.
     match open(&mut options, path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             place(path, b"", mode, false)?;
@@ -128,36 +128,36 @@ pub(crate) fn open_to_look(path: &Path) -> io::Result<File> {
     open(options().read(true), path)
 }
 
-/// The content of the file at `path`.
+/// Reads the content of the file at `path`.
 pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     open_to_look(path)?.take(LARGEST).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// Makes a file with this content, unless there is one: whoever looks finds all of it.
+/// Creates a file with this content unless it exists. A reader always finds the complete content.
 pub(crate) fn place(path: &Path, bytes: &[u8], mode: FileMode, durable: bool) -> io::Result<()> {
     let temporary = temporary(path);
     let placed = mode.create(&temporary, bytes, durable).and_then(|()| {
         match fs::hard_link(&temporary, path) {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            // File systems without links, on which nobody else's permissions matter either.
+            // A file system without hard links also has no permissions that matter.
             Err(_) => fs::rename(&temporary, path),
             Ok(()) => Ok(()),
         }
     });
-    // It is only left over when there was no link to make, or by a failure that is reported.
+    // The temporary file only remains if linking failed, or after a failure that is reported.
     let _ = fs::remove_file(&temporary);
     placed
 }
 
-/// Replaces the content of `path`. If `durable`, the new one also survives a crash of the machine from here on.
+/// Replaces the content of `path`. If `durable`, the new content survives a crash of the machine after the call.
 ///
-/// In a private directory whoever reads it finds the old text or the new one. In a shared one it is written in place:
-/// by one call and to the same length or more, so that it is whole again whatever happens to this process; who reads
-/// it meanwhile may have to read again.
+/// In a private directory, a reader finds the old content or the new one. In a shared one the file is written in place,
+/// by one call and never shorter. The file is then complete even if this process dies, but a concurrent reader might
+/// have to read again.
 ///
-/// Only one process may write `path` at a time: the holder of its key's lock.
+/// Only one process can write `path` at a time: the holder of its key's lock.
 pub(crate) fn replace(path: &Path, bytes: &[u8], mode: FileMode, durable: bool) -> io::Result<()> {
     if mode.is_shared() {
         match open(options().read(true).write(true), path) {
@@ -169,7 +169,7 @@ pub(crate) fn replace(path: &Path, bytes: &[u8], mode: FileMode, durable: bool) 
     let temporary = if mode.is_shared() { temporary(path) } else { with_suffix(path, "tmp") };
     let create = || mode.create(&temporary, bytes, durable);
     let created = match create() {
-        // Left by a crash: a private directory has one name for it.
+        // Left by a crash, because a private directory has a fixed temporary name.
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
             fs::remove_file(&temporary).and_then(|()| create())
         }
@@ -177,7 +177,7 @@ pub(crate) fn replace(path: &Path, bytes: &[u8], mode: FileMode, durable: bool) 
     };
     let replaced = created.and_then(|()| fs::rename(&temporary, path));
     if replaced.is_err() {
-        // On a full disk half a file would take the space that is missing.
+        // On a full disk, half a file would occupy the missing space.
         let _ = fs::remove_file(&temporary);
         return replaced;
     }
@@ -193,7 +193,7 @@ fn overwrite(file: &File, bytes: &[u8], durable: bool) -> io::Result<()> {
         let why = "it has another name (a hard link), so it may be somebody's own file";
         return Err(io::Error::new(io::ErrorKind::InvalidData, why));
     }
-    // What is longer is filled up: JSON may end in white space.
+    // A longer old content is overwritten with white space, which JSON permits at the end.
     let mut text = bytes.to_vec();
     text.resize(bytes.len().max(usize::try_from(there.len().min(LARGEST)).unwrap_or(0)), b'\n');
     file.write_all_at(&text, 0)?;
@@ -282,7 +282,7 @@ mod tests {
         refused("a link to nothing");
         assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
         refused("a pipe");
-        // What a private directory replaces its files with.
+        // The temporary file by which a private directory replaces its files.
         let temporary = dir.path().join("x.tmp");
         symlink(&victim, &temporary).unwrap();
         replace(&path, b"[]", FileMode::PRIVATE, false).unwrap();

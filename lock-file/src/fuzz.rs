@@ -1,5 +1,5 @@
-//! Files that are damaged, cut, foreign, huge, or of another kind: no panic, and no token that is not larger than all that
-//! are known.
+//! Damaged, truncated, foreign and huge files, and other file types: no panic, and no token that is not larger than all
+//! known ones.
 
 use std::fs;
 use std::path::Path;
@@ -69,7 +69,7 @@ fn fuzz_files() {
                 fs::write(path, content).unwrap();
             }
         }
-        // By it, keys are listed.
+        // The status file makes the key appear in lists.
         fs::write(files.status(), "").unwrap();
         another_file(dir.path(), piece(4));
         look(&store, &key);
@@ -86,12 +86,12 @@ fn fuzz_files() {
     });
 }
 
-/// In memory, where that can be: what is flushed to a disk takes its time.
+/// Returns a directory in memory if possible, because disk flushes are slow.
 fn directory() -> TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
-/// One attempt, which is over again: the number of its token.
+/// Makes one attempt, releases the lock, and returns the number of its token.
 fn take(store: &FileStore, key: &LockKey) -> Option<u64> {
     let request = Request::new(key.clone(), HolderId::from_parts(7, 1));
     match store.take(&request, Caller::Newcomer) {
@@ -112,7 +112,7 @@ fn take(store: &FileStore, key: &LockKey) -> Option<u64> {
     }
 }
 
-/// What is shown of a key is that key's.
+/// Checks that inspection shows data of this key only.
 fn look(store: &FileStore, key: &LockKey) {
     store.inspect(key).map_or_else(typed, |info| assert_eq!(info.key, *key));
     let mut all = ListQuery::default();
@@ -131,10 +131,10 @@ fn typed(error: Error) {
     assert!(!error.to_string().is_empty());
 }
 
-/// What the files say of the numbers that were drawn.
+/// The drawn numbers, according to the files.
 struct Known {
     record: Option<Record>,
-    /// `Err` where the file is there and cannot be read.
+    /// `Err` if the file exists but cannot be read.
     ceiling: Option<Result<u64, ()>>,
     floor: Option<Result<u64, ()>>,
     since: u64,
@@ -174,7 +174,7 @@ impl Known {
     }
 }
 
-/// Also when the files were removed, tokens grow.
+/// Checks that tokens keep growing after the files are removed.
 fn collected(store: &FileStore, dir: &Path, key: &LockKey, last: u64) {
     if collect(dir, std::time::Duration::ZERO).map_or_else(
         |error| {
@@ -188,7 +188,7 @@ fn collected(store: &FileStore, dir: &Path, key: &LockKey, last: u64) {
     }
 }
 
-/// A name may be any that is not one of the store's own.
+/// Creates a file with any name that the store does not use.
 fn another_file(dir: &Path, name: &[u8]) {
     let name = text(name);
     let is_own = name.starts_with("leasehold-") || name.is_empty() || name == "." || name == "..";
@@ -203,7 +203,7 @@ fn is_hash(text: &str) -> bool {
     text.bytes().all(|byte| b"0123456789abcdef".contains(&byte))
 }
 
-/// A directory whose marker says this.
+/// Writes this content to the directory's marker and opens the store.
 fn marker(dir: &Path, content: &[u8]) {
     fs::write(dir.join("leasehold-format"), content).unwrap();
     let is_ours = content == b"leasehold file store, format 1\n";
@@ -217,7 +217,7 @@ fn marker(dir: &Path, content: &[u8]) {
     }
 }
 
-/// However large a file is, a bounded part of it is read.
+/// Checks that only a bounded part of a large file is read.
 #[test]
 fn files_of_a_gigabyte_are_not_read_whole() {
     let (dir, key) = (directory(), LockKey::new("k").unwrap());

@@ -1,4 +1,4 @@
-//! Removing the files of keys that nobody uses.
+//! Removes the files of unused keys.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,23 +19,23 @@ use crate::token;
 const BEGIN_TRIES: usize = 50;
 const BEGIN_PAUSE: Duration = Duration::from_millis(1);
 
-/// What was removed, counted in keys.
+/// The outcome of a removal, in keys.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Collected {
-    /// Keys whose files are gone.
+    /// Keys whose files were removed.
     pub removed: usize,
-    /// Keys that are held, awaited, cooling, used too recently, damaged, or whose files this user may not remove.
+    /// Keys that are held, awaited, cooling down, recently used or damaged, or whose files this user cannot remove.
     pub kept: usize,
 }
 
-/// Removes the files of the keys in `dir` that nobody holds or awaits and that were last granted `unused_for` ago.
+/// Removes the files of keys in `dir` without a holder or waiter that were last granted `unused_for` ago.
 pub(crate) fn collect(dir: &Path, unused_for: Duration) -> Result<Collected, Error> {
     let (dir, mode) = look_into(dir)?;
     collect_below(&dir, mode, unused_for, &|least| token::raise_floor(&dir, mode, least))
 }
 
-/// What [`collect`] does, with `raise_floor` for what remembers a number for all keys.
+/// Works like [`collect`], with `raise_floor` to store the floor of all tokens.
 fn collect_below(
     dir: &Path,
     mode: FileMode,
@@ -48,12 +48,12 @@ fn collect_below(
         Err(e) => return Err(io_error(e, "list", dir)),
     };
     let Some(_collecting) = begin(dir)? else { return Ok(Collected { removed: 0, kept: keys.len() }) };
-    // What is remembered of all keys in place of their ceilings, on disk before the first of those is removed.
+    // The floor replaces the ceilings of all removed keys, so it must be on disk before the first removal.
     let candidates: Vec<_> =
         keys.iter().filter_map(|files| Some((files, last_number(files, unused_for)?))).collect();
     let floor = candidates.iter().map(|(_, last)| *last).max().unwrap_or(0);
     let mut raised = raise_floor(floor);
-    // On a full disk there is no room for it, though perhaps these files have filled it.
+    // A full disk has no room for the floor, perhaps because of these files.
     for (files, _) in &candidates {
         if !raised.as_ref().is_err_and(wants_room) {
             break;
@@ -70,8 +70,8 @@ fn collect_below(
     Ok(Collected { removed, kept: keys.len() - removed })
 }
 
-/// Whether files were removed. Those that cannot be are left alone: another user's, in a directory where only the owner of a
-/// file may remove it; what is no plain file; and those of which the lock is missing and has no room.
+/// Returns whether files were removed. Skips files this user cannot remove: another user's files in a sticky directory,
+/// paths that are not plain files, and keys whose missing lock file has no room.
 fn unless_foreign(removed: io::Result<bool>, files: &KeyFiles) -> Result<bool, Error> {
     match removed {
         Err(e) if [io::ErrorKind::PermissionDenied, io::ErrorKind::InvalidData].contains(&e.kind()) => {
@@ -82,13 +82,13 @@ fn unless_foreign(removed: io::Result<bool>, files: &KeyFiles) -> Result<bool, E
     }
 }
 
-/// Whether files are being removed just now, so that a lock that is taken may be held by that.
+/// Returns whether a removal is running, which might be the holder of a lock.
 pub(crate) fn is_under_way(dir: &Path) -> bool {
     let look = open_to_look(&marker(dir)).and_then(LockedFile::shared);
     matches!(look, Ok(None))
 }
 
-/// `None` where there is no store yet: somebody is just making one.
+/// Starts a removal. Returns `None` if the store has no marker yet.
 fn begin(dir: &Path) -> Result<Option<LockedFile>, Error> {
     let path = marker(dir);
     for _ in 0..BEGIN_TRIES {
@@ -98,14 +98,14 @@ fn begin(dir: &Path) -> Result<Option<LockedFile>, Error> {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(io_error(e, "lock", &path)),
         }
-        // Perhaps only somebody who looks whether this is under way.
+        // The lock might belong to a process that only checks whether a removal is running.
         std::thread::sleep(BEGIN_PAUSE);
     }
     let message = format!("unused files are being removed from {} already; try again", dir.display());
     Err(Error::new(ErrorKind::Unavailable, message))
 }
 
-/// The files of every key of which there is any.
+/// Returns the files of all keys with any file.
 fn keys(dir: &Path, mode: FileMode) -> io::Result<Vec<KeyFiles>> {
     let mut names = BTreeSet::new();
     for entry in fs::read_dir(dir)? {
@@ -115,13 +115,14 @@ fn keys(dir: &Path, mode: FileMode) -> io::Result<Vec<KeyFiles>> {
     Ok(names.iter().filter_map(|hash| KeyFiles::of_status(dir, mode, &format!("{hash}.seen"))).collect())
 }
 
-/// The largest number that was drawn for the key, if it seems to be unused for so long and nothing is damaged.
+/// Returns the largest number drawn for the key. `None` if the key was used within `unused_for`, cools down or is
+/// damaged.
 fn last_number(files: &KeyFiles, unused_for: Duration) -> Option<u64> {
     let last_used = [files.record(), files.next(), files.main()].into_iter().filter_map(|path| {
         let meta = fs::symlink_metadata(path).ok()?;
         meta.modified().ok()
     });
-    // A time in the future comes from a clock that has been set back since, and is none to go by.
+    // A time in the future comes from a clock set back since, and does not count.
     let age = |time| SystemTime::now().duration_since(time).unwrap_or_default();
     if last_used.map(age).min().is_some_and(|age| age < unused_for) {
         return None;
@@ -137,15 +138,15 @@ fn last_number(files: &KeyFiles, unused_for: Duration) -> Option<u64> {
     Some(token::ceiling(files).ok()?.unwrap_or(0).max(drawn))
 }
 
-/// Both locks of a key that nobody uses.
+/// Both locks of an unused key.
 struct Locks {
     next: Option<LockedFile>,
     _main: LockedFile,
 }
 
 impl Locks {
-    /// `None` when somebody uses the key by now. No waiter lock is made where there is none, because the disk may be full:
-    /// whoever makes one from here on waits for the lock, and finds it gone.
+    /// Locks both files, or returns `None` if the key is in use. A missing waiter lock is not created, because the disk
+    /// might be full. A waiter that creates one waits for the lock and then finds it removed.
     fn of(files: &KeyFiles) -> io::Result<Option<Self>> {
         let Some(main) = lock_at(&files.main(), files.mode())? else { return Ok(None) };
         let path = files.next();
@@ -159,14 +160,14 @@ impl Locks {
     }
 }
 
-/// Removes of an unused key's files those that its fencing tokens can do without, and says whether there were any. The ceiling
-/// stays, and the lock, without which the ceiling could not be removed on a full disk.
+/// Removes the files of an unused key that its fencing tokens do not need. Returns whether any was removed. The ceiling
+/// stays, and the lock file, because without it the ceiling could not be removed on a full disk.
 fn make_room(files: &KeyFiles) -> io::Result<bool> {
     let Some(locks) = Locks::of(files)? else { return Ok(false) };
     if last_number(files, Duration::ZERO).is_none() {
         return Ok(false);
     }
-    // Without its record the next grant draws from above the ceiling.
+    // Without its record, the key's next grant draws above the ceiling.
     let drawn = Record::read_any(files).ok().and_then(|found| found.record().map(|record| record.next));
     let ceiling = token::ceiling(files).ok().flatten();
     let is_covered =
@@ -180,11 +181,11 @@ fn make_room(files: &KeyFiles) -> io::Result<bool> {
     Ok(is_removed)
 }
 
-/// Removes the files unless somebody uses them by now. Under both locks of the key, and the lock last: whoever takes
-/// that at its path afterwards has all the others to himself, and whoever has opened it before finds it gone from there.
+/// Removes the files of a key unless it is in use. Holds both locks and removes the lock file last. A process that
+/// locks a new file at that path has the other files to itself, and one that opened the old file finds it removed.
 fn remove(files: &KeyFiles, floor: u64) -> io::Result<bool> {
     let Some(locks) = Locks::of(files)? else { return Ok(false) };
-    // Once more, as nobody changes it now.
+    // Checked again, because the locks now prevent changes.
     let last = last_number(files, Duration::ZERO);
     if last.is_none_or(|last| last > floor) {
         return Ok(false);
@@ -197,7 +198,7 @@ fn remove(files: &KeyFiles, floor: u64) -> io::Result<bool> {
     Ok(true)
 }
 
-/// Whether there was such a file.
+/// Removes a file and returns whether it existed.
 fn remove_file(path: &Path) -> io::Result<bool> {
     match fs::remove_file(path) {
         Ok(()) => Ok(true),
@@ -219,7 +220,7 @@ mod tests {
 
     const KEYS: [&str; 3] = ["a", "b", "c"];
 
-    /// A directory whose three keys were used once each, by tries alone: nobody has made a waiter lock.
+    /// Creates a directory with three keys used once each, without waiter locks.
     fn used() -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         fs::write(marker(dir.path()), "").unwrap();
@@ -239,7 +240,7 @@ mod tests {
         (KeyFiles::new(dir, FileMode::PRIVATE, &key), key)
     }
 
-    /// The next token of the key, and what was drawn with it.
+    /// Draws the next token of the key.
     fn draw(dir: &Path, key: &str) -> u64 {
         let (files, key) = files(dir, key);
         let found = Record::read(&files, &key).unwrap();
@@ -252,7 +253,8 @@ mod tests {
         names
     }
 
-    /// Collects on a disk with room for the floor once the directory has no more than `room` files; how often that was tried.
+    /// Collects on a full disk with room for the floor once the directory has at most `room` files. Also returns the
+    /// number of attempts.
     fn collect_with_room(dir: &Path, room: usize) -> (Result<Collected, Error>, usize) {
         let tries = Cell::new(0);
         let collected = collect_below(dir, FileMode::PRIVATE, Duration::ZERO, &|least| {
@@ -271,7 +273,7 @@ mod tests {
         let before =
             KEYS.map(|key| files(dir.path(), key)).map(|(files, _)| token::ceiling(&files).unwrap().unwrap());
         let all = names(dir.path()).len();
-        // The record and the status file of each of the first two.
+        // Removes the record and the status file of the first two keys.
         let (collected, tries) = collect_with_room(dir.path(), all - 4);
         assert_eq!((collected.unwrap().removed, tries), (KEYS.len(), 3));
         assert_eq!(names(dir.path()).len(), 2, "{:?}", names(dir.path()));

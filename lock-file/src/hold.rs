@@ -15,26 +15,26 @@ use crate::locked_file::{LockedFile, lock_at, wait_until_free};
 use crate::record::Record;
 use crate::waiter_lock::WaiterLock;
 
-/// Those of this process who wait for holders, one for each key: whoever is next.
+/// The waits of this process for holders, by status file.
 static RELEASES: KernelWaits<bool> = KernelWaits::new();
 
-/// How often, and how long apart, a grant tries again to lock a status file that somebody looks at just now.
+/// Attempts of a grant to lock a status file that another process inspects, and the pause between them.
 const STATUS_TRIES: usize = 20;
 const STATUS_PAUSE: Duration = Duration::from_micros(200);
 
-/// Waits in the kernel until nobody shows as the holder of the key with these files, and says whether that took any
-/// waiting. A hint: the lock itself is let go just after the status that shows it. `None`: there is no thread for it.
+/// Waits in the kernel until the key's status file is unlocked, and returns whether it had to wait. A hint, because the
+/// lock is released just after the status file. Returns `None` if no thread is available.
 ///
-/// The status is what is waited for, because somebody who has given up and is woken all the same would make others
-/// find the lock taken.
+/// It waits for the status file and not for the lock. Otherwise an abandoned wait could get the lock and make other
+/// clients find it taken.
 pub(crate) fn wait_for_release(files: &KeyFiles) -> Option<PendingWait<bool>> {
     let status = files.status();
     RELEASES.wait_for(&files.status(), move |_| wait_until_free(&status).map(Some))
 }
 
-/// One grant: the lock, and the status lock that shows it to inspection.
+/// One grant: the lock, and the status lock, which shows the hold to inspection.
 ///
-/// Every method can run while another one waits for the disk: nothing waits for the disk under the mutex.
+/// Every method can run while another one waits for the disk, because no disk access happens under the mutex.
 #[derive(Debug)]
 pub(crate) struct FileHold {
     main: LockedFile,
@@ -43,17 +43,17 @@ pub(crate) struct FileHold {
     token: FencingToken,
 }
 
-/// The lock of the status file, as far as it could be had.
+/// The lock of the status file, if available.
 #[derive(Clone, Debug)]
 enum StatusLock {
     NotLocked,
     Locked(Arc<LockedFile>),
-    /// The grant has ended, and with it the right to lock the status file.
+    /// The grant has ended, so the status file must not be locked again.
     Released,
 }
 
 impl FileHold {
-    /// The grant of whoever has locked `main` and written its record.
+    /// Creates the grant of a caller that has locked `main` and written its record.
     pub(crate) fn new(main: LockedFile, files: KeyFiles, token: FencingToken) -> Self {
         let hold = Self { main, status: Mutex::new(StatusLock::NotLocked), files, token };
         for _ in 0..STATUS_TRIES {
@@ -67,8 +67,7 @@ impl FileHold {
         hold
     }
 
-    /// Locks the status file, unless that has been done or somebody looks at it just now. The grant does not
-    /// depend on it.
+    /// Locks the status file, unless it is locked already or being inspected. The grant does not depend on it.
     fn lock_status(&self) {
         let path = self.files.status();
         match self.status() {
@@ -79,7 +78,7 @@ impl FileHold {
         match lock_at(&path, self.files.mode()) {
             Ok(Some(locked)) => {
                 let mut status = lock(&self.status);
-                // Released meanwhile, it is unlocked again.
+                // If the hold was released during the attempt, the status file is unlocked again.
                 if !matches!(*status, StatusLock::Released) {
                     *status = StatusLock::Locked(Arc::new(locked));
                 }
@@ -99,7 +98,7 @@ impl FileHold {
         self.token
     }
 
-    /// Whether the lock is still that of its key, which ends when somebody removes or replaces the file.
+    /// Returns whether the lock file still belongs to the key, which ends if the file is removed or replaced.
     pub(crate) fn confirm(&self) -> Result<bool, Error> {
         let path = self.files.main();
         let is_there = self.main.is_at(&path).map_err(|e| io_error(e, "confirm the lock of", &path))?;
@@ -109,9 +108,9 @@ impl FileHold {
         Ok(is_there)
     }
 
-    /// Ends the cooldown that this grant has begun: nobody has had it. While the lock is still ours.
+    /// Ends the cooldown of this unused grant. Call it while the lock is held.
     pub(crate) fn end_cooldown(&self) {
-        // Not while the lock is another file's: its record is another holder's by now.
+        // Skipped if the lock file was replaced, because the record then belongs to another holder.
         let ended = match self.main.is_at(&self.files.main()) {
             Ok(true) => Record::end_cooldown(&self.files, self.token),
             Ok(false) => Ok(()),
@@ -122,21 +121,21 @@ impl FileHold {
         }
     }
 
-    /// Unlocks. Says whether it was held until now, and whether others wait.
+    /// Unlocks. Returns whether the lock was held until now, and whether other clients wait.
     pub(crate) fn free(&self) -> (bool, bool) {
-        // The answers are for the caller's information: unlocking does not depend on them.
+        // The results are informational, and unlocking does not depend on them.
         let was_held = self.main.is_at(&self.files.main()).unwrap_or(true);
-        // While the lock is still ours, nobody else looks at the waiter lock, so no waiter fails to lock it
-        // because of this look.
+        // Checked while the lock is held, because no other process then checks the waiter lock, and a check can make a
+        // waiter's attempt fail.
         let waiters = WaiterLock::is_held(&self.files.next()).unwrap_or(false);
         self.unlock();
         (was_held, waiters)
     }
 
-    /// Unlocks without looking at the files, so without waiting for the disk.
+    /// Unlocks without checking the files, so without waiting for the disk.
     pub(crate) fn unlock(&self) {
-        // First the status: whoever sees the lock free must not see it held. And not by dropping the last
-        // reference: somebody may be confirming it or duplicating its descriptor.
+        // The status comes first, because a process that finds the lock unlocked must not see it held. Explicit,
+        // because a confirmation or a duplicated descriptor might still have a reference.
         if let StatusLock::Locked(status) = std::mem::replace(&mut *lock(&self.status), StatusLock::Released)
         {
             status.unlock();
@@ -152,22 +151,21 @@ impl Drop for FileHold {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is under it is replaced as a whole.
+    // Values under the mutex are replaced as a whole.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The locked file of a grant: what [`LockGuard::extension`](leasehold_api::LockGuard::extension) finds
-/// for the file store.
+/// The locked file of a grant, returned by [`LockGuard::extension`](leasehold_api::LockGuard::extension) for the file
+/// store.
 ///
-/// It lets a process hand the lock on to a child, so that the lock of a parent that was killed is not
-/// free before the child is gone.
+/// It lets a process pass the lock to a child. If the parent is killed, the lock stays held until the child ends.
 #[derive(Clone)]
 pub struct HeldFile(Weak<FileHold>);
 
-/// Descriptors that child processes inherit, see [`HeldFile::inheritable`].
+/// Descriptors that child processes inherit. See [`HeldFile::inheritable`].
 #[derive(Debug)]
 pub struct Inheritable {
-    /// What inspection looks at. Made first, so that a process that ends closes it first.
+    /// Descriptor for inspection. Created first, so an ending process closes it first.
     _status: Option<OwnedFd>,
     main: OwnedFd,
 }
@@ -183,25 +181,24 @@ impl HeldFile {
         Self(Arc::downgrade(hold))
     }
 
-    /// Duplicates of the locked file's descriptor, and of what shows the lock to others, that child processes
-    /// inherit.
+    /// Duplicates the descriptors of the lock file and the status file, for child processes to inherit.
     ///
-    /// The lock belongs to the open file, which duplicates share. Releasing the guard, or dropping it,
-    /// unlocks it for all of them. If instead this process dies without having done so, the lock
-    /// lasts until every process that has inherited the duplicates has closed them or has died.
+    /// The lock belongs to the open file, which all duplicates share. If the guard is released or dropped, the file is
+    /// unlocked for all of them. If this process dies first, the lock lasts until all processes with the duplicates
+    /// have closed them or died.
     ///
-    /// Every process started while the duplicates are open inherits them: make them just before starting the
-    /// child and drop them just after.
+    /// Every process started while the duplicates are open inherits them. Create them just before starting the child,
+    /// and drop them just after.
     ///
     /// # Errors
     ///
-    /// [`NotFound`](io::ErrorKind::NotFound) when the lock has been released; else what the system
-    /// answers, such as too many open files.
+    /// [`NotFound`](io::ErrorKind::NotFound) if the lock has been released. Otherwise the system's error, such as too
+    /// many open files.
     pub fn inheritable(&self) -> io::Result<Inheritable> {
         let released =
             || io::Error::new(io::ErrorKind::NotFound, "the lock has been released; acquire it first");
         let hold = self.0.upgrade().ok_or_else(released)?;
-        // A plain duplicate is not closed when another program is executed.
+        // A plain duplicate stays open when another program is executed.
         let status = match hold.status() {
             StatusLock::Released => return Err(released()),
             StatusLock::NotLocked => None,
@@ -257,7 +254,7 @@ mod tests {
         hold.free();
         assert!(lock_at(&files.main(), FileMode::PRIVATE).unwrap().is_some());
         assert_eq!(file.inheritable().unwrap_err().kind(), io::ErrorKind::NotFound);
-        // One that was under way does not lock the status of a lock that is free.
+        // A confirmation under way does not lock the status file of a released lock.
         confirming.confirm().unwrap();
         assert!(!is_locked(&files.status()).unwrap());
     }

@@ -1,9 +1,9 @@
-//! Waiting in the kernel: blocked calls for file locks, each on a thread of its own.
+//! Waits in the kernel: blocking calls for file locks, each on a dedicated thread.
 //!
-//! A blocked call cannot be cancelled, so nobody waits for one: its thread hands what it got to whoever still
-//! wants it, and gives it back at once if nobody does. Until then it stays for the next who waits for the same
-//! file, so that a process has one thread for each file at the most, however often a wait is given up. They
-//! are none of the runtime's threads, and a process that ends does not wait for them.
+//! A blocking call cannot be cancelled, so callers do not block on it. Its thread passes the result to a caller that
+//! still wants it, or undoes it. Until the call returns, later waits for the same file join it. A process therefore has
+//! at most one thread per file, even after many abandoned waits. The threads do not belong to the runtime, and a
+//! process does not wait for them at its end.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
@@ -13,25 +13,25 @@ use std::thread;
 
 use tokio::sync::oneshot;
 
-/// How many files the threads of one process wait for at once. Whoever finds no thread polls.
+/// Maximum number of files that threads of one process wait for. Further waiters poll.
 const MAX_THREADS: usize = 256;
 
-/// Enough for a few calls of the system, also without optimisation.
+/// Stack size for a few system calls, enough even without optimisation.
 const STACK: usize = 128 * 1024;
 
-/// A call that blocks. Once it has come through it asks whether the answer is still wanted, and answers `None`,
-/// having given everything back, if it is not.
+/// A blocking call. When it returns from the kernel, it checks whether the result is still wanted. If not, it undoes
+/// the result and returns `None`.
 type Blocking<T> = dyn Fn(&dyn Fn() -> bool) -> io::Result<Option<T>> + Send;
 
 type AnswerSenders<T> = VecDeque<oneshot::Sender<io::Result<T>>>;
 
-/// The files that threads of this process wait for, with those who want the answer. An entry is a thread.
+/// The files that threads of this process wait for, with the receivers of each result. Each entry has one thread.
 #[derive(Debug)]
 pub(crate) struct KernelWaits<T: 'static> {
     claims: Mutex<BTreeMap<PathBuf, AnswerSenders<T>>>,
 }
 
-/// The answer to come; dropping it gives the wait up.
+/// The pending result. Dropping it abandons the wait.
 pub(crate) type PendingWait<T> = oneshot::Receiver<io::Result<T>>;
 
 impl<T: Send> KernelWaits<T> {
@@ -39,7 +39,7 @@ impl<T: Send> KernelWaits<T> {
         Self { claims: Mutex::new(BTreeMap::new()) }
     }
 
-    /// Waits for the file at `path` by `blocking`, or joins those who do. `None`: there is no thread for it.
+    /// Waits for the file at `path` by `blocking`, or joins an existing wait. Returns `None` if no thread is available.
     pub(crate) fn wait_for(
         &'static self,
         path: &Path,
@@ -48,7 +48,7 @@ impl<T: Send> KernelWaits<T> {
         let (claim, answer) = oneshot::channel();
         let mut claims = self.lock();
         if let Some(waiting) = claims.get_mut(path) {
-            // Those who gave up are not kept for as long as the kernel waits.
+            // Abandoned waits are removed here, because the kernel's wait can be long.
             waiting.retain(|claim| !claim.is_closed());
             waiting.push_back(claim);
             return Some(answer);
@@ -72,7 +72,7 @@ impl<T: Send> KernelWaits<T> {
         Some(answer)
     }
 
-    /// Waits until nobody wants the file at `path` any more.
+    /// Waits until no caller wants the file at `path`.
     fn wait(&self, path: &Path, blocking: &Blocking<T>) {
         let is_wanted = || self.lock().get(path).is_some_and(|all| all.iter().any(|c| !c.is_closed()));
         loop {
@@ -92,7 +92,7 @@ impl<T: Send> KernelWaits<T> {
                 claims.remove(path);
             }
             drop(claims);
-            // What nobody wants is closed here, without the mutex.
+            // An unwanted result is dropped here, outside the mutex.
             drop(left);
             if is_over {
                 return;
@@ -101,7 +101,7 @@ impl<T: Send> KernelWaits<T> {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<PathBuf, AnswerSenders<T>>> {
-        // Whoever panics under it has changed nothing by half.
+        // A panic under the mutex leaves no partial change.
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -113,7 +113,7 @@ mod tests {
 
     const PATH: &str = "/a/file";
 
-    /// A blocking call that comes through once for each message, and counts those which came through unwanted.
+    /// A blocking call that returns once per message, and reports unwanted results.
     struct Gate {
         open: mpsc::Sender<u32>,
         began: mpsc::Receiver<()>,
@@ -178,7 +178,7 @@ mod tests {
         drop(waits.wait_for(Path::new(PATH), blocking).unwrap());
         gate.open.send(7).unwrap();
         assert_eq!(gate.unwanted.recv().unwrap(), 7);
-        // The thread ends, and the call that it had with it.
+        // The thread ends, and drops its call.
         gate.began.recv().unwrap();
         assert!(gate.began.recv().is_err());
         assert!(waits.lock().is_empty());
@@ -188,7 +188,7 @@ mod tests {
     fn an_answer_that_its_claimant_does_not_take_is_dropped() {
         let waits: &'static KernelWaits<Arc<()>> = Box::leak(Box::new(KernelWaits::new()));
         let (sender, opened) = mpsc::channel::<Arc<()>>();
-        // It is given up just after it was found to be wanted.
+        // Abandoned just after the check that it is wanted.
         let claim = waits.wait_for(Path::new(PATH), move |_| Ok(Some(opened.recv().unwrap()))).unwrap();
         drop(claim);
         let answer = Arc::new(());

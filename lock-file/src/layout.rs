@@ -20,54 +20,54 @@ impl KeyFiles {
         Self { dir: dir.to_owned(), mode, hash: hash(key.as_str()) }
     }
 
-    /// The files of the key whose status file has this name, if that is the name of one.
+    /// Returns the files of the key with this status file name, or `None` for another name.
     pub(crate) fn of_status(dir: &Path, mode: FileMode, name: &str) -> Option<Self> {
         let hash = name.strip_suffix(".seen")?;
         let hex = hash.len() == 64 && hash.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
         hex.then(|| Self { dir: dir.to_owned(), mode, hash: hash.to_owned() })
     }
 
-    /// Whether these are the files of `key`.
+    /// Returns whether these are the files of `key`.
     pub(crate) fn are_of(&self, key: &str) -> bool {
         self.hash == hash(key)
     }
 
-    /// What their names begin with, which depends on the key alone.
+    /// Returns the prefix of the file names, which depends only on the key.
     pub(crate) fn name(&self) -> &str {
         &self.hash
     }
 
-    /// What is left of the ceilings of keys whose files were removed.
+    /// Returns the file with the floor, which replaces the ceilings of removed keys.
     pub(crate) fn floor(&self) -> PathBuf {
         floor(&self.dir)
     }
 
-    /// The permissions of the files.
+    /// Returns the permissions of the files.
     pub(crate) fn mode(&self) -> FileMode {
         self.mode
     }
 
-    /// The lock itself: empty, never replaced, never removed.
+    /// Returns the lock file, which is empty and never replaced while in use.
     pub(crate) fn main(&self) -> PathBuf {
         self.with("lock")
     }
 
-    /// The waiter lock: locked by the waiter that is next.
+    /// Returns the waiter lock, locked by the next waiter.
     pub(crate) fn next(&self) -> PathBuf {
         self.with("next")
     }
 
-    /// The status file: locked along with the lock, for those who only look.
+    /// Returns the status file, which is locked together with the lock, for inspection.
     pub(crate) fn status(&self) -> PathBuf {
         self.with("seen")
     }
 
-    /// Who holds or last held.
+    /// Returns the record of the current or last holder.
     pub(crate) fn record(&self) -> PathBuf {
         self.with("json")
     }
 
-    /// The ceiling of the tokens.
+    /// Returns the file with the ceiling of the tokens.
     pub(crate) fn token(&self) -> PathBuf {
         self.with("token")
     }
@@ -77,7 +77,7 @@ impl KeyFiles {
     }
 }
 
-/// The largest ceiling of all keys of this directory whose files were removed.
+/// Returns the file with the largest ceiling of all removed keys of this directory.
 pub(crate) fn floor(dir: &Path) -> PathBuf {
     dir.join("leasehold-floor")
 }
@@ -90,7 +90,7 @@ fn hash(key: &str) -> String {
 mod tests {
     use super::*;
 
-    // These names are the format: a change lets two versions hold one key at once.
+    // These names are the format. A change would let two versions hold one key at once.
     #[test]
     fn names_are_pinned() {
         for (key, hash) in [

@@ -7,24 +7,24 @@ use std::path::Path;
 
 use crate::files::{FileMode, open_lock, open_to_look};
 
-/// A file that this value has locked. The lock goes with it, also where the descriptor was handed on.
+/// A file locked by this value. Dropping it unlocks the file, even if a process inherited the descriptor.
 #[derive(Debug)]
 pub(crate) struct LockedFile(File);
 
 impl LockedFile {
-    /// Locks `file` for itself alone; `None` when somebody else has it locked.
+    /// Locks `file` exclusively. Returns `None` if another process or value has locked it.
     pub(crate) fn exclusive(file: File) -> io::Result<Option<Self>> {
         let answer = file.try_lock();
         Self::judge(file, answer)
     }
 
-    /// Locks `file` together with others that share it; `None` when somebody has it for itself.
+    /// Locks `file` in shared mode. Returns `None` if it is locked exclusively.
     pub(crate) fn shared(file: File) -> io::Result<Option<Self>> {
         let answer = file.try_lock_shared();
         Self::judge(file, answer)
     }
 
-    /// Locks `file` by `lock`, which waits.
+    /// Locks `file` by the blocking `lock`.
     fn wait(file: File, lock: impl Fn(&File) -> io::Result<()>) -> io::Result<Self> {
         loop {
             match lock(&file) {
@@ -42,18 +42,18 @@ impl LockedFile {
         }
     }
 
-    /// The file.
+    /// Returns the file.
     pub(crate) fn file(&self) -> &File {
         &self.0
     }
 
-    /// Unlocks the file although others may still refer to this value.
+    /// Unlocks the file even if this value has other references.
     pub(crate) fn unlock(&self) {
-        // Unlocking a file that is locked does not fail, and closing it does the same.
+        // Unlocking a locked file does not fail, and closing it has the same effect.
         let _ = self.0.unlock();
     }
 
-    /// Whether `path` still leads to this file.
+    /// Returns whether `path` still leads to this file.
     pub(crate) fn is_at(&self, path: &Path) -> io::Result<bool> {
         let there = match fs::symlink_metadata(path) {
             Ok(meta) => meta,
@@ -74,9 +74,10 @@ impl Drop for LockedFile {
     }
 }
 
-/// Locks the file at `path`, which is made if it is missing; `None` when somebody else has it locked.
+/// Locks the file at `path`, and creates it if it is missing. Returns `None` if it is locked already.
 pub(crate) fn lock_at(path: &Path, mode: FileMode) -> io::Result<Option<LockedFile>> {
-    // Whoever removes the file, or the directory, may do so between opening and locking: such a lock excludes nobody.
+    // The file or the directory can be removed between opening and locking. A lock on a removed file excludes no one
+    // else.
     for _ in 0..20 {
         match LockedFile::exclusive(open_lock(path, mode)?)? {
             Some(locked) if !locked.is_at(path)? => {}
@@ -86,8 +87,7 @@ pub(crate) fn lock_at(path: &Path, mode: FileMode) -> io::Result<Option<LockedFi
     Err(io::ErrorKind::NotFound.into())
 }
 
-/// Locks the file at `path` as [`lock_at`] does, and waits until that is possible; `None` when it is not wanted any
-/// more by then.
+/// Locks the file at `path` like [`lock_at`], but waits. Returns `None` if the lock is no longer wanted after the wait.
 pub(crate) fn lock_at_blocking(
     path: &Path,
     mode: FileMode,
@@ -98,14 +98,14 @@ pub(crate) fn lock_at_blocking(
         if !is_wanted() {
             return Ok(None);
         }
-        // Whoever removed the file, or the directory, did so while we waited.
+        // The file or the directory might have been removed during the wait.
         if locked.is_at(path)? {
             return Ok(Some(locked));
         }
     }
 }
 
-/// Waits until nobody has the file at `path` locked for itself; says whether it had to wait.
+/// Waits until the file at `path` is not locked exclusively. Returns whether it had to wait.
 pub(crate) fn wait_until_free(path: &Path) -> io::Result<bool> {
     let file = match open_to_look(path) {
         Ok(file) => file,
@@ -119,8 +119,7 @@ pub(crate) fn wait_until_free(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Whether somebody has the file at `path` locked for itself. Shared with others who ask the same, and
-/// nothing is made.
+/// Returns whether the file at `path` is locked exclusively. Concurrent checks do not conflict, and no file is created.
 pub(crate) fn is_locked(path: &Path) -> io::Result<bool> {
     match open_to_look(path) {
         Ok(file) => Ok(LockedFile::shared(file)?.is_none()),

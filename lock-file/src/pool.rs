@@ -1,8 +1,8 @@
-//! The threads that file operations run on: a fixed number, however long the disk takes.
+//! The threads of file operations: a fixed number, even on a slow disk.
 //!
-//! A file operation cannot be cancelled. On a disk that hangs, every retry would leave one more blocked
-//! thread behind, until the application's own blocking tasks find none. So each operation needs a permit,
-//! and keeps it until it has really ended, also when nobody waits for it any more.
+//! A file operation cannot be cancelled. On a hanging disk, every retry would leave another blocked thread, until the
+//! application's blocking tasks find none. So each operation needs a permit and keeps it until it ends, even if its
+//! caller is gone.
 
 use std::fmt::Display;
 use std::future::Future;
@@ -16,12 +16,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinError;
 use tokio::time::timeout;
 
-/// How long a call waits while the operations before it make no progress. Half of the engine's default limit
-/// for one call, so that its error is known before the outcome counts as unknown.
+/// How long a call waits while earlier operations make no progress. Half of the engine's default limit for one call, so
+/// its error is known before the outcome counts as unknown.
 pub(crate) const STALLED_AFTER: Duration = Duration::from_secs(5);
 
-/// The permits of one backend, 16 in all. Each purpose has its own, so that none can use up another's: neither
-/// those who look at locks nor those who want them keep a holder from releasing.
+/// The 16 permits of one backend. Each purpose has its own permits, so inspection and acquisition cannot block a
+/// release.
 #[derive(Debug)]
 pub(crate) struct Pool {
     pub(crate) acquire: Permits,
@@ -41,7 +41,7 @@ impl Default for Pool {
     }
 }
 
-/// The permits for the operations of one purpose.
+/// The permits for operations of one purpose.
 #[derive(Debug)]
 pub(crate) struct Permits {
     count: usize,
@@ -49,12 +49,12 @@ pub(crate) struct Permits {
     progress: Progress,
 }
 
-/// Counts what gets done: waiting is given up only while this stands still.
+/// Counts completed steps. A wait is only abandoned if the count does not change.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Progress(Arc<AtomicU64>);
 
 impl Progress {
-    /// Something got done: an operation, or a step of a long one.
+    /// Counts a completed operation, or a step of a long one.
     pub(crate) fn step(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
@@ -64,12 +64,12 @@ impl Progress {
     }
 }
 
-/// Why an operation has no answer.
+/// Why an operation has no result.
 #[derive(Debug)]
 pub(crate) enum OperationFailure {
-    /// It has not begun, and will not begin.
+    /// The operation has not started, and will not start.
     NotBegun(Error),
-    /// It has begun, and how far it got is not known.
+    /// The operation has started, and its outcome is unknown.
     Unknown(Error),
 }
 
@@ -86,8 +86,8 @@ impl Permits {
         Self { count, free: Arc::new(Semaphore::new(count)), progress: Progress::default() }
     }
 
-    /// Runs `job` on a thread once a permit is free. Dropping the future before that drops `job` without
-    /// running it; after that `job` runs to its end.
+    /// Runs `job` on a thread once a permit is free. If dropped before that, `job` does not run. If dropped later,
+    /// `job` runs to its end.
     pub(crate) async fn run<T: Send + 'static>(
         &self,
         job: impl FnOnce() -> T + Send + 'static,
@@ -96,7 +96,7 @@ impl Permits {
         self.start(permit, |_| job()).await
     }
 
-    /// As [`run`](Self::run), for a job without effects: it is also given up when it makes no progress.
+    /// Works like [`run`](Self::run), for a job without effects, which is abandoned if it makes no progress.
     pub(crate) async fn run_or_give_up<T: Send + 'static>(
         &self,
         job: impl FnOnce(&Progress) -> T + Send + 'static,
@@ -130,7 +130,7 @@ impl Permits {
         tokio::task::spawn_blocking(job).await.map_err(failure)
     }
 
-    /// The output of `future`; `None` if neither it nor any operation of this purpose got anywhere meanwhile.
+    /// Returns the output of `future`, or `None` if neither it nor any operation of this purpose makes progress.
     async fn unless_stalled<F: Future>(&self, future: F) -> Option<F::Output> {
         let mut future = pin!(future);
         loop {
@@ -149,7 +149,7 @@ impl Permits {
     }
 }
 
-/// The error of an operation that has begun and was not answered in time.
+/// Creates the error for an operation that has started but did not end in time.
 pub(crate) fn no_answer() -> Error {
     stalled("the file operation under way has not ended")
 }
@@ -166,7 +166,7 @@ fn failure(error: JoinError) -> OperationFailure {
         let message = "a file operation panicked: this is a bug of leasehold-file, please report it";
         return OperationFailure::Unknown(Error::new(ErrorKind::OutcomeUnknown, message).with_source(error));
     }
-    // Only a blocking task that has not been started is cancelled, by a runtime that shuts down.
+    // Only a runtime's shutdown cancels a blocking task, and only before its start.
     OperationFailure::NotBegun(Error::closed().with_source(error))
 }
 
@@ -178,13 +178,13 @@ mod tests {
     use std::sync::mpsc;
     use tokio::runtime;
 
-    /// An operation that hangs until the sender is dropped.
+    /// Returns an operation that hangs until the sender is dropped.
     fn hang() -> (mpsc::Sender<()>, impl FnOnce() + Send + 'static) {
         let (end, hanging) = mpsc::channel();
         (end, move || assert!(hanging.recv().is_err()))
     }
 
-    /// Polls `future` once: it waits.
+    /// Polls `future` once, which must be pending.
     async fn begin<F: Future + Unpin>(future: &mut F) {
         tokio::select! {
             biased;
@@ -217,7 +217,7 @@ mod tests {
         let permits = Permits::new(1);
         let (end, hanging) = hang();
         let (say, steps) = mpsc::channel::<mpsc::Sender<()>>();
-        // A long operation that takes one step after another, as a list does.
+        // A long operation with several steps, like a list.
         let mut long = Box::pin(permits.run_or_give_up(move |progress| {
             for stepped in steps {
                 progress.step();

@@ -1,4 +1,4 @@
-//! Who really keeps a lock whose holder has died: living processes that have its locked file open.
+//! Finds the living processes that have a lock file open, because they hold the lock after its holder has died.
 
 use std::collections::{HashMap, HashSet};
 use std::ffi::OsString;
@@ -6,12 +6,13 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What the processes of this machine have locked in one directory. Each is looked at once, however many keys it holds.
+/// The locked files of this machine's processes in one directory. Each process is read once, even if it holds several
+/// keys.
 pub(crate) struct ProcessOwners {
-    /// As the system names it; `None` where that cannot be told.
+    /// Canonical path of the directory, or `None` if unknown.
     dir: Option<PathBuf>,
     locked: HashMap<u32, io::Result<HashSet<OsString>>>,
-    /// All processes, once one was looked for among them.
+    /// All processes, read at the first search.
     pids: Option<Vec<u32>>,
 }
 
@@ -20,9 +21,8 @@ impl ProcessOwners {
         Self { dir: fs::canonicalize(dir).ok(), locked: HashMap::new(), pids: None }
     }
 
-    /// Who holds the lock whose locked file is at `main`: the process `pid` of its record, or those that it has left
-    /// behind. Where the system does not tell, also because that process lives in another namespace, it is its number
-    /// alone.
+    /// Returns the holders of the lock file `main`: the process `pid` of its record, or processes it has left behind.
+    /// If the system does not show this, for example across PID namespaces, returns only the process id.
     pub(crate) fn owner(&mut self, main: &Path, pid: u32) -> String {
         self.find(main, pid).unwrap_or_else(|| format!("pid {pid}"))
     }
@@ -31,7 +31,7 @@ impl ProcessOwners {
         let file = main.file_name()?.to_owned();
         match self.locked_by(pid)? {
             Ok(locked) if locked.contains(&file) => return Some(named(pid)),
-            // Another user's process, which may well be the one.
+            // Another user's process, which might hold the lock.
             Err(e) if e.kind() != io::ErrorKind::NotFound => return None,
             Ok(_) | Err(_) => {}
         }
@@ -47,7 +47,7 @@ impl ProcessOwners {
     }
 }
 
-/// The files in `dir` that the process has open, and locked by what it has open. Not every system tells.
+/// Returns the files in `dir` that the process has open and locked. Not every system shows this.
 fn locked_in(dir: &Path, pid: u32) -> io::Result<HashSet<OsString>> {
     let mut locked = HashSet::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fd"))?.flatten() {
@@ -62,7 +62,7 @@ fn locked_in(dir: &Path, pid: u32) -> io::Result<HashSet<OsString>> {
     Ok(locked)
 }
 
-/// All processes, in the order of their numbers.
+/// Returns all process ids, in ascending order.
 fn processes() -> Vec<u32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let mut pids: Vec<u32> = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect();

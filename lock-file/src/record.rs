@@ -1,4 +1,4 @@
-//! The record of a key: who holds it, or held it last.
+//! The record of a key's current or last holder.
 
 use std::fs;
 use std::io;
@@ -12,26 +12,26 @@ use crate::error::{corrupt, io_error};
 use crate::files::{read, replace};
 use crate::layout::KeyFiles;
 
-/// The latest grant of a key. Written by whoever has the key's lock, before the grant is answered.
+/// The latest grant of a key. The holder of the key's lock writes it before the grant is reported.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Record {
     pub(crate) key: String,
     pub(crate) holder: String,
     pub(crate) label: Option<String>,
     pub(crate) pid: u32,
-    /// When it was granted, in milliseconds of Unix time.
+    /// Time of the grant, in milliseconds of Unix time.
     pub(crate) since_ms: u64,
-    /// The fencing token.
+    /// Fencing token.
     pub(crate) token: u64,
-    /// The number from which the next grant draws.
+    /// First number for the next grant.
     pub(crate) next: u64,
-    /// The boot of the machine in which this was written.
+    /// Boot id of the machine when the record was written.
     pub(crate) boot: String,
-    /// No other grant before this long after `since_ms`.
+    /// Cooldown after `since_ms`, in milliseconds.
     pub(crate) cooldown_ms: Option<u64>,
 }
 
-/// What a record's file has in it.
+/// The content of a record's file.
 #[derive(Debug)]
 pub(crate) enum RecordRead {
     Nothing,
@@ -48,19 +48,19 @@ impl RecordRead {
     }
 }
 
-/// What the cooldown of the last grant says about now.
+/// The state of the last grant's cooldown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cooldown {
-    /// There is none, or it has passed.
+    /// No cooldown, or it has passed.
     Over,
-    /// It lasts for another while.
+    /// It lasts for this long.
     Lasts(Duration),
-    /// The clock stands before the grant, so that nobody knows how much has passed.
+    /// The clock is before the grant, so the elapsed time is unknown.
     ClockWentBack(Duration),
 }
 
 impl Record {
-    /// The record of any key, whose name is within.
+    /// Reads the record of any key, which contains the key's name.
     pub(crate) fn read_any(files: &KeyFiles) -> Result<RecordRead, Error> {
         let path = files.record();
         match read(&path) {
@@ -75,7 +75,7 @@ impl Record {
         }
     }
 
-    /// The record of `key`; the record of another key in its file is an error.
+    /// Reads the record of `key`. A record of another key in its file is an error.
     pub(crate) fn read(files: &KeyFiles, key: &LockKey) -> Result<RecordRead, Error> {
         let found = Self::read_any(files)?;
         match found.record() {
@@ -93,18 +93,18 @@ impl Record {
         let text = serde_json::to_vec(self).map_err(|e| {
             Error::new(ErrorKind::Unavailable, "cannot write the record as JSON").with_source(e)
         })?;
-        // Tokens are safe without it; a cooldown must outlive a crash of the machine.
+        // Tokens are safe without a flush, but a cooldown must survive a crash of the machine.
         let durable = self.cooldown_ms.is_some();
         replace(&path, &text, files.mode(), durable).map_err(|e| io_error(e, "write", &path))
     }
 
-    /// The same grant, which keeps nobody out after its end.
+    /// Returns the same grant without a cooldown.
     pub(crate) fn without_cooldown(self) -> Self {
         Self { cooldown_ms: None, ..self }
     }
 
-    /// Ends the cooldown that the grant with this token has begun, if the record is still that grant's. Only for whoever
-    /// has the key's lock.
+    /// Ends the cooldown of the grant with this token, if the record still belongs to that grant. Only for the holder
+    /// of the key's lock.
     pub(crate) fn end_cooldown(files: &KeyFiles, token: FencingToken) -> Result<(), Error> {
         match Self::read_any(files)? {
             RecordRead::Record(record) if record.token == token.as_u64() && record.cooldown_ms.is_some() => {
@@ -126,12 +126,12 @@ impl Record {
         if left == 0 { Cooldown::Over } else { Cooldown::Lasts(Duration::from_millis(left)) }
     }
 
-    /// The key.
+    /// Returns the key.
     pub(crate) fn key(&self) -> Result<LockKey, Error> {
         LockKey::new(&self.key)
     }
 
-    /// What operators see of the grant.
+    /// Returns the grant's details for inspection.
     pub(crate) fn info(&self) -> HoldInfo {
         let mut info = HoldInfo::new();
         info.holder = self.holder.parse::<HolderId>().ok();
@@ -141,7 +141,7 @@ impl Record {
         info
     }
 
-    /// What operators see of the cooldown.
+    /// Returns the remaining cooldown for inspection.
     pub(crate) fn cooldown_left(&self, now_ms: u64) -> Option<Duration> {
         match self.cooldown(now_ms) {
             Cooldown::Over => None,
@@ -165,12 +165,12 @@ impl Record {
     }
 }
 
-/// Milliseconds of Unix time; zero before 1970.
+/// Returns the milliseconds of Unix time, or zero before 1970.
 pub(crate) fn now_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, whole_ms)
 }
 
-/// `duration` in milliseconds, rounded up.
+/// Returns `duration` in milliseconds, rounded up.
 pub(crate) fn ceil_ms(duration: Duration) -> u64 {
     let part = u64::from(!duration.subsec_nanos().is_multiple_of(1_000_000));
     whole_ms(duration).saturating_add(part)
@@ -180,10 +180,10 @@ fn whole_ms(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Names the time since the machine was started: what was written within it is still there, on disk or not.
+/// Returns the id of the current boot. Data written in the same boot still exists, even if not flushed to disk.
 ///
-/// Where the system has no such name, every process counts as a boot of its own, which costs one more
-/// write to disk when a key changes between processes.
+/// On a system without boot ids, each process counts as a boot. This costs another disk write when a key changes
+/// between processes.
 pub(crate) fn boot_id() -> &'static str {
     static BOOT: OnceLock<String> = OnceLock::new();
     BOOT.get_or_init(|| {

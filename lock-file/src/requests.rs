@@ -1,4 +1,4 @@
-//! What this client holds and asks for, by holder id: so that an answer which was lost can be undone.
+//! This client's holds and requests by holder id, which lets a release undo a request whose reply was lost.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,11 +14,11 @@ use crate::store::{Caller, FileStore, TakeResult};
 
 type RequestId = (LockKey, HolderId);
 
-/// The slots of all requests that are under way or granted.
+/// The slots of all pending or granted requests.
 ///
-/// A slot is made before its request starts. The file operations run on a thread that nobody can stop: a
-/// release that comes first ends the slot, and an attempt which finds it ended unlocks what it has locked.
-/// Nothing waits for the disk under the mutexes, so [`abort`](Self::abort) waits for nobody.
+/// A slot is created before its request starts. The file operations run on a thread that cannot be stopped. An early
+/// release ends the slot, and an attempt that finds it ended unlocks its file. No disk access happens under the
+/// mutexes, so [`abort`](Self::abort) does not wait.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
     slots: Mutex<Slots>,
@@ -35,37 +35,36 @@ struct Slots {
 pub(crate) struct RequestSlot {
     id: RequestId,
     state: Mutex<SlotState>,
-    /// Locked by the file operation that decides what is held: one at a time, and whoever needs its outcome
-    /// waits for it without using up a thread.
+    /// Locked by the file operation that decides whether the lock is held. Other callers wait for its outcome without
+    /// occupying a thread.
     operation: Arc<tokio::sync::Mutex<()>>,
 }
 
 #[derive(Debug)]
 enum SlotState {
-    /// Nothing is held yet.
+    /// No lock is held yet.
     Open,
     Held(Arc<FileHold>),
-    /// Nothing is held, and nothing will be.
+    /// No lock is held, and none will be.
     Ended,
 }
 
-/// That a file operation of a slot is under way.
+/// Exclusive access to a slot's file operations.
 pub(crate) type OperationGuard = OwnedMutexGuard<()>;
 
-/// The slot of a request, for as long as calls use it. It is forgotten with the last of them, unless it holds
-/// something.
+/// The slot of a request while calls use it. The last of these calls removes it, unless it has a hold.
 #[derive(Debug)]
 pub(crate) struct Registration {
     requests: Arc<Requests>,
     slot: Arc<RequestSlot>,
 }
 
-/// A hold that is not in its slot any more. It is unlocked, whatever becomes of this value.
+/// A hold removed from its slot. Dropping it unlocks the hold.
 #[derive(Debug)]
 pub(crate) struct EndedHold(Arc<FileHold>);
 
 impl Requests {
-    /// Registers `request`, in a new slot or in that of an earlier call with the same holder id.
+    /// Registers `request`, in a new slot or in the slot of an earlier call with the same holder id.
     pub(crate) fn register(self: &Arc<Self>, request: &Request) -> Result<Arc<Registration>, Error> {
         let id = (request.key.clone(), request.holder);
         let mut slots = lock(&self.slots);
@@ -89,7 +88,7 @@ impl Requests {
         }
     }
 
-    /// Whether `hold` is still held, which ends only by interference.
+    /// Checks that `hold` is still held. Only outside interference can end it.
     pub(crate) fn confirm(&self, hold: &HoldRef) -> Result<Renewed, Error> {
         let Some(held) = self.find(hold).and_then(|slot| slot.held()) else {
             return Ok(Renewed::Gone(LossReason::Gone));
@@ -101,7 +100,7 @@ impl Requests {
         }
     }
 
-    /// Unlocks everything, now and from now on.
+    /// Unlocks all holds, and every later grant.
     pub(crate) fn abort(&self) {
         let slots = {
             let mut slots = lock(&self.slots);
@@ -128,7 +127,7 @@ impl Registration {
         &self.slot
     }
 
-    /// One attempt at `request`, which this is the registration of. Needs the slot's operation.
+    /// Makes one attempt at the registered `request`. Needs the slot's operation guard.
     pub(crate) fn attempt(
         &self,
         store: &FileStore,
@@ -149,14 +148,14 @@ impl Registration {
         Ok(self.keep(hold))
     }
 
-    /// What was just taken stays in the slot, unless that was ended meanwhile: then it is undone.
+    /// Stores the new hold. If the slot was ended in the meantime, undoes it instead.
     fn keep(&self, hold: Arc<FileHold>) -> Attempt {
         let answer = granted(&hold);
         match self.slot.keep(hold) {
             Ok(()) => answer,
             Err(hold) => {
                 hold.end_cooldown();
-                // Dropped, it is unlocked.
+                // Dropping the hold unlocks it.
                 self.ended()
             }
         }
@@ -184,7 +183,7 @@ impl Drop for Registration {
 }
 
 impl RequestSlot {
-    /// Waits until no file operation of this slot is under way, and keeps the next one from starting.
+    /// Waits until no file operation of this slot is under way, and blocks later ones.
     pub(crate) async fn operation(&self) -> Result<OperationGuard, Error> {
         if let Some(operation) = self.try_operation() {
             return Ok(operation);
@@ -196,12 +195,12 @@ impl RequestSlot {
         })
     }
 
-    /// As [`operation`](Self::operation), unless that would have to wait.
+    /// Works like [`operation`](Self::operation), but returns `None` instead of waiting.
     pub(crate) fn try_operation(&self) -> Option<OperationGuard> {
         Arc::clone(&self.operation).try_lock_owned().ok()
     }
 
-    /// Ends the slot: what it holds is to be freed, and an attempt that is under way keeps nothing.
+    /// Ends the slot. Returns its hold, to be released. An attempt under way will not keep its lock.
     pub(crate) fn end(&self) -> Option<EndedHold> {
         match std::mem::replace(&mut *lock(&self.state), SlotState::Ended) {
             SlotState::Held(hold) => Some(EndedHold(hold)),
@@ -209,7 +208,7 @@ impl RequestSlot {
         }
     }
 
-    /// Given back if the slot was ended meanwhile.
+    /// Stores the hold, or returns it if the slot was ended.
     fn keep(&self, hold: Arc<FileHold>) -> Result<(), Arc<FileHold>> {
         let mut state = lock(&self.state);
         if matches!(*state, SlotState::Ended) {
@@ -228,8 +227,8 @@ impl RequestSlot {
 }
 
 impl EndedHold {
-    /// Unlocks, and looks whether it was held until now and whether others wait. `unused`: the cooldown that it has
-    /// begun ends with it.
+    /// Unlocks. Returns whether the lock was held until now and whether other clients wait. If `unused`, also ends the
+    /// cooldown of the grant.
     pub(crate) fn free(self, unused: bool) -> ReleaseReply {
         if unused {
             self.0.end_cooldown();
@@ -252,7 +251,7 @@ fn granted(hold: &Arc<FileHold>) -> Attempt {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What is under these mutexes is replaced as a whole.
+    // Values under these mutexes are replaced as a whole.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -322,7 +321,7 @@ mod tests {
         let case = case();
         let registration = case.requests.register(&request(1)).unwrap();
         let _operation = registration.slot().try_operation().unwrap();
-        // While an operation is under way, for which it does not wait.
+        // Does not wait for the operation under way.
         case.requests.abort();
         drop(_operation);
         assert!(matches!(case.attempt(&registration, &request(1)), Attempt::Refused(_)));
@@ -335,7 +334,7 @@ mod tests {
         let case = case();
         let registration = case.requests.register(&request(1)).unwrap();
         assert!(matches!(case.attempt(&registration, &request(1)), Attempt::Granted(_)));
-        // A confirmation that waits for the disk has the hold too.
+        // A confirmation waiting for the disk also has a reference to the hold.
         let confirming = registration.slot().held().unwrap();
         drop(registration.slot().end());
         assert!(case.is_free());

@@ -10,7 +10,7 @@ use crate::config::FileConfig;
 pub const SCHEMES: &[Scheme] = &[Scheme::new(&["file"], read)];
 
 fn read(url: &StoreUrl) -> Result<Box<dyn StoreConfig>, Error> {
-    // `file:dir` and `file://dir` would be read as /dir and as a host: neither is what was meant.
+    // `file:dir` and `file://dir` would mean /dir and a host, neither of which is intended.
     if !url.rest.starts_with("///") && !url.rest.starts_with("//localhost/") {
         return Err(invalid(
             "a file URL names an absolute path on this machine, with three slashes and without a host or a user: write file:///var/lib/locks",
@@ -37,7 +37,7 @@ fn read(url: &StoreUrl) -> Result<Box<dyn StoreConfig>, Error> {
     Ok(Box::new(config))
 }
 
-/// Reads permissions as they are written for files: 0660.
+/// Reads permissions in the usual octal notation: 0660.
 fn octal(text: &str) -> Result<u32, Error> {
     u32::from_str_radix(text, 8).map_err(|error| {
         invalid("the parameter mode is written in octal: 0660 for one group, 0666 for everybody")

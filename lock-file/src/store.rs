@@ -1,4 +1,4 @@
-//! One step at a time in the directory: lock a key, enter its waiter lock, look at it.
+//! Single steps in the directory: lock a key, enter its waiter lock, inspect it.
 
 use std::fs;
 use std::io;
@@ -22,12 +22,12 @@ use crate::record::{Cooldown, Record, RecordRead, boot_id, ceil_ms, now_ms};
 use crate::token;
 use crate::waiter_lock::{EnterResult, WaiterLock};
 
-/// How often, and how long apart, an attempt is repeated that may have met the removal of unused files.
+/// Attempts, with a pause between them, if a removal of unused files might be in the way.
 const REMOVAL_TRIES: usize = 2000;
 const REMOVAL_PAUSE: Duration = Duration::from_millis(1);
 const REMOVAL_LOOKS: usize = 3;
 
-/// The directory. Nothing here waits for another holder; everything here may wait for the disk.
+/// The directory. Its methods never wait for another holder, but can wait for the disk.
 #[derive(Debug)]
 pub(crate) struct FileStore {
     dir: PathBuf,
@@ -36,25 +36,25 @@ pub(crate) struct FileStore {
     name: Arc<str>,
 }
 
-/// The answer to one attempt.
+/// The result of one attempt.
 #[derive(Debug)]
 pub(crate) enum TakeResult {
     Hold(FileHold),
     Contended(Contended),
-    /// It failed, and left nothing behind: what it had locked is unlocked, and its record was not written.
+    /// The attempt failed without effect: it holds no lock and wrote no record.
     Refused(Error),
 }
 
-/// Who makes an attempt.
+/// The kind of caller that makes an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Caller {
-    /// Somebody who has not waited: the waiter, if there is one, goes first.
+    /// A caller that has not waited, and yields to a waiter.
     Newcomer,
-    /// Whoever has the waiter lock, or waits behind somebody who was stopped with it.
+    /// The holder of the waiter lock, or a waiter behind a stopped holder.
     Waiter,
 }
 
-/// A key that is locked and can be granted.
+/// A locked key that can be granted.
 struct ReadyToGrant {
     main: LockedFile,
     record: Record,
@@ -62,13 +62,13 @@ struct ReadyToGrant {
 }
 
 impl FileStore {
-    /// Opens the directory, which is made if it is missing, with files of this mode.
+    /// Opens the directory with files of this mode, and creates it if it is missing.
     pub(crate) fn open(dir: &Path, mode: Option<FileMode>) -> Result<Self, Error> {
         let (dir, mode) = prepare(dir, mode).map_err(|e| e.with_store(name(dir)))?;
         Ok(Self { name: name(&dir), dir, mode, is_read_only: false })
     }
 
-    /// Opens the directory for looking at it: nothing is made, also if it is missing.
+    /// Opens the directory for inspection, and creates nothing.
     pub(crate) fn open_read_only(dir: &Path) -> Result<Self, Error> {
         let (dir, mode) = look_into(dir).map_err(|e| e.with_store(name(dir)))?;
         Ok(Self { name: name(&dir), dir, mode, is_read_only: true })
@@ -82,8 +82,8 @@ impl FileStore {
         &self.name
     }
 
-    /// One attempt at the lock of the request's key. An error means that nobody holds the key by it, but its
-    /// cooldown may have begun, and could not be taken back.
+    /// Makes one attempt at the key's lock. After an error the key is not held, but its cooldown might have begun and
+    /// could not be undone.
     pub(crate) fn take(&self, request: &Request, caller: Caller) -> Result<TakeResult, Error> {
         let files = self.files(&request.key);
         let ready = match self.lock(&files, request, caller) {
@@ -93,7 +93,7 @@ impl FileStore {
         };
         match ready.record.write(&files) {
             Ok(()) => Ok(TakeResult::Hold(FileHold::new(ready.main, files, ready.token))),
-            // A record with a cooldown is flushed after the rename: if that failed, the record is there all the same.
+            // A record with a cooldown is flushed after the rename. If the flush failed, the record exists anyway.
             Err(error) if request.cooldown.is_some() => {
                 let undone = ready.record.without_cooldown().write(&files);
                 if undone.is_ok() { Ok(TakeResult::Refused(error)) } else { Err(error) }
@@ -102,14 +102,14 @@ impl FileStore {
         }
     }
 
-    /// Everything before the record is written. An error leaves nothing locked.
+    /// Prepares a grant, up to writing the record. An error leaves no lock.
     fn lock(
         &self,
         files: &KeyFiles,
         request: &Request,
         caller: Caller,
     ) -> Result<Result<ReadyToGrant, Contended>, Error> {
-        // Before the lock is touched, so that an attempt which must fail makes nobody else's fail.
+        // Checked before the lock, because a failing attempt must not make other attempts fail.
         let found = Record::read(files, &request.key)?;
         if let Some(Cooldown::Lasts(left)) = found.record().map(|r| r.cooldown(now_ms())) {
             return Ok(Err(cooling(left)));
@@ -119,7 +119,7 @@ impl FileStore {
         };
         if caller == Caller::Newcomer {
             let next = files.next();
-            // Only looked at by whoever has the lock, so that two looks never collide.
+            // Only the holder of the lock checks this, so two checks never collide.
             if WaiterLock::is_held(&next).map_err(|e| io_error(e, "look at", &next))? {
                 return Ok(Err(Contended::new()));
             }
@@ -138,7 +138,7 @@ impl FileStore {
             None | Some((_, Cooldown::Over)) => {}
             Some((_, Cooldown::Lasts(left))) => return Ok(Err(cooling(left))),
             Some((last, Cooldown::ClockWentBack(window))) => {
-                // Counted from now on: nobody comes early, and nobody waits for the clock to catch up.
+                // The cooldown restarts now, so no caller is early and none waits until the clock catches up.
                 Record { since_ms: now, ..last.clone() }.write(files)?;
                 return Ok(Err(cooling(window)));
             }
@@ -163,8 +163,9 @@ impl FileStore {
         KeyFiles::new(&self.dir, self.mode, key)
     }
 
-    /// One attempt at the lock itself. Whoever does not wait is not turned away by the removal of unused files, which has
-    /// it for a moment: it counts as taken if a holder shows, or if no removal is seen several times.
+    /// Makes one attempt at the lock itself. A newcomer is not rejected because of a removal of unused files, which
+    /// holds the lock briefly. The lock counts as taken if the status file is locked, or if several checks find no
+    /// removal.
     fn lock_main(&self, files: &KeyFiles, caller: Caller) -> Result<Option<LockedFile>, Error> {
         let (main, mut looks) = (files.main(), 0);
         for _ in 0..REMOVAL_TRIES {
@@ -185,16 +186,16 @@ impl FileStore {
         Ok(None)
     }
 
-    /// One attempt at the waiter lock of `key`: whoever has it is the next to get the lock.
+    /// Makes one attempt at the waiter lock of `key`, whose holder gets the lock next.
     pub(crate) fn enter_waiter_lock(&self, key: &LockKey) -> Result<EnterResult, Error> {
         self.with_dir(&self.files(key).next(), WaiterLock::enter)
     }
 
-    /// Locks the file at `path` by `lock`, and makes the directory anew if it is gone.
+    /// Locks the file at `path` by `lock`, and creates the directory again if it is gone.
     fn with_dir<T>(&self, path: &Path, lock: impl Fn(&Path, FileMode) -> io::Result<T>) -> Result<T, Error> {
         let answer = match lock(path, self.mode) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                // The directory was removed. What was held in it is lost at the next confirmation.
+                // The directory was removed. The next confirmation reports its holds as lost.
                 prepare(&self.dir, Some(self.mode))?;
                 lock(path, self.mode)
             }
@@ -203,18 +204,18 @@ impl FileStore {
         answer.map_err(|e| io_error(e, "lock", path))
     }
 
-    /// What there is to see of `key`.
+    /// Returns the state of `key` for inspection.
     pub(crate) fn inspect(&self, key: &LockKey) -> Result<KeyInfo, Error> {
         let info = info(&self.files(key), Some(key), &mut ProcessOwners::of(&self.dir))?;
         Ok(info.unwrap_or_else(|| KeyInfo::free(key.clone())))
     }
 
-    /// The keys that `query` selects. Every file is a step of `progress`.
+    /// Returns the keys selected by `query`. Every file is a step of `progress`.
     pub(crate) fn list(&self, query: &ListQuery, progress: &Progress) -> Result<Vec<KeyInfo>, Error> {
         let unreadable = |e| io_error(e, "list", &self.dir);
         let mut infos = Vec::new();
         let entries = match fs::read_dir(&self.dir) {
-            // Nothing was ever locked there.
+            // No key was ever locked in a missing directory.
             Err(e) if self.is_read_only && e.kind() == io::ErrorKind::NotFound => return Ok(infos),
             entries => entries.map_err(unreadable)?,
         };
@@ -227,11 +228,11 @@ impl FileStore {
             };
             match info(&files, None, &mut owners) {
                 Ok(info) => infos.extend(info),
-                // What somebody has put in the place of the status is no plain file: such a key cannot be locked.
+                // The status file was replaced by another file type. Such a key cannot be locked.
                 Err(error) if error.kind() == ErrorKind::Corrupt => {
                     tracing::warn!("left out of the list: {error}");
                 }
-                // A list that leaves something else out would say that nobody holds it.
+                // An incomplete list would suggest that the omitted key is not held.
                 Err(error) => return Err(error),
             }
         }
@@ -247,17 +248,17 @@ fn name(dir: &Path) -> Arc<str> {
     format!("file://{}", dir.display()).into()
 }
 
-/// What operators see of the key with these files, which is `key` if that is known; `None` if nobody knows
-/// which key it is, and nobody holds it. A held one is shown by the name of its files then.
+/// Returns the state of the key with these files, for inspection. The key is `key` if known, otherwise the one in the
+/// record. Without either, a held key is shown by its file name, and another one as `None`.
 fn info(
     files: &KeyFiles,
     key: Option<&LockKey>,
     owners: &mut ProcessOwners,
 ) -> Result<Option<KeyInfo>, Error> {
-    // The status first: the record that is read after it is not older than the hold that was seen.
+    // The status comes first, because the record read after it is then at least as recent as the hold.
     let is_held = shows(files)?;
     let found = match read_settled(files, key)? {
-        // Somebody has copied the record of another key, or written one: it says nothing of this one.
+        // A copied or forged record of another key is ignored.
         RecordRead::Record(record) if !files.are_of(&record.key) => RecordRead::Nothing,
         found => found,
     };
@@ -274,7 +275,7 @@ fn info(
         }
         (RecordRead::Nothing | RecordRead::Damaged(_), None) if !is_held => return Ok(None),
         (RecordRead::Nothing | RecordRead::Damaged(_), None) => {
-            // The next grant mends its record.
+            // The next grant repairs the key's record.
             let mut info = KeyInfo::free(LockKey::new(files.name())?);
             info.named = false;
             (info, HoldInfo::new())
@@ -284,13 +285,13 @@ fn info(
     Ok(Some(info))
 }
 
-/// Whether a holder shows.
+/// Returns whether a holder has locked the status file.
 fn shows(files: &KeyFiles) -> Result<bool, Error> {
     let status = files.status();
     is_locked(&status).map_err(|e| io_error(e, "look at", &status))
 }
 
-/// The record, read again where it may have been read while it was written.
+/// Reads the record, again if the first read might have met a concurrent write.
 fn read_settled(files: &KeyFiles, key: Option<&LockKey>) -> Result<RecordRead, Error> {
     let mut tries = if files.mode().is_shared() { 5 } else { 1 };
     loop {
@@ -326,7 +327,7 @@ mod tests {
         let request = Request::new(key.clone(), HolderId::from_parts(1, 1));
         let EnterResult::First(waiter) = store.enter_waiter_lock(&key).unwrap() else { panic!("not free") };
         for _ in 0..3 {
-            // Although the lock is free.
+            // Contended although the lock is free.
             let answer = store.take(&request, Caller::Newcomer).unwrap();
             assert!(matches!(answer, TakeResult::Contended(_)));
         }
@@ -342,7 +343,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = FileStore::open(dir.path(), None).unwrap();
         let mut request = Request::new(LockKey::new("k").unwrap(), HolderId::from_parts(1, 1));
-        // The record's temporary file is a directory: the record cannot be written.
+        // The record's temporary file is a directory, so the record cannot be written.
         let mut temporary = KeyFiles::new(&store.dir, store.mode, &request.key).record().into_os_string();
         temporary.push(".tmp");
         fs::create_dir(&temporary).unwrap();

@@ -1,4 +1,4 @@
-//! The numbers of the grants: drawn from blocks whose ceiling is on disk before the first of them is used.
+//! The numbers of grants, drawn from blocks. A block's ceiling is on disk before its first number is used.
 
 use std::io;
 use std::path::Path;
@@ -13,10 +13,10 @@ use crate::files::{self, FileMode, replace};
 use crate::layout::{KeyFiles, floor};
 use crate::record::Record;
 
-/// How many numbers one write to disk is good for.
+/// Numbers covered by one write to disk.
 const BLOCK: u64 = 1024;
 
-/// Numbers for one grant: `first` is the token's, the next grant's begin at `next`.
+/// Numbers for one grant: its token, and the first number of the next grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Numbers {
     pub(crate) token: FencingToken,
@@ -25,7 +25,7 @@ pub(crate) struct Numbers {
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Ceiling {
-    /// First, because a file that is written in place changes within one sector of the disk then.
+    /// First field, because a file written in place then changes within one disk sector.
     ceiling: u64,
     key: String,
 }
@@ -35,12 +35,12 @@ struct Floor {
     floor: u64,
 }
 
-/// Draws numbers larger than all that were drawn for `key` before. Called by whoever has the key's lock.
+/// Draws numbers larger than all earlier numbers of `key`. Called by the holder of the key's lock.
 ///
-/// `last` is the record of the latest grant. It is not on disk for certain, so it counts only within the
-/// boot that wrote it; after another boot, or without it, a new block begins above the ceiling. A new
-/// block also begins no lower than the time in milliseconds, so that tokens grow although the directory
-/// was removed, or an old copy of all of it was brought back, but for one of this boot.
+/// `last` is the record of the latest grant. The record might not be on disk, so it counts only within the boot that
+/// wrote it. After another boot, or without a record, a new block starts above the ceiling. A new block also starts at
+/// least at the time in milliseconds. Tokens therefore grow even if the directory was removed, or replaced by a copy
+/// from an earlier boot.
 pub(crate) fn draw(
     files: &KeyFiles,
     key: &LockKey,
@@ -53,20 +53,20 @@ pub(crate) fn draw(
     // One number has room for 1024 local grants.
     let width = 1 + (u64::from(reserve) >> token::LOCAL_BITS);
     let in_block = last.filter(|r| r.boot == boot).map(|r| r.next);
-    // Below the last block, the record is an older copy, or damaged.
+    // A record below the last block is an old copy, or damaged.
     if let (Some(first), Some(ceiling)) = (in_block, ceiling)
         && first.saturating_add(width - 1) <= ceiling
         && first.saturating_add(BLOCK) > ceiling
     {
         return numbers(first, width);
     }
-    // Its own ceiling is above the floor, which counts where it was removed.
+    // The key's own ceiling is above the floor. The floor counts if the ceiling was removed.
     let known = match ceiling {
         Some(ceiling) => Some(ceiling),
         None => read_floor(&files.floor())?,
     };
     let above = known.map_or(1, |c| c.saturating_add(1)).max(last.map_or(1, |r| r.next));
-    // A clock in the far future must not use the numbers up.
+    // A clock in the far future must not use up the numbers.
     let first = if now_ms <= token::MAX_STORE_NUMBER / 2 { above.max(now_ms) } else { above };
     let drawn = numbers(first, width)?;
     write(files, key, first.saturating_add(BLOCK.max(width) - 1))?;
@@ -81,14 +81,14 @@ fn numbers(first: u64, width: u64) -> Result<Numbers, Error> {
     })
 }
 
-/// The ceiling of the key with these files, whichever it is.
+/// Reads the ceiling of the key with these files.
 pub(crate) fn ceiling(files: &KeyFiles) -> Result<Option<u64>, Error> {
     let found: Option<Ceiling> = read_number(&files.token())?;
     Ok(found.map(|ceiling| ceiling.ceiling))
 }
 
-/// Remembers `least` for all keys whose files are going to be removed, and returns what is remembered. For one process at
-/// a time.
+/// Stores at least `least` as the floor for keys whose files will be removed, and returns the floor. Only one process
+/// can call it at a time.
 pub(crate) fn raise_floor(dir: &Path, mode: FileMode, least: u64) -> Result<u64, Error> {
     let path = floor(dir);
     let before = read_floor(&path)?.unwrap_or(0);
@@ -98,13 +98,12 @@ pub(crate) fn raise_floor(dir: &Path, mode: FileMode, least: u64) -> Result<u64,
     Ok(least.max(before))
 }
 
-/// Whether keys that are new in the directory can get fencing tokens: what is remembered of keys whose files were removed can be
-/// read, or there is nothing.
+/// Checks that new keys in the directory can get fencing tokens, which needs a readable floor or none.
 ///
 /// # Errors
 ///
-/// [`PermissionDenied`](ErrorKind::PermissionDenied) where it is another user's, [`Corrupt`](ErrorKind::Corrupt) where it is
-/// damaged, and what else keeps it from being read.
+/// [`PermissionDenied`](ErrorKind::PermissionDenied) if the floor belongs to another user.
+/// [`Corrupt`](ErrorKind::Corrupt) if it is damaged. Otherwise the error that prevented reading it.
 pub fn check_tokens(dir: impl AsRef<Path>) -> Result<(), Error> {
     read_floor(&floor(dir.as_ref())).map(drop)
 }

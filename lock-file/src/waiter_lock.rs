@@ -1,8 +1,8 @@
-//! The waiter lock: a second lock file of each key, held by the waiter that is next.
+//! The waiter lock: a second lock file of each key, held by the next waiter.
 //!
-//! It is the turnstile of the literature (Downey, "The Little Book of Semaphores"): whoever wants the lock
-//! itself has to pass it, so a client that releases and re-acquires in a loop cannot overtake a waiter. The
-//! others wait for it in the kernel, which wakes one of them when it is free.
+//! It is a turnstile (Downey, "The Little Book of Semaphores"). A caller must pass it to get the lock, so a client that
+//! releases and re-acquires in a loop cannot overtake a waiter. The other waiters wait for it in the kernel, which
+//! wakes one of them when it is released.
 
 use std::fs;
 use std::io;
@@ -16,36 +16,36 @@ use crate::files::FileMode;
 use crate::kernel_wait::{KernelWaits, PendingWait};
 use crate::locked_file::{LockedFile, is_locked, lock_at, lock_at_blocking};
 
-/// How often a waiter sends a heartbeat, and for how long one counts.
+/// Interval of a waiter's heartbeats, and how long one counts.
 pub(crate) const HEARTBEAT_EVERY: Duration = Duration::from_millis(300);
 const HEARTBEAT_COUNTS_FOR: Duration = Duration::from_millis(1500);
 
-/// Those of this process who wait for waiter locks.
+/// The waits of this process for waiter locks.
 static WAITS: KernelWaits<WaiterLock> = KernelWaits::new();
 
-/// The waiter lock of a key, while this waiter holds it.
+/// The waiter lock of a key, held by this waiter.
 ///
-/// The heartbeat is the modification time of the file. Without it, a waiter that was stopped (SIGSTOP) would
-/// keep everybody from a lock that is free. The exclusion of the lock itself never depends on that time.
+/// The heartbeat is the modification time of the file. Without it, a stopped waiter (SIGSTOP) would block all callers
+/// from a free lock. The exclusion of the lock itself never depends on that time.
 #[derive(Debug)]
 pub(crate) struct WaiterLock {
     locked: Arc<LockedFile>,
     last_heartbeat: Instant,
 }
 
-/// The answer to one attempt at a waiter lock.
+/// The result of one attempt at a waiter lock.
 #[derive(Debug)]
 pub(crate) enum EnterResult {
-    /// It is ours.
+    /// This waiter holds the lock.
     First(WaiterLock),
-    /// Another waiter has it.
+    /// Another waiter holds it.
     Behind,
-    /// A waiter has it whose heartbeat has stopped.
+    /// A waiter without a recent heartbeat holds it.
     BehindStopped,
 }
 
 impl WaiterLock {
-    /// One attempt at the waiter lock at `path`.
+    /// Makes one attempt at the waiter lock at `path`.
     pub(crate) fn enter(path: &Path, mode: FileMode) -> io::Result<EnterResult> {
         match lock_at(path, mode)? {
             Some(locked) => Self::entered(locked).map(EnterResult::First),
@@ -54,7 +54,7 @@ impl WaiterLock {
         }
     }
 
-    /// Waits for the waiter lock at `path` in the kernel. `None`: there is no thread for it.
+    /// Waits for the waiter lock at `path` in the kernel. Returns `None` if no thread is available.
     pub(crate) fn wait_for(path: &Path, mode: FileMode) -> Option<PendingWait<Self>> {
         let at = path.to_owned();
         WAITS.wait_for(path, move |is_wanted| match lock_at_blocking(&at, mode, is_wanted)? {
@@ -68,7 +68,7 @@ impl WaiterLock {
         Ok(Self { locked: Arc::new(locked), last_heartbeat: Instant::now() })
     }
 
-    /// Whether the waiter that has the waiter lock at `path` has stopped, or has gone with its file.
+    /// Returns whether the holder of the waiter lock at `path` has no recent heartbeat, or its file is gone.
     pub(crate) fn is_stopped(path: &Path) -> io::Result<bool> {
         match has_heartbeat(path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(true),
@@ -76,12 +76,12 @@ impl WaiterLock {
         }
     }
 
-    /// Whether a waiter that runs has the waiter lock at `path`.
+    /// Returns whether a running waiter holds the waiter lock at `path`.
     pub(crate) fn is_held(path: &Path) -> io::Result<bool> {
         Ok(is_locked(path)? && has_heartbeat(path)?)
     }
 
-    /// The next heartbeat, if it is due: for a thread that may wait for the disk.
+    /// Returns the next heartbeat if it is due, for a thread that can wait for the disk.
     pub(crate) fn heartbeat(&mut self) -> Option<impl FnOnce() -> io::Result<()> + Send + 'static> {
         if self.last_heartbeat.elapsed() < HEARTBEAT_EVERY {
             return None;
@@ -94,20 +94,20 @@ impl WaiterLock {
 
 impl Drop for WaiterLock {
     fn drop(&mut self) {
-        // A heartbeat that is under way on a thread still refers to the file.
+        // A heartbeat under way on a thread still refers to the file.
         self.locked.unlock();
     }
 }
 
 fn beat(locked: &LockedFile) -> io::Result<()> {
-    // "Now" for both times: who may write to the file may set that, any other time only its owner.
+    // "Now" for both times, because any user with write access can set that, and only the owner another time.
     let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
     Ok(futimens(locked.file(), &Timestamps { last_access: now, last_modification: now })?)
 }
 
 fn has_heartbeat(path: &Path) -> io::Result<bool> {
     let last = fs::symlink_metadata(path)?.modified()?;
-    // A time in the future comes from a clock that has been set back since.
+    // A time in the future comes from a clock set back since.
     let ago = SystemTime::now().duration_since(last).unwrap_or_else(|future| future.duration());
     Ok(ago <= HEARTBEAT_COUNTS_FOR)
 }

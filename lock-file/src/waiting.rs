@@ -1,4 +1,4 @@
-//! Waiting for a key: in the kernel for the turn, then for the holder.
+//! Waits for a key, first in the kernel for the waiter lock, then for the holder.
 
 use std::future::{Future, pending};
 use std::io;
@@ -19,52 +19,53 @@ use crate::requests::Registration;
 use crate::store::Caller;
 use crate::waiter_lock::{EnterResult, HEARTBEAT_EVERY, WaiterLock};
 
-/// How often those behind look whether the waiter that is next has stopped, on average.
+/// Average interval at which later waiters check whether the next waiter has stopped.
 const LOOK_EVERY: Duration = Duration::from_millis(700);
 
-/// How often each of those tries the lock itself while that waiter is stopped, on average.
+/// Average interval at which later waiters try the lock itself while the next waiter is stopped.
 const PAST_STOPPED_EVERY: Duration = Duration::from_millis(100);
 
-/// The first pause where the lock was found taken although no holder shows: one that is just letting go, or has just come.
+/// First pause if the lock was taken although no status file is locked, because a holder is just releasing or acquiring
+/// it.
 const FIRST_PAUSE: Duration = Duration::from_micros(100);
 
-/// How long an operation that is under way may still take after the wait has ended: less than the engine waits for it.
+/// How long an operation under way can take after the end of the wait, less than the engine waits for it.
 const LEAVING: Duration = Duration::from_millis(50);
 
-/// How long a wait sleeps over a cooldown before it tells the engine of it, which may have a caller who
-/// does not want to wait for one.
+/// How long a wait sleeps during a cooldown before it reports the cooldown to the engine, whose caller might not want
+/// to wait for one.
 const COOLDOWN_NAP: Duration = Duration::from_secs(1);
 
-/// One waiter for one key. Dropped, it leaves its place.
+/// One waiter for one key. If dropped, it leaves its place.
 pub(crate) struct KeyWaiter<'a> {
     backend: &'a FileBackend,
     registration: &'a Arc<Registration>,
     request: &'a Request,
     place: QueuePlace,
-    /// The next pause where no holder shows: from very short to the poll interval.
+    /// Next pause while no holder is visible, from very short to the poll interval.
     pause: Duration,
-    /// No holder showed when the kernel was asked.
+    /// Whether the last wait in the kernel found no holder.
     nobody_shows: bool,
     was_contended: bool,
 }
 
-/// Where a waiter stands.
+/// The place of a waiter.
 enum QueuePlace {
-    /// Nowhere yet, or no thread could wait for it.
+    /// No place yet, or no thread was available.
     Outside,
-    /// Behind others, with a thread that waits for the turn.
+    /// Behind other waiters, with a thread that waits for the waiter lock.
     Behind(PendingWait<WaiterLock>),
-    /// The next; a thread may wait for the holder.
+    /// The next waiter, possibly with a thread that waits for the holder.
     First(WaiterLock, Option<PendingWait<bool>>),
 }
 
-/// What a waiter does next.
+/// A waiter's next step.
 enum NextStep {
     Attempt,
     Sleep(Duration),
 }
 
-/// Why a waiter wakes up.
+/// The reason a waiter wakes up.
 enum WakeReason {
     Stopped,
     Turn(io::Result<WaiterLock>),
@@ -73,7 +74,7 @@ enum WakeReason {
 }
 
 impl<'a> KeyWaiter<'a> {
-    /// A waiter for `request`, which `registration` is the registration of.
+    /// Creates a waiter for `request`, registered by `registration`.
     pub(crate) fn new(
         backend: &'a FileBackend,
         registration: &'a Arc<Registration>,
@@ -83,16 +84,16 @@ impl<'a> KeyWaiter<'a> {
         Self { backend, registration, request, place, pause, nobody_shows: false, was_contended: false }
     }
 
-    /// Asks whenever that may help, until it is granted or `stop` fires.
+    /// Makes attempts until granted or `stop` fires.
     pub(crate) async fn wait(mut self, stop: &CancellationToken) -> Result<Attempt, Error> {
         loop {
             let nap = match unless_overdue(stop, self.advance()).await? {
-                // Every attempt so far was answered, and none was granted.
+                // All attempts so far were answered without a grant.
                 Err(error) => return Ok(Attempt::Refused(error)),
                 Ok(NextStep::Sleep(nap)) => nap,
                 Ok(NextStep::Attempt) => match unless_overdue(stop, self.attempt()).await?? {
                     Attempt::Contended(contended) => match contended.cooling_for {
-                        // News for a caller who does not want to wait for a cooldown.
+                        // The caller might not want to wait for a cooldown.
                         Some(_) if self.was_contended => return Ok(Attempt::Contended(contended)),
                         Some(left) => left.min(COOLDOWN_NAP),
                         None => self.after_contention(),
@@ -110,7 +111,7 @@ impl<'a> KeyWaiter<'a> {
             match woken {
                 WakeReason::Stopped => return Ok(Attempt::Contended(Contended::new())),
                 WakeReason::Turn(Ok(waiter)) => self.place = QueuePlace::First(waiter, None),
-                // The directory may be gone: who enters anew makes it anew.
+                // The directory might be gone. Entering again creates it.
                 WakeReason::Turn(Err(e)) if e.kind() == io::ErrorKind::NotFound => {
                     self.place = QueuePlace::Outside;
                 }
@@ -132,7 +133,7 @@ impl<'a> KeyWaiter<'a> {
         Ok(answer)
     }
 
-    /// Takes a place, or does what is due at the one it has.
+    /// Takes a place, or does the next step at the current place.
     async fn advance(&mut self) -> Result<NextStep, Error> {
         match &mut self.place {
             QueuePlace::Outside => self.enter().await,
@@ -144,7 +145,7 @@ impl<'a> KeyWaiter<'a> {
             }
             QueuePlace::First(waiter, _) => {
                 if let Some(heartbeat) = waiter.heartbeat() {
-                    // Without it, others may go first.
+                    // Without a heartbeat, other callers might go first.
                     self.backend.pool().acquire.run(heartbeat).await?.unwrap_or_else(|error| {
                         tracing::debug!(%error, "cannot write the heartbeat of a waiter");
                     });
@@ -175,7 +176,7 @@ impl<'a> KeyWaiter<'a> {
         })
     }
 
-    /// How long to sleep after an attempt was turned down, unless something happens first.
+    /// Returns how long to sleep after a failed attempt, unless an event comes first.
     fn after_contention(&mut self) -> Duration {
         let files = self.files();
         let QueuePlace::First(_, claim) = &mut self.place else {
@@ -190,7 +191,7 @@ impl<'a> KeyWaiter<'a> {
             *claim = wait_for_release(&files);
         }
         if claim.is_some() {
-            // Also asked in between, in case that the holder does not show.
+            // The lock is also tried at this interval, in case the holder's status file is not locked.
             return HEARTBEAT_EVERY;
         }
         let pause = self.pause;
@@ -198,7 +199,7 @@ impl<'a> KeyWaiter<'a> {
         jittered(pause)
     }
 
-    /// Notes that no holder shows, after having waited for one or not.
+    /// Records that no holder is visible, and whether it took a wait.
     fn after_release(&mut self, answer: io::Result<bool>) {
         if let QueuePlace::First(_, claim) = &mut self.place {
             *claim = None;
@@ -219,7 +220,7 @@ impl<'a> KeyWaiter<'a> {
 }
 
 impl QueuePlace {
-    /// What happens at this place without being asked for.
+    /// Waits for the event of this place.
     async fn woken(&mut self) -> WakeReason {
         let ended = || io::Error::from(io::ErrorKind::NotFound);
         match self {
@@ -230,8 +231,8 @@ impl QueuePlace {
     }
 }
 
-/// The output of a file operation; an error if it is still not there soon after `stop`, although the disk had the time
-/// to answer: a caller whose budget has ended waited for the disk then, and for no holder.
+/// Returns the output of a file operation. Returns an error if it is missing soon after `stop`, although the disk had
+/// enough time. The caller's budget was then spent on the disk and not on a holder.
 async fn unless_overdue<F: Future>(stop: &CancellationToken, operation: F) -> Result<F::Output, Error> {
     let begun = Instant::now();
     let overdue = async {

@@ -95,9 +95,8 @@ impl AdvisoryConfig {
     }
 }
 
-/// Advisory locks of transaction scope as a lock like the others: one connection for each that is held
-/// or waited for. It works behind poolers in transaction mode; without one,
-/// [`AdvisoryConfig`] needs far fewer connections.
+/// Advisory locks of transaction scope behind the common lock interface, with one connection per held or awaited lock.
+/// It works behind poolers in transaction mode. Without a pooler, [`AdvisoryConfig`] needs far fewer connections.
 #[derive(Clone, Debug)]
 pub struct XactConfig {
     pub(crate) server: PgConfig,
