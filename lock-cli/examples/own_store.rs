@@ -1,4 +1,4 @@
-//! The command `leasehold` with a store of your own: a program that registers its scheme, then is the command.
+//! The command `leasehold` with a custom store: a program that registers the store's scheme, then calls the command.
 //!
 //! ```text
 //! cargo run -p leasehold-cli --example own_store -- run report --url shelf:///tmp/locks -- echo done
@@ -10,9 +10,9 @@ fn main() -> ExitCode {
     run()
 }
 
-/// The command. Returns its exit code.
+/// Runs the command. Returns its exit code.
 pub fn run() -> ExitCode {
-    // As a store, this example has files.
+    // The store of this example uses files.
     let open = |url: String| async move { leasehold::connect(&url.replacen("shelf:", "file:", 1)).await };
     if let Err(error) = leasehold::register_scheme("shelf", open) {
         eprintln!("{error}");

@@ -15,15 +15,15 @@ use crate::wait_budget::{OutageReport, WaitBudget};
 use crate::waiting::{self, EnclosingRuns, WantedKeys};
 use crate::{admin, exit, identity};
 
-/// The locks that a command asks for, and the store that has them.
+/// A command's request for locks, and the store.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AcquireRequest<'a> {
     pub(crate) args: &'a AcquireArgs,
     pub(crate) store: &'a ChosenStore,
     pub(crate) notes: Notes,
-    /// The program that the lock is for.
+    /// Name of the program to run under the lock.
     pub(crate) program: &'a str,
-    /// The exit code if the window of `--once-per` is not over, unless the user chose one.
+    /// Exit code if the window of `--once-per` is not over, unless the user set one.
     pub(crate) not_due: u8,
 }
 
@@ -33,11 +33,11 @@ pub(crate) enum Acquired {
     NotGranted(NotGranted),
 }
 
-/// Why nothing was granted.
+/// Why no lock was granted.
 pub(crate) struct NotGranted {
-    /// The exit code.
+    /// Exit code.
     pub(crate) code: u8,
-    /// The note to print once it is certain that nothing is left of the attempt.
+    /// The note to print once the attempt is undone for certain.
     pub(crate) note: Option<String>,
     /// Whether a signal ended the wait.
     pub(crate) is_signal: bool,
@@ -90,7 +90,7 @@ pub(crate) async fn acquire(
         }
         Err(error) if error.kind() == ErrorKind::NotDue => {
             let again = error.retry_after().map(output::left).unwrap_or_default();
-            // A mutex row that a crash has left shut reads as not due, too: say who holds it.
+            // After a crash a row lock also reads as not due, so the note names its holder.
             let key = error.key().unwrap_or(&keys[0]);
             let held = waiting::inspect_in_time(lock, key).await.filter(KeyInfo::is_held);
             let holder = held.as_ref().map(admin::in_words).unwrap_or_default();
@@ -99,7 +99,7 @@ pub(crate) async fn acquire(
             Ok(NotGranted::with(args.not_due_exit_code.unwrap_or(request.not_due), note))
         }
         Err(error) if error.kind() == ErrorKind::Timeout => {
-            // Also of a store that was too slow: then nobody is seen.
+            // The store might have been too slow, and then no holder is known.
             let (key, seen) = wanted.held().await;
             let holder = seen.as_ref().map(admin::in_words).unwrap_or_default();
             let why = if holder.is_empty() { "was not granted in time" } else { "is locked" };

@@ -14,7 +14,7 @@ pub(crate) use self::acquire::AcquireArgs;
 pub(crate) use self::run::{HoldArgs, OnLoss, RunArgs};
 use crate::{chosen_store, exit};
 
-/// Runs a command while holding a lock, so that only one of us does it at a time.
+/// Runs a command while holding a lock, so only one process runs it at a time.
 #[derive(Debug, Parser)]
 #[command(name = "leasehold", version, max_term_width = 100, after_long_help = exit::HELP)]
 pub(crate) struct Args {
@@ -23,8 +23,8 @@ pub(crate) struct Args {
     ///
     /// Without it, LEASEHOLD_URL holds the URL, or LEASEHOLD_URL_FILE names a file with the URL in its first line.
     /// Without these, the locks are files in the state directory of this user or systemd unit, and exclude each other
-    /// between the processes of this machine. A URL with a password belongs into the file or the environment: other users
-    /// can see arguments.
+    /// between the processes of this machine. A URL with a password belongs in the file or the environment, because
+    /// other users can see arguments.
     #[arg(long, global = true, value_name = "URL")]
     pub(crate) url: Option<String>,
 
@@ -32,7 +32,7 @@ pub(crate) struct Args {
     #[arg(short, long, global = true)]
     pub(crate) quiet: bool,
 
-    /// Say on stderr what is being done.
+    /// Print each step on stderr.
     #[arg(short, long, global = true, conflicts_with = "quiet")]
     pub(crate) verbose: bool,
 
@@ -57,10 +57,10 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// Whether errors are to be printed as JSON, too.
+    /// Returns whether to print errors as JSON as well.
     pub(crate) fn wants_json(&self) -> bool {
         match self {
-            // Who reads a line of it takes that for the grant.
+            // A reader of its output would take a line for the grant.
             Self::Hold(_) => false,
             Self::List(args) => args.json,
             Self::Inspect(args) => args.json,
@@ -81,7 +81,7 @@ pub(crate) struct Key {
     #[arg(value_name = "KEY", allow_negative_numbers = true, value_parser = key)]
     argument: Option<LockKey>,
 
-    /// The key, whatever it begins with: scripts that do not know are safe with it.
+    /// The key, even if it begins with a dash. Use this form in scripts with arbitrary keys.
     #[arg(long = "key", value_name = "KEY", allow_hyphen_values = true, value_parser = key)]
     option: Option<LockKey>,
 }
@@ -99,45 +99,47 @@ impl Key {
 #[derive(Debug, clap::Args)]
 #[group(id = "which", required = true, multiple = false)]
 pub(crate) struct Keys {
-    /// The key: 1 to 512 bytes of text. Of several keys, all are taken or none, so that no two of us wait for each other.
+    /// The key: 1 to 512 bytes of text. Of several keys, all are taken or none, which prevents deadlocks between runs.
     #[arg(value_name = "KEY", allow_negative_numbers = true, value_parser = key)]
     arguments: Vec<LockKey>,
 
-    /// The key, whatever it begins with: scripts that do not know are safe with it. May be given several times.
+    /// The key, even if it begins with a dash. Use this form in scripts with arbitrary keys. Can be given several
+    /// times.
     #[arg(long = "key", value_name = "KEY", allow_hyphen_values = true, value_parser = key)]
     options: Vec<LockKey>,
 }
 
 impl Keys {
-    /// The keys in the order in which they were given, of which there is at least one.
+    /// Returns the keys in the given order, at least one.
     pub(crate) fn get(&self) -> &[LockKey] {
         if self.arguments.is_empty() { &self.options } else { &self.arguments }
     }
 
-    /// The keys for a sentence: `"a", "b"`.
+    /// Returns the keys for a sentence: `"a", "b"`.
     pub(crate) fn named(&self) -> String {
         named(self.get())
     }
 }
 
-/// Several keys for a sentence: `"a", "b"`.
+/// Returns several keys for a sentence: `"a", "b"`.
 pub(crate) fn named<'a>(keys: impl IntoIterator<Item = &'a LockKey>) -> String {
     keys.into_iter().map(|key| format!("\"{key}\"")).collect::<Vec<_>>().join(", ")
 }
 
-/// List what is locked: who, since when, for how long.
+/// List locked keys with their holder, start and duration.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  leasehold list ledger: --watch=5")]
 pub(crate) struct ListArgs {
-    /// Only keys that begin with this.
+    /// Only keys that begin with this prefix.
     #[arg(default_value = "", hide_default_value = true)]
     pub(crate) prefix: String,
 
-    /// Also what has ended: expired leases, and cooldowns that last (of --cooldown and --once-per).
+    /// Also list ended holds: expired leases, and cooldowns of --cooldown and --once-per that still last.
     #[arg(long)]
     pub(crate) all: bool,
 
-    /// List again and again, every 2 seconds or as given, until interrupted. With --json, an array in one line each time.
+    /// Repeat the list every 2 seconds, or at the given interval, until interrupted. With --json, print an array in one
+    /// line each time.
     #[arg(long, value_name = "SECONDS", value_parser = acquire::seconds, num_args = 0..=1, require_equals = true, default_missing_value = "2")]
     pub(crate) watch: Option<Duration>,
 
@@ -146,7 +148,7 @@ pub(crate) struct ListArgs {
     pub(crate) json: bool,
 }
 
-/// Show who holds a key. Exits with 1 when it is free.
+/// Show the holder of a key. Exits with 1 if the key is free.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  leasehold inspect deploy")]
 pub(crate) struct InspectArgs {
@@ -158,10 +160,10 @@ pub(crate) struct InspectArgs {
     pub(crate) json: bool,
 }
 
-/// End somebody else's hold of a key, if the store can. Exits with 1 when that holder does not hold it.
+/// End another client's hold of a key, if the store can. Exits with 1 if that holder does not hold the key.
 ///
-/// A store whose holds are kept by sessions (postgres://) cannot end one hold alone: --session ends the
-/// session that keeps the key, and everything else that it keeps with it.
+/// A store whose sessions hold the locks (postgres://) cannot end a single hold. --session ends the session that holds
+/// the key, and with it all other locks of that session.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = "Example:\n  leasehold release deploy --force --holder 0123456789abcdef0123456789abcdef-1"
@@ -170,19 +172,19 @@ pub(crate) struct ReleaseArgs {
     #[command(flatten)]
     pub(crate) key: Key,
 
-    /// Confirms that the work under the lock may go on and overlap with the next holder's.
+    /// Confirm that the work under the lock might continue and overlap with the next holder's.
     #[arg(long, required = true)]
     pub(crate) force: bool,
 
-    /// Whose hold to end, as `leasehold inspect` prints it.
+    /// The holder whose hold to end, as `leasehold inspect` prints it.
     #[arg(long, value_name = "ID", required_unless_present = "session")]
     pub(crate) holder: Option<HolderId>,
 
-    /// End the whole session that keeps the hold. Lists what else it keeps, and then wants --yes.
+    /// End the whole session that holds the key. Lists the other locks of the session, and then requires --yes.
     #[arg(long)]
     pub(crate) session: bool,
 
-    /// With --session: also when the session keeps other keys.
+    /// With --session: end the session even if it holds other keys.
     #[arg(long, requires = "session")]
     pub(crate) yes: bool,
 
@@ -191,7 +193,7 @@ pub(crate) struct ReleaseArgs {
     pub(crate) json: bool,
 }
 
-/// Print or install what the Postgres stores keep in a database.
+/// Print or install the schema of the Postgres stores.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  leasehold schema apply --url postgres://admin@db/app --grant-to app")]
 pub(crate) struct SchemaArgs {
@@ -202,17 +204,17 @@ pub(crate) struct SchemaArgs {
 #[derive(Debug, Subcommand)]
 pub(crate) enum SchemaCommand {
     Print(SchemaPrint),
-    /// Install the schema, complete it, or upgrade an older one, in the database that --url names.
+    /// Install, complete or upgrade the schema in the database of --url.
     Apply(SchemaGrants),
 }
 
-/// Print the SQL that installs the schema; it can be run any number of times.
+/// Print the SQL that installs the schema. It can be run any number of times.
 ///
-/// Connects to nothing. Pipe it into psql, or keep it with your migrations.
+/// Opens no connection. Pipe the output into psql, or add it to your migrations.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  leasehold schema print --grant-to app | psql -v ON_ERROR_STOP=1")]
 pub(crate) struct SchemaPrint {
-    /// The name of the schema [default: that of the URL, or else leasehold].
+    /// The name of the schema [default: the schema of the URL, or else leasehold].
     #[arg(long, value_name = "NAME")]
     pub(crate) schema: Option<String>,
 
@@ -220,23 +222,23 @@ pub(crate) struct SchemaPrint {
     pub(crate) grants: SchemaGrants,
 }
 
-/// Who may use the schema.
+/// The roles that can use the schema.
 #[derive(Debug, clap::Args)]
 pub(crate) struct SchemaGrants {
-    /// Let this role use the stores, and nothing else.
+    /// Grant this role the use of the stores, and nothing else.
     #[arg(long, value_name = "ROLE")]
     pub(crate) grant_to: Option<String>,
 
-    /// Of the stores only this one: advisory locks, mutex rows, or leases [default: all].
+    /// Grant only this store: advisory locks, mutex rows, or leases [default: all].
     #[arg(long, value_enum, value_name = "STORE", requires = "grant_to")]
     pub(crate) store: Option<GrantedStore>,
 
-    /// Let this role look at the locks (`list`, `inspect`), and take or end none.
+    /// Grant this role inspection of the locks (`list`, `inspect`), but not taking or ending any.
     #[arg(long, value_name = "ROLE")]
     pub(crate) grant_read_to: Option<String>,
 }
 
-/// A store by the scheme of its URL.
+/// A store, named by the scheme of its URL.
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
 pub(crate) enum GrantedStore {
     /// postgres:// and postgres+advisory-xact://
@@ -247,7 +249,7 @@ pub(crate) enum GrantedStore {
     Ttl,
 }
 
-/// Try the store: does it work, what can it do, what should be mended.
+/// Test the store: whether it works, its capabilities, and problems to fix.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  leasehold check --json")]
 pub(crate) struct CheckArgs {
@@ -256,14 +258,13 @@ pub(crate) struct CheckArgs {
     pub(crate) json: bool,
 }
 
-/// Remove the files of keys that nobody holds or awaits, from a file store.
+/// Remove the files of keys without a holder or waiter from a file store.
 ///
-/// Locks may be taken and waited for meanwhile. Keys whose cooldown lasts are kept, and the fencing tokens of a key go on
-/// above all that it had.
+/// Locks can be used at the same time. Keys in a cooldown are kept, and the fencing tokens of a key keep growing.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  leasehold --url file:///run/lock/jobs gc --unused-for 7d")]
 pub(crate) struct GcArgs {
-    /// Only keys that were not used for so long.
+    /// Only keys unused for this long.
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "1d")]
     pub(crate) unused_for: Duration,
 
@@ -272,11 +273,11 @@ pub(crate) struct GcArgs {
     pub(crate) json: bool,
 }
 
-/// List what is taken on a table of your own: by whom, since when, which epoch, and what is exhausted.
+/// List the claimed rows of a table: their owner, start and epoch, and the exhausted rows.
 ///
-/// For tables whose rows are claimed through leasehold's claims, under leases or by open transactions.
-/// Columns that are not named are found by their usual names: id; state or status; queue_id; group_id or
-/// entity_id; owner or process_id; epoch; lease_until; taken_at; attempts_left or retries_left; error.
+/// For tables whose rows are claimed through leasehold's claims, under leases or by open transactions. Columns that are
+/// not named are found by their usual names: id; state or status; queue_id; group_id or entity_id; owner or process_id;
+/// epoch; lease_until; taken_at; attempts_left or retries_left; error.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  leasehold claims app.request --queue queue_id")]
 pub(crate) struct ClaimsArgs {
@@ -295,11 +296,11 @@ pub(crate) struct ClaimsArgs {
     #[arg(long, value_name = "COLUMN")]
     pub(crate) queue: Option<String>,
 
-    /// The column of the entity that a row is about.
+    /// The column of a row's entity.
     #[arg(long, value_name = "COLUMN")]
     pub(crate) group: Option<String>,
 
-    /// The column of who has a row.
+    /// The column of a row's owner.
     #[arg(long, value_name = "COLUMN")]
     pub(crate) owner: Option<String>,
 
@@ -311,7 +312,7 @@ pub(crate) struct ClaimsArgs {
     #[arg(long, value_name = "COLUMN")]
     pub(crate) until: Option<String>,
 
-    /// The column of the time since which a row is taken.
+    /// The column of the time when a row was taken.
     #[arg(long, value_name = "COLUMN")]
     pub(crate) taken_at: Option<String>,
 
@@ -323,19 +324,19 @@ pub(crate) struct ClaimsArgs {
     #[arg(long, value_name = "COLUMN")]
     pub(crate) error: Option<String>,
 
-    /// The table that keeps the leases, where they are not in columns.
+    /// The table of the leases, if they are not in columns.
     #[arg(long, value_name = "TABLE")]
     pub(crate) side_table: Option<String>,
 
-    /// A state from which rows are taken; may be given several times [default: new, false].
+    /// A state from which rows are taken. Can be given several times [default: new, false].
     #[arg(long, value_name = "STATE")]
     pub(crate) takeable: Vec<String>,
 
-    /// The state of rows without an attempt left [default: exhausted].
+    /// The state of rows without attempts left [default: exhausted].
     #[arg(long, value_name = "STATE")]
     pub(crate) exhausted_state: Option<String>,
 
-    /// List at most so many rows of each sort; a note says when there are more.
+    /// List at most this many rows of each kind. A note reports further rows.
     #[arg(long, value_name = "N", default_value_t = 1000, value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) limit: u32,
 
@@ -344,7 +345,7 @@ pub(crate) struct ClaimsArgs {
     pub(crate) json: bool,
 }
 
-/// Print the completions of a shell.
+/// Print the completions for a shell.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Example:\n  leasehold completions bash > /etc/bash_completion.d/leasehold")]
 pub(crate) struct CompletionsArgs {

@@ -11,20 +11,20 @@ use crate::chosen_store::ChosenStore;
 use crate::schema::ServerFacts;
 use crate::{admin, exit, file_store, output};
 
-/// One fixed key, because a store may keep something of every key that was ever used.
+/// A fixed key, because a store might keep data of every key ever used.
 const PROBE: &str = "leasehold:check";
 
-/// How long to wait for another check, or for a store that does not answer.
+/// Time limit for another check's lock and for an unresponsive store.
 const PROBE_LIMIT: Duration = Duration::from_secs(15);
 
-/// Within this time a server has answered, if only that it cannot be used.
+/// Time within which a reachable server answers, even if it refuses the connection.
 const SOON: Duration = Duration::from_secs(2);
 
 pub(crate) async fn check(args: &CheckArgs, store: &ChosenStore) -> Result<u8, Error> {
     let begun = Instant::now();
     let connected = store.connect_to_inspect().await;
-    // After that, since connecting may install the schema; and not of a server that does not answer, which would be waited
-    // for once more.
+    // Read after connecting, because connecting can install the schema. Skipped for an unresponsive server, which would
+    // cost another timeout.
     let is_away = |error: &Error| error.kind() == ErrorKind::Unavailable && begun.elapsed() > SOON;
     let facts = match &connected {
         Err(error) if is_away(error) => None,
@@ -57,9 +57,9 @@ pub(crate) async fn check(args: &CheckArgs, store: &ChosenStore) -> Result<u8, E
     }
 }
 
-/// Takes a lock, looks at it and releases it, or looks at files; how long that took.
+/// Takes a lock, inspects it and releases it, or only reads the files of a file store. Returns the time this took.
 async fn probe(lock: &dyn Lock, store: &ChosenStore) -> Result<Duration, Error> {
-    // No directory is made, and no key's files are left behind.
+    // This path creates no directory and leaves no key's files behind.
     if let Some(admin) = lock.admin().filter(|_| lock.capabilities().scope == Scope::Machine) {
         let start = Instant::now();
         admin.list(&ListQuery::new()).await?;
@@ -197,7 +197,7 @@ fn report(
     })
 }
 
-/// Each capability: its name for machines and for people, its value for people and for machines.
+/// Returns each capability: its JSON name and its label, then its text and its JSON value.
 fn capabilities(lock: &dyn Lock) -> [(&'static str, &'static str, String, Value); 19] {
     let has = lock.capabilities();
     let ends_sessions = admin::sessions(lock).is_some();

@@ -1,10 +1,9 @@
 //! The command that runs under the lock.
 //!
-//! On Linux it must not outlive this tool, even when that is killed with SIGKILL. What does that is
-//! the parent-death signal, which only the child itself can ask for. So this tool starts itself once
-//! more, that copy asks for the signal, makes sure that its parent still lives, and becomes the
-//! command. The signal is sent when the *thread* that started the child ends, which is why everything
-//! here runs on the main thread.
+//! On Linux the command must not outlive this tool, even after SIGKILL. The parent-death signal ensures this, but only
+//! the child itself can request it. So this tool starts a copy of itself, which requests the signal, checks that its
+//! parent still lives, and becomes the command. The signal is sent when the *thread* that started the child ends.
+//! Therefore everything here runs on the main thread.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -22,7 +21,7 @@ use tokio::process::{Child, Command};
 use crate::chosen_store::ChosenStore;
 use crate::{exit, output, tree, waiting};
 
-/// The hidden first argument that makes a copy of this tool become the command.
+/// The hidden first argument that turns a copy of this tool into the command.
 #[cfg(target_os = "linux")]
 pub(crate) const EXEC: &str = "__exec";
 
@@ -35,20 +34,20 @@ pub(crate) struct Running {
     gate: StartGate,
 }
 
-/// Keeps the copy of this tool from becoming the command, until the other end of the pipe is closed.
+/// Prevents the copy of this tool from becoming the command until the other end of the pipe is closed.
 #[cfg(target_os = "linux")]
 #[derive(Debug)]
 struct StartGate {
-    /// The copy opens it by its number, so it stays open while the command runs.
+    /// Stays open while the command runs, because the copy opens it by its number.
     _read: io::PipeReader,
     keep_shut: Option<io::PipeWriter>,
 }
 
-/// Whether there is such a program; the exit code if there is none, or it cannot be executed.
+/// Checks that the program exists. Returns the exit code if it is missing or cannot be executed.
 pub(crate) fn find(program: &OsStr) -> Result<(), u8> {
     let path = Path::new(program);
     let has_directory = path.components().count() > 1;
-    // Without PATH the system has directories of its own to look into.
+    // Without PATH the system searches default directories.
     if which::which(program).is_ok() || (!has_directory && std::env::var_os("PATH").is_none()) {
         return Ok(());
     }
@@ -58,8 +57,7 @@ pub(crate) fn find(program: &OsStr) -> Result<(), u8> {
 
 /// Starts the command under `guards`.
 ///
-/// `Err` inside `Ok` is the exit code when the command cannot be started; on Linux that shows in the
-/// child instead.
+/// `Err` inside `Ok` is the exit code if the command cannot be started. On Linux the child reports this instead.
 pub(crate) fn start(
     command: &[OsString],
     guards: &MultiGuard,
@@ -73,7 +71,7 @@ pub(crate) fn start(
     let mut process = prepare(command);
     store.pass_on_to(&mut process);
     name_grants(&mut process, guards);
-    // A file lock belongs to the open file: while the child has a descriptor of it, it is not free.
+    // A file lock belongs to the open file, so it stays locked while the child has a descriptor.
     let files = guards.iter().filter_map(|guard| guard.extension::<HeldFile>());
     let inherited: io::Result<Vec<_>> = files.map(HeldFile::inheritable).collect();
     let inherited =
@@ -100,8 +98,8 @@ pub(crate) fn start(
     }
 }
 
-/// Lets the command know its keys, tokens and holders. What is of a single key is not set where there are several: nobody is
-/// to send the token of one key along to what another one protects.
+/// Sets the command's keys, tokens and holders in its environment. With several keys, variables of a single key are not
+/// set, because the command could use one key's token for the resource of another.
 fn name_grants(process: &mut Command, guards: &MultiGuard) {
     let all =
         |of: &dyn Fn(&LockGuard) -> String, between| guards.iter().map(of).collect::<Vec<_>>().join(between);
@@ -118,14 +116,15 @@ fn name_grants(process: &mut Command, guards: &MultiGuard) {
     for (name, value) in of_single {
         match value {
             Some(value) => process.env(name, value),
-            // Not that of a run around this one.
+            // Removes the value of an enclosing run.
             None => process.env_remove(name),
         };
     }
 }
 
 impl Running {
-    /// Lets the command begin. Until then a signal ends it before it has done anything. Elsewhere than on Linux it has begun.
+    /// Lets the command start. Before this call a signal ends it without an effect. On systems other than Linux it has
+    /// started already.
     pub(crate) fn begin(&mut self) {
         #[cfg(target_os = "linux")]
         drop(self.gate.keep_shut.take());
@@ -136,18 +135,18 @@ impl Running {
         self.child.wait().await
     }
 
-    /// Its first process, also after that has ended.
+    /// Returns the command's first process, even after its end.
     pub(crate) fn pid(&self) -> Pid {
         self.pid
     }
 
-    /// Whether its first process has not been waited for.
+    /// Returns whether the first process has not been reaped yet.
     pub(crate) fn is_running(&self) -> bool {
         self.child.id().is_some()
     }
 }
 
-/// The exit code that passes on how the command ended.
+/// Returns the exit code that reports how the command ended.
 pub(crate) fn exit_code(status: ExitStatus) -> u8 {
     use std::os::unix::process::ExitStatusExt as _;
     match (status.code(), status.signal()) {
@@ -161,7 +160,7 @@ fn prepare(command: &[OsString]) -> io::Result<(StartGate, Command)> {
     use std::os::fd::AsRawFd as _;
 
     let (read, write) = io::pipe()?;
-    // Not by path: the file may have been replaced by another version since we began to wait.
+    // Not by path, because an update might have replaced the file during the wait.
     let mut process = Command::new("/proc/self/exe");
     process.arg0("leasehold").arg(EXEC).arg(std::process::id().to_string());
     process.arg(read.as_raw_fd().to_string()).args(command);
@@ -175,7 +174,7 @@ fn prepare(command: &[OsString]) -> Command {
     process
 }
 
-/// In the copy of this tool: becomes the command, or says why not.
+/// Turns the copy of this tool into the command, or reports why this failed.
 #[cfg(target_os = "linux")]
 pub(crate) fn become_command(mut arguments: impl Iterator<Item = OsString>) -> std::process::ExitCode {
     use std::os::unix::process::CommandExt as _;
@@ -189,10 +188,10 @@ pub(crate) fn become_command(mut arguments: impl Iterator<Item = OsString>) -> s
         return exit::NOT_EXECUTABLE.into();
     }
     if rustix::process::getppid() != Some(parent) {
-        // The tool was killed before the signal was asked for: nobody holds the lock for us.
+        // The tool was killed before the signal was requested, so the lock is not held.
         return exit::LOST.into();
     }
-    // Where it cannot be opened, the command begins a moment early.
+    // If the pipe cannot be opened, the command starts slightly early.
     let gate = std::fs::File::open(Path::new("/proc").join(parent.to_string()).join("fd").join(gate));
     let _ = gate.and_then(|mut gate| io::copy(&mut gate, &mut io::sink()));
     let mut command = std::process::Command::new(&program);
@@ -202,15 +201,16 @@ pub(crate) fn become_command(mut arguments: impl Iterator<Item = OsString>) -> s
     cannot_run(&program, &error).into()
 }
 
-/// Has the variables by which systemd names the process it has started name `own`, which becomes the command, where they
-/// name `tool`: the command has inherited the sockets, and compares the number with its own.
+/// Changes systemd's process variables from `tool` to `own`, the future command, because the command inherits the
+/// sockets and compares the process id with its own.
 #[cfg(target_os = "linux")]
 fn name_process(command: &mut std::process::Command, tool: Pid, own: Pid) {
     let tool = tool.as_raw_pid().to_string();
     for name in ["LISTEN_PID", "WATCHDOG_PID", "SYSTEMD_EXEC_PID"] {
         if std::env::var(name).is_ok_and(|pid| pid == tool) {
             command.env(name, own.as_raw_pid().to_string());
-            // It names the tool too, by a number that only a newer systemd knows; without it the process id counts.
+            // This variable also identifies the tool, in a newer form. Without it, systemd's library compares the
+            // process id.
             command.env_remove(format!("{name}FDID"));
         }
     }
@@ -226,7 +226,7 @@ fn tip(program: &OsStr, error: &io::Error) -> &'static str {
         Some(Errno::NOENT) if program.as_encoded_bytes().contains(&b' ') => {
             "; a line for the shell goes behind -c: leasehold run KEY -c STRING"
         }
-        // Where the C library does not hand such a file to the shell.
+        // The C library did not pass such a file to the shell.
         Some(Errno::NOEXEC) => "; a script needs a first line that names its interpreter, such as #!/bin/sh",
         _ => "",
     }

@@ -1,4 +1,4 @@
-//! Which store is meant: `--url`, the environment, or files in a directory of this user or unit.
+//! The choice of the store: `--url`, the environment, or files in a directory of this user or unit.
 
 use std::borrow::Cow;
 use std::env;
@@ -15,25 +15,25 @@ use url::{Url, form_urlencoded};
 use crate::schema::is_postgres;
 use crate::{identity, waiting};
 
-/// Holds the URL of the store.
+/// Variable with the URL of the store.
 const URL: &str = "LEASEHOLD_URL";
-/// Names a file with the URL of the store in its first line.
+/// Variable with the path of a file that has the store's URL in its first line.
 const URL_FILE: &str = "LEASEHOLD_URL_FILE";
-/// More than any URL has: of a file without a line, no more is read.
+/// Limit for reading the file, above the length of any URL.
 const LONGEST: u64 = 64 * 1024;
 
-/// A store, by its URL if it has one.
+/// A store, with its URL if it has one.
 #[derive(Debug)]
 pub(crate) struct ChosenStore {
     url: Option<String>,
-    /// Whether it is the option's. What the environment says, the command finds there itself.
+    /// Whether the URL comes from the option. A command inherits a URL from the environment anyway.
     is_from_option: bool,
-    /// Where the URL was read from, if that is a file: secrets in it are rotated.
+    /// File from which the URL was read, because its secrets can be rotated.
     file: Option<PathBuf>,
 }
 
 impl ChosenStore {
-    /// The store that the option names, or else the environment.
+    /// Returns the store of the option or, without one, of the environment.
     pub(crate) fn find(option: Option<&str>) -> Result<Self, Error> {
         if let Some(url) = option {
             return Ok(Self { url: Some(url.to_owned()), is_from_option: true, file: None });
@@ -56,7 +56,7 @@ impl ChosenStore {
         }
     }
 
-    /// Connects to look at locks. A file store creates no directory and no file then, and read access is enough.
+    /// Connects for inspection. A file store then creates no directory or file, and read access is enough.
     pub(crate) async fn connect_to_inspect(&self) -> Result<Arc<dyn Lock>, Error> {
         match &self.url {
             Some(url) => leasehold::connect_with(url, ConnectOptions::new().look_only()).await,
@@ -64,8 +64,8 @@ impl ChosenStore {
         }
     }
 
-    /// Reads user and password from the file whenever a session is opened. If the file cannot be read, those that were
-    /// read before are as good as any.
+    /// Reads user and password from the file whenever a session is opened. If the file cannot be read, uses the
+    /// previous credentials.
     fn connect_options(&self, url: &str) -> ConnectOptions {
         let Some(file) = self.file.clone().filter(|_| is_postgres(url)) else { return ConnectOptions::new() };
         let before: Arc<str> = url.into();
@@ -76,8 +76,8 @@ impl ChosenStore {
         })
     }
 
-    /// Lets `process` find the same store, unless that would put a password into its environment: then it finds that it
-    /// has to be told, and does not take the files of its user for the store.
+    /// Passes the store on to `process`, unless its environment would then contain a password. In that case it sets an
+    /// empty URL, because the process would otherwise use the default file store.
     pub(crate) fn pass_on_to(&self, process: &mut Command) {
         let Some(url) = self.url.as_deref().filter(|_| self.is_from_option) else { return };
         process.env_remove(URL_FILE).env(URL, if has_password(url) { "" } else { url });
@@ -114,13 +114,13 @@ fn first_line(path: &Path) -> Result<String, Error> {
         let message = format!("cannot read {path:?}, which {URL_FILE} names: {error}");
         invalid(message).with_source(error)
     })?;
-    // Some editors begin a file with a byte order mark.
+    // Some editors start a file with a byte order mark.
     let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     Ok(text.lines().next().unwrap_or_default().to_owned())
 }
 
-/// The directory of the locks where no store is named. A systemd unit has directories of its own, and often no
-/// home: first the one that outlives it, where tokens go on growing and windows last.
+/// Returns the default directory of the locks. A systemd unit has dedicated directories, and often no home. The state
+/// directory comes first because it outlives the unit, so tokens keep growing and windows last.
 pub(crate) fn default_dir() -> Result<PathBuf, Error> {
     let of_unit = [env::var_os("STATE_DIRECTORY"), env::var_os("RUNTIME_DIRECTORY")];
     match of_unit.into_iter().flatten().find_map(first_absolute) {
@@ -129,12 +129,12 @@ pub(crate) fn default_dir() -> Result<PathBuf, Error> {
     }
 }
 
-/// A unit may have several directories, with colons between them.
+/// Returns the first absolute path, because a unit can have several directories, separated by colons.
 fn first_absolute(paths: OsString) -> Option<PathBuf> {
     env::split_paths(&paths).find(|path| path.is_absolute())
 }
 
-/// The URL, by which a Postgres server also learns who we are, unless it or the environment names the application.
+/// Returns the URL with an application name for a Postgres server, unless the URL or the environment has one.
 pub(crate) fn with_application_name(url: &str) -> Cow<'_, str> {
     let is_named = |url: &Url| url.query_pairs().any(|(name, _)| name == "application_name");
     match Url::parse(url.trim()) {
@@ -148,12 +148,12 @@ pub(crate) fn with_application_name(url: &str) -> Cow<'_, str> {
     }
 }
 
-/// Whether `key` is the URL of a store, which would show its password to whoever lists the locks.
+/// Returns whether `key` is the URL of a store, whose password lists of the locks would show.
 pub(crate) fn is_mistaken_for_key(key: &str) -> bool {
     key.contains("://") && (is_postgres(key) || Url::parse(key).is_ok_and(|url| names_password(&url)))
 }
 
-/// Whether the URL has a password, or cannot be read well enough to tell.
+/// Returns whether the URL has or might have a password.
 pub(crate) fn has_password(url: &str) -> bool {
     Url::parse(url.trim()).map_or(true, |url| names_password(&url))
 }

@@ -1,4 +1,4 @@
-//! `leasehold claims`: what is taken on a table of the application's own.
+//! `leasehold claims`: the claimed rows of an application's table.
 
 use std::time::Duration;
 
@@ -59,7 +59,7 @@ pub(crate) fn survey(args: &ClaimsArgs) -> Result<Survey, ClaimError> {
     Ok(survey)
 }
 
-/// `TABLE` or `SCHEMA.TABLE`, each taken literally.
+/// Parses `TABLE` or `SCHEMA.TABLE`, each taken literally.
 fn table(name: &str) -> Result<Table, ClaimError> {
     match name.split_once('.') {
         Some((schema, name)) => Ok(Table::new(name)?.in_schema(schema)?),
@@ -131,7 +131,7 @@ fn written(table: &str, report: &SurveyReport) -> String {
     text
 }
 
-/// A table of what is known of any of the rows.
+/// Returns a table with the columns known for at least one row.
 fn rows(rows: &[SurveyedRow]) -> String {
     let names =
         ["QUEUE", "ID", "GROUP", "STATE", "OWNER", "EPOCH", "FOR", "EXPIRES IN", "ATTEMPTS LEFT", "ERROR"];

@@ -6,8 +6,8 @@ use clap_complete::Shell;
 use crate::args::Args;
 use crate::output;
 
-/// Adds the keys that are held, for the commands that look at one or end one. Colons part words for bash and belong
-/// into keys: what is in front of the last one has been typed and is not inserted again.
+/// Adds the held keys for the commands that inspect or release one. Bash splits words at colons, which keys can
+/// contain, so the part before the last colon is typed already and not inserted again.
 const KEYS_IN_BASH: &str = r#"
 _leasehold_with_keys() {
     _leasehold "$@"

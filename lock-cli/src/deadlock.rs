@@ -1,49 +1,49 @@
-//! Finds a circle of runs: each holds a key, and a run inside of it waits for a key that the next one holds.
+//! Finds a cycle of runs, in which each run holds a key, and a run inside it waits for a key of the next one.
 //!
 //! ```text
 //!   leasehold run a -- leasehold run b -- ..      holds a, waits for b
 //!   leasehold run b -- leasehold run a -- ..      holds b, waits for a
 //! ```
 //!
-//! A run inside a run that waits says so in the store: for each key of the run around it, it takes another key, whose label has
-//! the holder of the former and the key that is waited for. Who waits for a key follows these labels from holder to holder. A
-//! circle ends where a run around this one holds a key.
+//! A waiting run inside another run publishes its wait in the store. For each key of the enclosing run it takes another
+//! key. The label of that key names the enclosing run's holder and the awaited key. A waiter follows these labels from
+//! holder to holder. A cycle exists if the path reaches a key of an enclosing run.
 
 use leasehold::{AcquireOptions, HolderId, KeyInfo, Lock, LockGuard, LockKey};
 use tokio::time::timeout;
 
 use crate::waiting::{EnclosingRuns, INSPECT_LIMIT};
 
-/// What the keys that say who waits begin with.
+/// Prefix of the keys that publish a wait.
 const PREFIX: &str = "leasehold:nested:";
 
-/// Stands between holder and key in a label.
+/// Separator between holder and key in a label.
 const WAITS_FOR: &str = " waits for ";
 
-/// How many runs a circle is looked for in.
+/// Maximum number of runs in a detected cycle.
 const LONGEST: usize = 16;
 
-/// After so many looks a run ends a circle that another one was to end: that run may not see the circle.
+/// Number of checks after which a run ends a cycle that another run should end, because that run might not detect it.
 const MOST_FOUND: u32 = 4;
 
-/// The stores keep so much of a label.
+/// Maximum length of a label in the stores.
 const LONGEST_LABEL: usize = 256;
 
-/// What a wait has published, and found.
+/// The published wait and the detected cycles.
 #[derive(Debug, Default)]
 pub(crate) struct DeadlockCheck {
     published: Option<(LockKey, Vec<LockGuard>)>,
-    /// How many looks in a row have found a circle that another run was to end.
+    /// Number of checks in a row that found a cycle for another run to end.
     found: u32,
 }
 
 impl DeadlockCheck {
-    /// Publishes that a run inside `enclosing` waits for `key`, which is held as `seen`. Returns the circle that this wait is in,
-    /// in words, if this run is the one to end it: that with the greatest holder, or any if the circle lasts.
+    /// Publishes that a run inside `enclosing` waits for `key`, which is held as `seen`. Returns a description of the
+    /// cycle if this run should end it: the run with the greatest holder, or any run if the cycle lasts.
     ///
     /// # Cancel safety
     ///
-    /// If dropped, what was published is released in the background.
+    /// If dropped, the published keys are released in the background.
     pub(crate) async fn check(
         &mut self,
         lock: &dyn Lock,
@@ -55,7 +55,7 @@ impl DeadlockCheck {
             return None;
         }
         if self.published.as_ref().is_none_or(|(published, _)| published != key) {
-            // The former one first: its keys are those of the next.
+            // Releases the former keys first, because the next wait uses the same ones.
             if let Some((_, guards)) = self.published.take() {
                 let released = guards.into_iter().collect::<leasehold::MultiGuard>().release();
                 let _ = timeout(INSPECT_LIMIT, released).await;
@@ -69,7 +69,7 @@ impl DeadlockCheck {
     }
 }
 
-/// The key that says who waits under the holder of `key`. `None` if it would be too long.
+/// Returns the key that publishes a wait under the holder of `key`. `None` if it would be too long.
 fn wait_key(key: &LockKey) -> Option<LockKey> {
     format!("{PREFIX}{}", key.as_str()).parse().ok()
 }
@@ -89,7 +89,8 @@ async fn publish(lock: &dyn Lock, enclosing: &EnclosingRuns, waits_for: &LockKey
     published
 }
 
-/// Ends what a run under an earlier holder has left, where a store does not end the holds of the dead. Returns whether it did.
+/// Releases a key left by a run under an earlier holder, in stores that keep the holds of dead processes. Returns
+/// whether it did.
 async fn release_stale(lock: &dyn Lock, wait_key: &LockKey, holder: HolderId) -> bool {
     let Some(admin) = lock.admin() else { return false };
     let Ok(seen) = admin.inspect(wait_key).await else { return false };
@@ -102,13 +103,14 @@ async fn release_stale(lock: &dyn Lock, wait_key: &LockKey, holder: HolderId) ->
     }
 }
 
-/// The holder under which somebody waits, and for which key.
+/// Parses a label into the enclosing holder and the awaited key.
 fn waits_for(label: &str) -> Option<(HolderId, LockKey)> {
     let (holder, key) = label.split_once(WAITS_FOR)?;
     Some((holder.parse().ok()?, key.parse().ok()?))
 }
 
-/// The keys from `key` to one that a run around this one holds, each with its holder, if there is such a way.
+/// Returns the path from `key` to a key held by an enclosing run, each key with its holder. `None` if there is no such
+/// path.
 async fn find_path(
     lock: &dyn Lock,
     enclosing: &EnclosingRuns,
@@ -135,7 +137,8 @@ async fn find_path(
     None
 }
 
-/// Whether the run around this one, which is the last, has the greatest holder: all runs of a circle agree about that.
+/// Returns whether the last run of the path, which encloses this one, has the greatest holder. All runs of a cycle
+/// agree on this.
 fn is_greatest(path: &[(LockKey, HolderId)]) -> bool {
     path.iter().map(|(_, holder)| holder.to_string()).max()
         == path.last().map(|(_, holder)| holder.to_string())

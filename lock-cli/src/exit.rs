@@ -1,25 +1,25 @@
-//! What the exit codes mean.
+//! The exit codes.
 
 use leasehold::ErrorKind;
 
 /// `inspect`: the key is free. `release`: that holder does not hold it.
 pub(crate) const NOT_HELD: u8 = 1;
-/// The request makes no sense: arguments, key, URL, or something that this store does not have.
+/// Invalid request: arguments, key, URL, or a feature the store lacks.
 pub(crate) const USAGE: u8 = 64;
 /// The store is down or cannot be used.
 pub(crate) const UNAVAILABLE: u8 = 69;
 /// The output could not be written.
 pub(crate) const OUTPUT_LOST: u8 = 74;
-/// Somebody else held the lock for as long as was waited.
+/// Another holder kept the lock for the whole wait.
 pub(crate) const CONFLICT: u8 = 75;
-/// The lock was lost while the command ran, for instance because its maximum hold had passed.
+/// The lock was lost while the command ran, for example because its maximum hold had passed.
 pub(crate) const LOST: u8 = 76;
 /// The command cannot be executed.
 pub(crate) const NOT_EXECUTABLE: u8 = 126;
-/// There is no such command.
+/// The command does not exist.
 pub(crate) const NOT_FOUND: u8 = 127;
 
-/// The part of the help and the manual about exit codes.
+/// The section of the help and the manual about exit codes.
 pub(crate) const HELP: &str = "\
 Exit codes:
   0      done; `run --once-per`: also when it was not due
@@ -37,12 +37,12 @@ Exit codes:
 
 `run` passes on any other exit code of its command.";
 
-/// The code after signal `number`.
+/// Returns the code after signal `number`.
 pub(crate) fn of_signal(number: i32) -> u8 {
     u8::try_from(128 + number).unwrap_or(u8::MAX)
 }
 
-/// The code of an error of the lock.
+/// Returns the code for an error of the lock.
 pub(crate) fn of_error(kind: ErrorKind) -> u8 {
     match kind {
         ErrorKind::InvalidKey | ErrorKind::InvalidOption | ErrorKind::Unsupported => USAGE,

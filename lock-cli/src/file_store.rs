@@ -1,4 +1,4 @@
-//! The directory of a file store, for commands that only look at it.
+//! The directory of a file store, for commands that only inspect it.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -12,15 +12,15 @@ use rustix::fs::{Access, access};
 use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 
-/// How long a disk may take for a few bytes.
+/// Time limit for writing a few bytes to disk.
 const WRITE: Duration = Duration::from_secs(5);
 
-/// The directory of a file store.
+/// Returns the directory of a file store.
 pub(crate) fn directory(lock: &dyn Lock) -> Option<String> {
     lock.to_string().strip_prefix("file://").map(str::to_owned)
 }
 
-/// What to say beside "nothing is locked" where nothing could be: a path may have been mistyped.
+/// Returns a note for "nothing is locked" if the directory is missing, because the path might be mistyped.
 pub(crate) fn missing_note(lock: &dyn Lock) -> &'static str {
     match directory(lock) {
         Some(directory) if !Path::new(&directory).exists() => {
@@ -30,8 +30,8 @@ pub(crate) fn missing_note(lock: &dyn Lock) -> &'static str {
     }
 }
 
-/// Whether a key could be locked in the directory of a file store, as far as a file can be written and tokens given there. Where it is
-/// missing, whether it could be made. A disk that hangs keeps a thread, and nobody waiting.
+/// Checks that a key could be locked in the directory of a file store: that a file can be written and tokens can be
+/// drawn. For a missing directory, checks that it could be created. A hanging disk blocks only a thread.
 pub(crate) async fn check_writable(lock: &dyn Lock) -> Result<(), Error> {
     let Some(directory) = directory(lock).map(PathBuf::from) else { return Ok(()) };
     let path = directory.clone();
@@ -61,7 +61,7 @@ fn write_into(directory: &Path) -> io::Result<()> {
     if there != directory {
         return Ok(access(there, Access::WRITE_OK | Access::EXEC_OK)?);
     }
-    // A name that nobody else has, also where processes of several machines or containers have one number.
+    // A unique name, even if processes on several machines or in several containers have the same id.
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos());
     let path = directory.join(format!("check-{}-{now}.tmp", std::process::id()));
     let mut file = fs::OpenOptions::new().write(true).create_new(true).open(&path)?;
@@ -69,7 +69,7 @@ fn write_into(directory: &Path) -> io::Result<()> {
     fs::remove_file(&path).and(written)
 }
 
-/// What is doubtful about the directory of a file store.
+/// Returns the warnings about the directory of a file store.
 pub(crate) fn cautions(lock: &dyn Lock) -> Vec<String> {
     directory(lock).map(leasehold::file::cautions).unwrap_or_default()
 }

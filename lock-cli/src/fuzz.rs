@@ -1,4 +1,4 @@
-//! Arguments of the command, as they come: no panic, no password, nothing read as something else.
+//! Random arguments of the command: no panic, no password in the output, and no misread argument.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
@@ -79,7 +79,7 @@ fn fuzz_arguments() {
     });
 }
 
-/// Whether somebody means a password by it.
+/// Returns whether the argument contains a deliberate password.
 fn has_password(argument: &str) -> bool {
     let Some((scheme, rest)) = argument.rsplit_once("postgres://") else { return false };
     let Some((before, behind)) = rest.split_once(PASSWORD) else { return false };
@@ -90,7 +90,7 @@ fn has_password(argument: &str) -> bool {
     is_alone && is_once && (of_user || is_parameter && !before.contains('#'))
 }
 
-/// What was understood is what was given.
+/// Checks that the parsed values occur in the arguments.
 fn read(args: &Args, given: &[OsString]) {
     if let Some(url) = &args.url {
         assert!(is_given(url, given), "{url}");
@@ -100,7 +100,7 @@ fn read(args: &Args, given: &[OsString]) {
     }
     let keys = match &args.command {
         Command::Run(run) => {
-            // All behind the first dashes that are no option's value.
+            // The command is everything after the first `--` that is not an option's value.
             let command = run.command();
             assert!(!command.is_empty());
             assert!(
@@ -125,7 +125,7 @@ fn read(args: &Args, given: &[OsString]) {
     }
 }
 
-/// Whether an argument is this, or an option with this value.
+/// Returns whether an argument is this text, or an option with this value.
 fn is_given(text: &str, given: &[OsString]) -> bool {
     given.iter().any(|argument| {
         let value = argument.as_bytes().strip_suffix(text.as_bytes());

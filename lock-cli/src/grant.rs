@@ -1,4 +1,4 @@
-//! Work done under the locks of a command: connecting, the work, releasing, and what is reported of each step.
+//! The work under the locks of a command: connecting, the work, the release, and the report of each step.
 
 use leasehold::{Error, ErrorKind, Lock, LockKey, LossReason, MultiGuard, Scope, Validity};
 
@@ -9,8 +9,8 @@ use crate::signals::Signals;
 use crate::wait_budget::{OutageReport, WaitBudget};
 use crate::{exit, file_store};
 
-/// Acquires the locks of `request`, runs `body` under them and closes the store. Returns the exit code: that of `body`, or
-/// the one for a lock that was not granted.
+/// Acquires the locks of `request`, runs `body` under them and closes the store. Returns the exit code of `body`, or
+/// the code for a lock that was not granted.
 pub(crate) async fn run_with_lock<F>(request: AcquireRequest<'_>, body: F) -> Result<u8, Error>
 where
     F: AsyncFnOnce(MultiGuard, &dyn Lock, &mut Signals) -> Result<u8, Error>,
@@ -42,7 +42,7 @@ where
     };
     let code = body(guard, &*lock, &mut signals).await;
     if let Err(reason) = close(&*lock, request, &mut signals).await {
-        // An error and not a note, which `--quiet` suppresses: a key that stays locked concerns the next caller.
+        // An error, which `--quiet` does not suppress, because a key that stays locked concerns the next caller.
         let later =
             manual_release_advice(&*lock).unwrap_or("it is free later, as after a crash of its holder");
         let keys = args.keys.named();
@@ -52,8 +52,7 @@ where
     code
 }
 
-/// Closes the store after an attempt that was not granted. Returns the exit code, once it is certain that nothing is left
-/// of the attempt.
+/// Closes the store after an attempt without a grant. Returns the exit code once the attempt is undone for certain.
 async fn close_without_grant(
     lock: &dyn Lock,
     request: AcquireRequest<'_>,
@@ -71,13 +70,13 @@ async fn close_without_grant(
             output::problem(&text);
             Ok(code)
         }
-        // Not the code for a lock that another holder has, because the holder may be this attempt.
+        // Not the code for a lock held by another client, because this attempt might hold it.
         Ok(_) => Err(Error::new(ErrorKind::OutcomeUnknown, text)),
         Err(cause) => Err(Error::new(cause.kind(), text).with_source(cause)),
     }
 }
 
-/// Closes the store, which also undoes unfinished attempts. Returns an error that says why the store has not confirmed it.
+/// Closes the store, which also undoes unfinished attempts. Returns the reason if the store has not confirmed it.
 async fn close(lock: &dyn Lock, request: AcquireRequest<'_>, signals: &mut Signals) -> Result<(), String> {
     let closed = tokio::select! {
         biased;
@@ -105,13 +104,14 @@ fn unconfirmed_undo(lock: &dyn Lock, args: &AcquireArgs, reason: &str) -> String
     )
 }
 
-/// Returns what an operator has to do about a hold that was not released, if the store does not end it by itself.
+/// Returns advice for an operator about an unreleased hold, if the store does not end it by itself.
 fn manual_release_advice(lock: &dyn Lock) -> Option<&'static str> {
     let advice = "it may stay shut: `leasehold inspect` shows whether, and whose ID `leasehold release KEY --force --holder ID` wants to open it";
     lock.capabilities().crash_release.is_none().then_some(advice)
 }
 
-/// Releases the locks and reports how they ended. Returns `code` if they were held until now, else the code for a lost lock.
+/// Releases the locks and reports how they ended. Returns `code` if they were held until now, otherwise the code for a
+/// lost lock.
 pub(crate) async fn release(
     guards: MultiGuard,
     lock: &dyn Lock,
@@ -124,7 +124,7 @@ pub(crate) async fn release(
     let keys = || watches.iter().map(|(key, _)| key);
     let lost =
         guards.iter().find(|guard| guard.validity() == Validity::Lost).map(|guard| guard.key().clone());
-    // Signals for the work: it may have ended before they were read.
+    // Discards signals for the work, which might have ended before they were read.
     drop(signals.drain().await);
     let released = tokio::select! {
         biased;
@@ -148,7 +148,7 @@ pub(crate) async fn release(
             (error.key().unwrap_or(&watches[0].0).clone(), error.loss())
         }
         (None, Err(error)) => {
-            // It was held until then; only when it will be free is not known.
+            // The lock was held until the end of the work. Only the time of its release is unknown.
             notes.say(&format!("{what_ended} has ended, but the release was not confirmed: {error}"));
             return Ok(code);
         }
@@ -157,8 +157,8 @@ pub(crate) async fn release(
     Ok(exit::LOST)
 }
 
-/// Reports a lock that was lost before `what_ended` ended. The supervisor has reported the loss as a note, unless the
-/// work ended first or the user wants no notes.
+/// Reports a lock that was lost before `what_ended` ended. The supervisor has already reported the loss as a note,
+/// unless the work ended first or the user wants no notes.
 fn report_lost(lock: &dyn Lock, key: &LockKey, reason: Option<LossReason>, what_ended: &str) {
     let is_unconfirmed = reason == Some(LossReason::Expired);
     let advice = manual_release_advice(lock).filter(|_| is_unconfirmed);

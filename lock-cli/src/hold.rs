@@ -43,7 +43,7 @@ pub(crate) async fn hold(args: &HoldArgs, store: &ChosenStore, notes: Notes) -> 
     .await
 }
 
-/// One line, whoever reads it.
+/// Prints the grant in one line, as text or JSON.
 fn print(guard: &LockGuard, as_json: bool) {
     let (key, holder) = (guard.key(), guard.holder().to_string());
     let token = guard.token();
@@ -57,12 +57,13 @@ fn print(guard: &LockGuard, as_json: bool) {
         });
         output::line(&line.to_string());
     } else {
-        // The key comes last: it may contain spaces.
+        // The key comes last because it can contain spaces.
         output::line(&format!("{} {holder} {}", output::or_dash(text), output::printable(key.as_str())));
     }
 }
 
-/// Whether nothing can keep the lock held. A standard input that was closed is `/dev/null` by now: Rust opens it.
+/// Returns whether standard input is `/dev/null`, so nothing can keep the lock held. Rust opens `/dev/null` in place of
+/// a closed input.
 fn has_no_input() -> bool {
     let device = |file: &Metadata| (file.mode(), file.rdev());
     let input = io::stdin().as_fd().try_clone_to_owned().and_then(|input| File::from(input).metadata());
@@ -70,10 +71,10 @@ fn has_no_input() -> bool {
     matches!((&input, &null), (Ok(input), Ok(null)) if device(input) == device(null))
 }
 
-/// What comes there is of no interest, only its end. An error is an end, too.
+/// Waits for the end of standard input and ignores its content. A read error counts as the end.
 async fn end_of_input() {
     let (end, ended) = oneshot::channel();
-    // A read cannot be called off: when something else ends the hold, the thread ends with the process.
+    // A read cannot be cancelled. If another event ends the hold, the thread ends with the process.
     let reading = thread::Builder::new().name("stdin".to_owned()).spawn(move || {
         let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
         let _ = end.send(());

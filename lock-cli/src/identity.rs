@@ -1,17 +1,17 @@
-//! Who we are, for those who look at locks.
+//! The identity of this process in lists of locks.
 
-/// The stores keep so much of a label.
+/// Maximum length of a label in the stores.
 const LONGEST: usize = 256;
 
-/// A Postgres server keeps so much of the name of an application.
+/// Maximum length of an application name on a Postgres server.
 const LONGEST_NAME: usize = 63;
 
-/// The label of a hold that was given none: `USER@HOST PROGRAM pid N`.
+/// Returns the default label of a hold: `USER@HOST PROGRAM pid N`.
 pub(crate) fn label(program: &str) -> String {
     compose(&user_at_host(), program, std::process::id())
 }
 
-/// What a Postgres server shows of our sessions: `leasehold USER@HOST`.
+/// Returns the application name of the sessions on a Postgres server: `leasehold USER@HOST`.
 pub(crate) fn application_name() -> String {
     let mut name = format!("leasehold {}", user_at_host());
     name.truncate(name.floor_char_boundary(LONGEST_NAME));
@@ -27,7 +27,7 @@ fn user_at_host() -> String {
 fn compose(us: &str, program: &str, pid: u32) -> String {
     let end = format!(" pid {pid}");
     let start: String = format!("{us} {program}").chars().filter(|c| *c != '\0').collect();
-    // The end is what tells two apart, so it stays.
+    // The end distinguishes two processes, so only the start is cut.
     let kept = start.floor_char_boundary(LONGEST - end.len());
     format!("{}{end}", &start[..kept])
 }

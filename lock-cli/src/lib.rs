@@ -46,8 +46,8 @@ use crate::output::Notes;
 
 /// Runs the command with the arguments and the environment of this process. Returns its exit code.
 ///
-/// A program of your own that calls it is the command with a store of your own, after
-/// [`leasehold::register_scheme`]; call it first of all, on the main thread, outside of any runtime.
+/// To use the command with a custom store, call this function after [`leasehold::register_scheme`], on the main thread
+/// and outside of any runtime.
 #[must_use]
 pub fn main() -> ExitCode {
     #[cfg(target_os = "linux")]
@@ -58,7 +58,7 @@ pub fn main() -> ExitCode {
         Ok(args) => args,
         Err(error) => {
             let given: Vec<_> = std::env::args_os().skip(1).collect();
-            // Help and version are errors to clap, but they were asked for.
+            // Help and version count as errors in clap, but the user requested them.
             let mut code = if error.use_stderr() { exit::USAGE } else { 0 };
             if let Some(text) = flock::instead_of(&error, &given) {
                 output::problem(text);
@@ -78,7 +78,7 @@ pub fn main() -> ExitCode {
     };
     let is_look = matches!(args.command, Command::Inspect(_));
     match run_in_runtime(args) {
-        // That nobody holds a key was not told either.
+        // The result that a key is free was not printed either.
         Ok(code) if output::is_incomplete() && (code == 0 || is_look) => exit::OUTPUT_LOST.into(),
         Ok(code) => code.into(),
         Err(error) => {
@@ -88,11 +88,11 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// An argument that is longer is not repeated as a whole.
+/// Length above which an argument is not repeated in full.
 const LONGEST_REPEATED: usize = 600;
 
-/// What the parser said, without the URLs among the arguments, and without most of what is very long: it repeats what it
-/// does not expect, and a URL may hold a password. `None` if it repeats none.
+/// Returns the parser's message without URLs and with long arguments cut, because the parser repeats unexpected
+/// arguments, and a URL can contain a password. `None` if the message repeats none.
 fn redacted(error: &clap::Error, given: &[OsString]) -> Option<String> {
     let urls = given.iter().filter_map(|argument| {
         let argument = argument.to_string_lossy();
@@ -100,7 +100,7 @@ fn redacted(error: &clap::Error, given: &[OsString]) -> Option<String> {
         let scheme = before.trim_end_matches(|c: char| c.is_ascii_alphanumeric() || "+-.".contains(c));
         Some(argument[scheme.len()..].to_owned())
     });
-    // The parser leaves out what would change a terminal's colours; other errors have escapes in their place.
+    // The parser omits escape sequences of a terminal, and other errors show them escaped.
     let spelled = urls.flat_map(|url| {
         let escaped = format!("{url:?}");
         [anstream::adapter::strip_str(&url).to_string(), escaped.trim_matches('"').to_owned()]
@@ -113,7 +113,7 @@ fn redacted(error: &clap::Error, given: &[OsString]) -> Option<String> {
     if urls.is_empty() && long.is_empty() {
         return None;
     }
-    // One may be the beginning of another.
+    // One URL can be a prefix of another.
     urls.sort_by_key(|url| std::cmp::Reverse(url.len()));
     let mut text = said.trim_start_matches("error: ").to_owned();
     for url in &urls {
@@ -131,18 +131,18 @@ fn redacted(error: &clap::Error, given: &[OsString]) -> Option<String> {
 
 fn run_in_runtime(args: Args) -> Result<u8, Error> {
     has_descriptors().map_err(|error| output::system("too few files may be open (`ulimit -n`)", error))?;
-    // The runtime stays on this thread; see `child`.
+    // The runtime stays on this thread, see `child`.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| output::system("cannot start the runtime", error))?;
     let code = runtime.block_on(dispatch(args));
-    // What still runs in the background is stuck in the store; the lock has been closed.
+    // Remaining background work is blocked in the store, and the lock is closed.
     runtime.shutdown_background();
     code
 }
 
-/// Whether a few more files can be opened: a runtime without them panics.
+/// Checks that a few more files can be opened, because a runtime panics otherwise.
 fn has_descriptors() -> std::io::Result<()> {
     (0..4).map(|_| std::os::unix::net::UnixStream::pair()).collect::<Result<Vec<_>, _>>().map(drop)
 }
@@ -152,7 +152,7 @@ async fn dispatch(args: Args) -> Result<u8, Error> {
     let wants_json = args.command.wants_json();
     let done = run_command(args, notes).await;
     if let (Err(error), true) = (&done, wants_json) {
-        // In one line, since `list --watch` is read line by line.
+        // In one line, because `list --watch` is read line by line.
         output::line(&output::described(error).to_string());
     }
     done

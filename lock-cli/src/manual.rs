@@ -1,4 +1,4 @@
-//! `leasehold man`: what the help says, and what it has no room for.
+//! `leasehold man`: the help text, and details beyond the help.
 
 use std::fmt::Write as _;
 
@@ -41,7 +41,7 @@ const FILES: &[(&str, &str)] = &[
 
 const SEE_ALSO: &str = "flock(1), timeout(1), systemd.timer(5), crontab(5), psql(1)";
 
-/// Prints the page of the tool or of one of its subcommands.
+/// Prints the manual page of the tool or of one of its subcommands.
 pub(crate) fn manual(subcommand: Option<&str>) -> Result<u8, Error> {
     let mut tool = Args::command();
     tool.build();
@@ -86,7 +86,7 @@ fn page(mut command: Command) -> std::io::Result<Vec<u8>> {
     Ok(page)
 }
 
-/// The example of a command, or of each of its subcommands.
+/// Returns the example of a command, or of each of its subcommands.
 fn examples(command: &Command) -> String {
     let of = |command: &Command| {
         let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
@@ -97,7 +97,7 @@ fn examples(command: &Command) -> String {
     of(command).unwrap_or_else(|| command.get_subcommands().filter_map(of).collect())
 }
 
-/// A section whose lines stay as they are.
+/// Returns a section with unchanged lines.
 fn preformatted(title: &str, text: &str) -> String {
     let lines = text.trim_matches('\n').lines().map(|line| escaped(line.strip_prefix("  ").unwrap_or(line)));
     format!(".SH \"{title}\"\n.nf\n{}\n.fi\n", lines.collect::<Vec<_>>().join("\n"))
@@ -109,7 +109,7 @@ fn listed(title: &str, entries: &[(&str, &str)]) -> String {
     format!(".SH \"{title}\"\n{}", entries.collect::<String>())
 }
 
-/// What the typesetter does not take for its own.
+/// Escapes characters with a special meaning in roff.
 fn escaped(text: &str) -> String {
     let text = text.replace('\\', "\\e").replace('-', "\\-");
     if text.starts_with(['.', '\'']) { format!("\\&{text}") } else { text }

@@ -1,4 +1,4 @@
-//! What is printed: results on stdout, notes and errors on stderr, colours on a terminal only.
+//! The output: results on stdout, notes and errors on stderr, colours only on a terminal.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use serde_json::Value;
 const ERROR: Style = AnsiColor::Red.on_default().bold();
 const NOTE: Style = Style::new().dimmed();
 
-/// Where notes go, if anywhere.
+/// Settings for notes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Notes {
     pub(crate) quiet: bool,
@@ -23,12 +23,12 @@ pub(crate) struct Notes {
 impl Notes {
     pub(crate) fn say(self, text: &str) {
         if !self.quiet {
-            // Nobody who reads stderr is no reason to stop.
+            // A closed stderr is no reason to stop.
             let _ = writeln!(anstream::stderr(), "{NOTE}leasehold: {}{NOTE:#}", printable(text));
         }
     }
 
-    /// For those who want to know every step.
+    /// Prints a note with `--verbose` only.
     pub(crate) fn detail(self, text: &str) {
         if self.verbose {
             self.say(text);
@@ -50,7 +50,7 @@ pub(crate) fn error(error: &Error) {
     problem(&text);
 }
 
-/// The object that machines get in the place of a result.
+/// Returns the JSON object printed instead of a result.
 pub(crate) fn described(error: &Error) -> Value {
     serde_json::json!({
         "ok": false,
@@ -64,22 +64,22 @@ pub(crate) fn problem(text: &str) {
     let _ = writeln!(anstream::stderr(), "leasehold: {ERROR}error:{ERROR:#} {}", lines(text));
 }
 
-/// What people see of a text of several lines.
+/// Escapes a text of several lines for a terminal.
 fn lines(text: &str) -> String {
     text.split('\n').map(printable).collect::<Vec<_>>().join("\n")
 }
 
-/// An error of the operating system.
+/// Creates an error of the operating system.
 pub(crate) fn system(what: &'static str, source: io::Error) -> Error {
     Error::new(ErrorKind::Unavailable, what).with_source(source)
 }
 
-/// Prints a result for machines.
+/// Prints a JSON result.
 pub(crate) fn json(value: &Value) {
     line(&format!("{value:#}"));
 }
 
-/// Prints a result for people.
+/// Prints one line.
 pub(crate) fn line(text: &str) {
     bytes(format!("{text}\n").as_bytes());
 }
@@ -89,11 +89,11 @@ pub(crate) fn bytes(text: &[u8]) {
     let _ = is_written(stdout.write_all(text).and_then(|()| stdout.flush()));
 }
 
-/// Whether the output is complete so far; says so once if it is not.
+/// Returns whether the output is complete so far. Reports an incomplete one once.
 pub(crate) fn is_written(outcome: io::Result<()>) -> bool {
     match outcome {
         Ok(()) => {}
-        // A reader who has seen enough (`| head`) is no failure.
+        // A reader that stops early (`| head`) is no failure.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => UNREAD.store(true, Ordering::Relaxed),
         Err(error) if !INCOMPLETE.swap(true, Ordering::Relaxed) => {
             problem(&format!("the output is not complete: {error}"));
@@ -103,20 +103,20 @@ pub(crate) fn is_written(outcome: io::Result<()>) -> bool {
     !is_incomplete()
 }
 
-/// Clears a terminal for what comes next.
+/// Clears a terminal for the next output.
 pub(crate) fn begin_page() {
     if io::stdout().is_terminal() {
         bytes(b"\x1b[2J\x1b[H");
     }
 }
 
-/// Whether something could not be written to the standard output.
+/// Whether any output could not be written to stdout.
 static INCOMPLETE: AtomicBool = AtomicBool::new(false);
 
-/// Whether nobody reads the standard output any more.
+/// Whether stdout's reader has closed it.
 static UNREAD: AtomicBool = AtomicBool::new(false);
 
-/// Whether more output would be of use to nobody.
+/// Returns whether further output would be useless.
 pub(crate) fn is_over() -> bool {
     UNREAD.load(Ordering::Relaxed) || is_incomplete()
 }
@@ -125,7 +125,7 @@ pub(crate) fn is_incomplete() -> bool {
     INCOMPLETE.load(Ordering::Relaxed)
 }
 
-/// Columns without a frame, as other tools print them.
+/// Returns columns without a frame, as other tools print them.
 pub(crate) fn table<R: IntoIterator<Item = String>>(
     header: &[&str],
     rows: impl IntoIterator<Item = R>,
@@ -141,7 +141,7 @@ pub(crate) fn table<R: IntoIterator<Item = String>>(
     table.trim_fmt()
 }
 
-/// A duration as people say it: `3m 12s`; below a second in milliseconds.
+/// Returns a readable duration: `3m 12s`, or milliseconds below a second.
 pub(crate) fn duration(duration: Duration) -> String {
     let shown = if duration < Duration::from_secs(1) {
         Duration::from_millis(u64::from(duration.subsec_millis()))
@@ -151,7 +151,7 @@ pub(crate) fn duration(duration: Duration) -> String {
     SignedDuration::try_from(shown).map_or_else(|_| "for ever".to_owned(), |shown| format!("{shown:#}"))
 }
 
-/// A duration that has to pass, rounded up: who waits so long does not come too early.
+/// Returns a remaining duration, rounded up, so a caller that waits for it is not early.
 pub(crate) fn left(time: Duration) -> String {
     let up = if time < Duration::from_secs(1) {
         time
@@ -161,18 +161,18 @@ pub(crate) fn left(time: Duration) -> String {
     duration(up)
 }
 
-/// A moment in UTC, and that it is.
+/// Returns a time in UTC, with its zone.
 pub(crate) fn moment(time: SystemTime) -> String {
     Timestamp::try_from(time)
         .map_or_else(|_| "-".to_owned(), |time| time.strftime("%Y-%m-%d %H:%M:%SZ").to_string())
 }
 
-/// A moment as RFC 3339 in UTC, to the microsecond: all of the same length, so that their order is that of the texts.
+/// Returns a time as RFC 3339 in UTC, in microseconds. All texts have the same length, so they sort by time.
 pub(crate) fn utc(time: SystemTime) -> Option<String> {
     Timestamp::try_from(time).ok().map(|time| format!("{time:.6}"))
 }
 
-/// Milliseconds, for machines.
+/// Returns the milliseconds, for JSON.
 pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
@@ -181,15 +181,15 @@ pub(crate) fn or_dash(text: Option<String>) -> String {
     text.unwrap_or_else(|| "-".to_owned())
 }
 
-/// A label, which others may have written without the bound that the stores have for those that they take.
+/// Returns a label for the output, cut to the stores' limit because other programs might have written a longer one.
 pub(crate) fn label(text: &str) -> String {
     const LONGEST: usize = 256;
     let kept = printable(&text[..text.floor_char_boundary(LONGEST)]);
     if text.len() > LONGEST { kept + ".." } else { kept }
 }
 
-/// Keys, labels and owners are other people's text: what controls a terminal, or the direction in which it writes, must
-/// not reach it.
+/// Escapes control and direction characters of foreign text, such as keys, labels and owners, because they must not
+/// reach the terminal.
 pub(crate) fn printable(text: &str) -> String {
     let turns = |c: char| matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     text.chars()

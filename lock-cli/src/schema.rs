@@ -1,4 +1,4 @@
-//! `leasehold schema`, and what `leasehold check` says of a Postgres server.
+//! `leasehold schema`, and the Postgres part of `leasehold check`.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::args::{GrantedStore, SchemaArgs, SchemaCommand, SchemaGrants, SchemaPrint};
 use crate::output;
 
-/// Longer than the statements of the installation wait for others that install.
+/// Longer than the installation's statements wait for concurrent installations.
 const INSTALL_LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) async fn schema(args: &SchemaArgs, url: Option<&str>) -> Result<u8, Error> {
@@ -24,7 +24,7 @@ pub(crate) async fn schema(args: &SchemaArgs, url: Option<&str>) -> Result<u8, E
 fn print(args: &SchemaPrint, url: Option<&str>) -> Result<u8, Error> {
     let schema = match (&args.schema, url) {
         (Some(name), _) => Identifier::new(name)?,
-        // The environment may name a store of another kind, which has no schema.
+        // The environment can name another kind of store, without a schema.
         (None, Some(url)) if is_postgres(url) => leasehold::postgres_config(url)?.schema_name().clone(),
         (None, _) => Identifier::new(DEFAULT_SCHEMA)?,
     };
@@ -34,7 +34,7 @@ fn print(args: &SchemaPrint, url: Option<&str>) -> Result<u8, Error> {
 
 fn grants(args: &SchemaGrants, schema: &Identifier) -> Result<String, Error> {
     let mut text = String::new();
-    // Quoted, too, the server takes them for everybody, and for nobody.
+    // The server gives these words their special meaning even in quotes.
     let everybody = |role: &&String| ["public", "none"].iter().any(|word| role.eq_ignore_ascii_case(word));
     if let Some(role) = args.grant_to.iter().chain(&args.grant_read_to).find(everybody) {
         let message = format!("{role} is no role but a word of the server; name the role of the program");
@@ -76,7 +76,7 @@ async fn apply(args: &SchemaGrants, url: Option<&str>) -> Result<u8, Error> {
     Ok(0)
 }
 
-/// The database that `url` names.
+/// Returns the configuration of the database of `url`.
 pub(crate) fn database(url: Option<&str>) -> Result<PgConfig, Error> {
     let url = url.ok_or_else(|| {
         Error::new(
@@ -91,7 +91,7 @@ pub(crate) fn is_postgres(url: &str) -> bool {
     url.trim_start().get(..8).is_some_and(|scheme| scheme.eq_ignore_ascii_case("postgres"))
 }
 
-/// What a server says of itself, its schema, and what this user may do there.
+/// A report on a server, its schema and the user's privileges.
 #[derive(Debug)]
 pub(crate) struct ServerFacts {
     config: PgConfig,
@@ -99,8 +99,8 @@ pub(crate) struct ServerFacts {
 }
 
 impl ServerFacts {
-    /// Asks the server that `url` names. `None` for other stores, and when there is no answer: then
-    /// connecting to the store says why.
+    /// Inspects the server of `url`. `None` for other stores, and without an answer, because connecting to the store
+    /// then reports the reason.
     pub(crate) async fn of(url: Option<&str>) -> Option<Self> {
         let url = url.filter(|url| is_postgres(url))?;
         let config = leasehold::postgres_config(url).ok()?;
@@ -114,12 +114,12 @@ impl ServerFacts {
         Some(Self { config, report })
     }
 
-    /// Whether the role was set up to look at locks alone.
+    /// Returns whether the role can only inspect locks.
     pub(crate) fn may_only_look(&self) -> bool {
         matches!(self.report.access(self.config.schema_name()), Ok(Access::ReadOnly))
     }
 
-    /// Whether a superuser looks into a schema where another role could have something run with its rights.
+    /// Returns whether a superuser inspects a schema in which another role could run code with the superuser's rights.
     pub(crate) fn is_in_foreign_schema(&self) -> bool {
         self.report.foreign_owner.is_some()
     }
@@ -181,12 +181,12 @@ impl ServerFacts {
     }
 }
 
-/// A session for this one purpose.
+/// Opens a session for this command.
 pub(crate) async fn open(config: &PgConfig) -> Result<PgConnection, Error> {
     config.connect().await
 }
 
-/// With an end to waiting for a server that is silent.
+/// Limits the wait for an unresponsive server.
 async fn within<T>(limit: Duration, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
     tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
         let message = "the server does not answer; check host, port and network, then try again";
@@ -194,7 +194,7 @@ async fn within<T>(limit: Duration, work: impl Future<Output = Result<T, Error>>
     })
 }
 
-/// Says good-bye; that the server does not hear it changes nothing.
+/// Closes the session. A failure has no consequence.
 pub(crate) async fn close(session: PgConnection) {
     let _ = tokio::time::timeout(Duration::from_secs(1), session.close()).await;
 }

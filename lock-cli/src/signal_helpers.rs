@@ -1,13 +1,13 @@
-//! Finds out to whom a signal was sent besides this process.
+//! Finds out which processes a signal was sent to.
 //!
-//! A signal that was sent to this process alone has to be passed on to the command. One that was sent to the whole process
-//! group (`killpg`, timeout(1), a terminal), or to every process of a unit (systemd), has reached the command already. Many
-//! programs take a second one for impatience and end without saving their state.
+//! A signal sent only to this process must be passed on to the command. One sent to the whole process group (`killpg`,
+//! timeout(1), a terminal), or to every process of a unit (systemd), has already reached the command. Many programs
+//! take a second signal for impatience and end without saving their state.
 //!
-//! The kernel does not say which it was. So two helper processes run beside the command, one in the process group of this
-//! process and one in a group of its own: a signal that has ended a helper was sent to the helper too. A helper is `cat` at a
-//! pipe that nobody writes to, so it ends with this process, however this process ends. It is not a copy of this tool,
-//! because programs that find processes by their file (pidof, start-stop-daemon) would signal the helpers as well.
+//! The kernel does not report the target. So two helper processes run beside the command, one in the process group of
+//! this process and one in a separate group. A signal that ended a helper was sent to the helper as well. A helper is
+//! `cat` on a pipe without input, so it ends with this process in any case. It is not a copy of this tool, because
+//! programs that find processes by their file (pidof, start-stop-daemon) would also signal the helpers.
 
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::process::Stdio;
@@ -19,20 +19,21 @@ use tokio::time::{sleep, timeout};
 
 use crate::signals::{self, Signals};
 
-/// How long a sender of signals gets to send them to all that it means: timeout(1) makes two calls, systemd one for each process.
+/// How long to wait until a sender has signalled all its targets, because timeout(1) makes two calls and systemd one
+/// per process.
 const SETTLE: Duration = Duration::from_millis(200);
 
-/// How long a helper may take to end, which takes no time unless the helper is stopped.
+/// Time limit for the end of a helper, which is immediate unless the helper is stopped.
 const END: Duration = Duration::from_secs(5);
 
-/// To whom a signal was sent.
+/// The targets of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reach {
-    /// To this process.
+    /// Only this process.
     Alone,
-    /// To the process group of this process.
+    /// The process group of this process.
     Group,
-    /// To all processes around this one, whatever their groups are.
+    /// All processes around this one, in any group.
     Everybody,
 }
 
@@ -44,20 +45,21 @@ pub(crate) struct SignalHelpers {
 }
 
 impl SignalHelpers {
-    /// Starts the helpers. Call it between the start of the command's process and its [`begin`](crate::child::Running::begin):
-    /// whatever reaches a helper has then reached that process too, and the command begins with the helpers in place.
+    /// Starts the helpers. Call it between the start of the command's process and its
+    /// [`begin`](crate::child::Running::begin). Any signal to a helper has then reached that process as well, and the
+    /// command begins with the helpers running.
     pub(crate) fn start() -> Self {
         Self { in_group: helper(false), apart: helper(true) }
     }
 
-    /// The process ids of the helpers.
+    /// Returns the process ids of the helpers.
     pub(crate) fn pids(&self) -> Vec<Pid> {
         let children = [&self.in_group, &self.apart].into_iter().flatten();
         children.filter_map(|child| Pid::from_raw(i32::try_from(child.id()?).ok()?)).collect()
     }
 
-    /// Waits until the sender of `first` had time to send all its signals. Returns every signal that has come, each once, and
-    /// whom they have reached. Other signals than `first` count as sent by the same sender.
+    /// Waits until the sender of `first` has had time to send all its signals. Returns every signal received, each
+    /// once, and its targets. Signals other than `first` count as sent by the same sender.
     pub(crate) async fn collect(&mut self, first: Signal, signals: &mut Signals) -> (Vec<Signal>, Reach) {
         sleep(SETTLE).await;
         let (in_group, apart) = tokio::join!(end(self.in_group.take()), end(self.apart.take()));
@@ -68,7 +70,7 @@ impl SignalHelpers {
         let reach = match in_group {
             _ if is_one(apart) => Reach::Everybody,
             _ if is_one(in_group) => Reach::Group,
-            // Without a helper, what is typed at a terminal is still recognised.
+            // Without a helper, a signal typed at a terminal is still recognised.
             HelperEnd::Unknown if signals::is_typed(first) => Reach::Group,
             _ => Reach::Alone,
         };
@@ -81,18 +83,18 @@ impl SignalHelpers {
     }
 }
 
-/// How a helper has ended.
+/// How a helper ended.
 #[derive(Clone, Copy, Debug)]
 enum HelperEnd {
-    /// By this signal.
+    /// Ended by this signal.
     Signal(i32),
-    /// By the end of its input.
+    /// Ended by the end of its input.
     Input,
-    /// There was no helper, or it does not end.
+    /// The helper was missing, or does not end.
     Unknown,
 }
 
-/// Ends a helper, which a signal may have ended before. A signal that was sent to the helper comes before the end of its input.
+/// Ends a helper, unless a signal has ended it. A signal sent to the helper takes effect before the end of its input.
 async fn end(helper: Option<Child>) -> HelperEnd {
     let Some(mut helper) = helper else { return HelperEnd::Unknown };
     drop(helper.stdin.take());
@@ -102,12 +104,13 @@ async fn end(helper: Option<Child>) -> HelperEnd {
     }
 }
 
-/// Starts a helper. `None` if that fails: signals are then passed on as if each was sent to this process alone.
+/// Starts a helper. `None` if that fails, and signals are then treated as sent only to this process.
 fn helper(is_apart: bool) -> Option<Child> {
     let mut process = std::process::Command::new(which::which("cat").ok()?);
     process.env_clear().current_dir("/");
-    // The group that it has anyway. Naming one has the standard library fork, and not spawn in one step (vfork): a Ctrl-Z before
-    // the helper's program is loaded would stop the helper then, and this process would wait for it without being stopped.
+    // The group it already has. Naming a group makes the standard library fork instead of spawning in one step (vfork).
+    // With vfork, a Ctrl-Z before the helper's program is loaded would stop the helper, and this process would hang
+    // without being stopped.
     process.gid(rustix::process::getegid().as_raw());
     process.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
     if is_apart {
@@ -119,12 +122,12 @@ fn helper(is_apart: bool) -> Option<Child> {
     Some(helper)
 }
 
-/// Has `helper` write no core dump when SIGQUIT ends it.
+/// Prevents a core dump of `helper` on SIGQUIT.
 #[cfg(target_os = "linux")]
 fn leaves_no_core(helper: &Child) {
     use rustix::process::{Resource, Rlimit, prlimit};
 
     let pid = helper.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
-    // A core dump too many changes nothing else.
+    // An extra core dump has no other consequence.
     let _ = pid.map(|pid| prlimit(Some(pid), Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }));
 }

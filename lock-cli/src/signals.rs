@@ -1,4 +1,4 @@
-//! The signals that end a wait or are passed on to the child.
+//! The signals that end a wait or are passed on to the command.
 
 use std::fs::File;
 use std::future::poll_fn;
@@ -10,27 +10,28 @@ use rustix::process::{Pid, Signal};
 use tokio::signal::unix::{self, SignalKind};
 use tokio::time::Instant;
 
-/// Listens for the signals that would end this process, and then do not.
+/// Listens for signals that would end this process, so they no longer do.
 #[derive(Debug)]
 pub(crate) struct Signals {
     streams: Vec<(Signal, unix::Signal)>,
-    /// When the store was first waited for to confirm.
+    /// When the wait for the store's confirmation began.
     waits_since: Option<Instant>,
-    /// One has come that nobody waits behind.
+    /// Whether a signal has ended the wait for the store's confirmation.
     is_over: bool,
 }
 
-/// Signals that come sooner belong to the one that ended the command: timeout(1) sends each twice, to the process and to
-/// its group, and a lease that is not given back for that stays held.
+/// Earlier signals belong to the signal that ended the command, because timeout(1) sends each twice, to the process and
+/// to its group. If such a signal ended the tool early, an unreleased lease would stay held.
 const ONE_SIGNAL: Duration = Duration::from_secs(1);
 
 impl Signals {
-    /// Begins to listen, except for signals that whoever started us has had ignored (`nohup`,
-    /// background jobs): the child is to ignore them as well.
+    /// Starts to listen, except for signals that the parent process ignored (`nohup`, background jobs), because the
+    /// command must ignore them as well.
     pub(crate) fn listen() -> io::Result<Self> {
         let ignored = ignored();
         let mut streams = Vec::new();
-        // A file that may not grow (`ulimit -f`) is an error of the store then, and not the end of this process.
+        // A write beyond the file size limit (`ulimit -f`) is then an error of the store instead of the end of this
+        // process.
         drop(unix::signal(SignalKind::from_raw(Signal::XFSZ.as_raw()))?);
         for signal in [Signal::TERM, Signal::HUP, Signal::INT, Signal::QUIT, Signal::USR1, Signal::USR2] {
             if ignored & (1 << (signal.as_raw() - 1)) == 0 {
@@ -40,7 +41,7 @@ impl Signals {
         Ok(Self { streams, waits_since: None, is_over: false })
     }
 
-    /// The next signal. Dropping the future loses none.
+    /// Returns the next signal. Dropping the future loses none.
     pub(crate) async fn next(&mut self) -> Signal {
         poll_fn(|cx| {
             for (signal, stream) in &mut self.streams {
@@ -53,7 +54,7 @@ impl Signals {
         .await
     }
 
-    /// Somebody does not want to wait for the store to confirm; from then on nobody does.
+    /// Waits until a signal ends the wait for the store's confirmation. Later calls return at once.
     pub(crate) async fn impatience(&mut self) {
         let since = *self.waits_since.get_or_insert_with(Instant::now);
         while !self.is_over {
@@ -61,7 +62,7 @@ impl Signals {
         }
     }
 
-    /// Takes the signals that have arrived until now, each once.
+    /// Returns the signals that have arrived, each once.
     pub(crate) async fn drain(&mut self) -> Vec<Signal> {
         poll_fn(|cx| {
             let mut arrived = Vec::new();
@@ -78,14 +79,14 @@ impl Signals {
     }
 }
 
-/// Whether `signal` can come from a terminal in whose foreground this process is. What is typed there reaches all processes
-/// of the group in the foreground.
+/// Returns whether `signal` can come from a terminal with this process in the foreground. Such a signal reaches all
+/// processes of the foreground group.
 pub(crate) fn is_typed(signal: Signal) -> bool {
     [Signal::INT, Signal::QUIT].contains(&signal)
         && in_the_foreground_of_a_terminal(rustix::process::getpgrp())
 }
 
-/// Whether `signal` asks the command to come to its end. The others are for its first process to understand.
+/// Returns whether `signal` requests the end of the command. Other signals are only for its first process.
 pub(crate) fn is_an_end(signal: Signal) -> bool {
     [Signal::TERM, Signal::INT, Signal::QUIT].contains(&signal)
 }
@@ -96,7 +97,7 @@ fn in_the_foreground_of_a_terminal(group: Pid) -> bool {
     })
 }
 
-/// The signals that this process was started with as ignored, as bits. Only Linux tells without unsafe code.
+/// Returns the signals ignored at the start of this process, as bits. Only Linux reports them without unsafe code.
 fn ignored() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     status

@@ -1,4 +1,4 @@
-//! From the start of the command to its end, whatever ends it.
+//! Supervises the command from its start to its end.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt as _;
@@ -18,13 +18,13 @@ use crate::signal_helpers::{Reach, SignalHelpers};
 use crate::signals::{self, Signals};
 use crate::tree::{self, ProcessTree};
 
-/// How often to look for processes that the command has left behind, while it is waited for them.
+/// Interval between checks for processes that the command has left behind.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How long what was killed may take to go: a process in a call to the kernel ends when that does.
+/// Time limit for killed processes to end, because one in a kernel call ends only after that call.
 const KILLED: Duration = Duration::from_secs(10);
 
-/// Waits for the end of the command; passes signals on, and ends it when the lock is lost.
+/// Waits for the end of the command. Passes signals on, and ends the command if the lock is lost.
 pub(crate) async fn until_end(
     running: &mut Running,
     guards: &MultiGuard,
@@ -35,7 +35,7 @@ pub(crate) async fn until_end(
     let mut lost = pin!(guards.lost());
     let mut adopted = unix::signal(SignalKind::child())?;
     let (mut is_loss_reported, mut is_ending, mut kill_at) = (false, false, None);
-    // As bits: those that are for the first process alone.
+    // Signals passed on only to the first process, as bits.
     let mut passed_on = 0_u64;
     let mut helpers = SignalHelpers::start();
     running.begin();
@@ -78,8 +78,8 @@ pub(crate) async fn until_end(
             }
         }
     };
-    // A command that ends by itself may leave something behind; one that was told to end takes it along, and so does one
-    // whose first process ended by a signal that it did not expect.
+    // A command that exits by itself can leave processes behind. They are ended if the command was being ended, or if a
+    // passed-on signal ended its first process.
     if !is_ending && status.signal().is_some_and(|signal| passed_on & (1 << signal) != 0) {
         tree.send_to_rest(Signal::TERM, Reach::Alone);
         is_ending = true;
@@ -92,11 +92,12 @@ pub(crate) async fn until_end(
     Ok(status)
 }
 
-/// Passes `signal` on to those whom it concerns and has not reached. Returns whether it is to end the command.
+/// Passes `signal` on to its targets that it has not reached. Returns whether the signal requests the end of the
+/// command.
 fn pass_on(running: &Running, tree: &ProcessTree, signal: Signal, reach: Reach) -> bool {
     let has_command = tree::has_reached(reach, running.pid());
     if signals::is_an_end(signal) {
-        // What is typed at a terminal is for its foreground alone, as without this tool.
+        // A signal typed at a terminal is only for the foreground group, as without this tool.
         if has_command && reach == Reach::Group && signals::is_typed(signal) {
             return false;
         }
@@ -104,13 +105,13 @@ fn pass_on(running: &Running, tree: &ProcessTree, signal: Signal, reach: Reach) 
         return true;
     }
     if running.is_running() && !has_command {
-        // It can have ended this moment; then there is nobody to tell.
+        // The process might have just ended, and then needs no signal.
         let _ = rustix::process::kill_process(running.pid(), signal);
     }
     false
 }
 
-/// The name of a signal that is passed on.
+/// Returns the name of a signal that is passed on.
 fn name(signal: Signal) -> &'static str {
     match signal {
         Signal::TERM => "SIGTERM",
@@ -122,7 +123,7 @@ fn name(signal: Signal) -> &'static str {
     }
 }
 
-/// What has become of a signal, for people.
+/// Returns a description of a signal's delivery.
 fn delivery(reach: Reach) -> &'static str {
     match reach {
         Reach::Alone => " was sent to this tool, which has passed it on",
@@ -131,7 +132,7 @@ fn delivery(reach: Reach) -> &'static str {
     }
 }
 
-/// Waits until what the command has left behind has ended as well, and kills it at `kill_at`.
+/// Waits until the processes left by the command have ended, and kills them at `kill_at`.
 async fn end_the_rest(
     tree: &mut ProcessTree,
     helpers: &mut SignalHelpers,
@@ -146,7 +147,7 @@ async fn end_the_rest(
                 notes.say("processes of the command did not end in time; killing them");
                 said = true;
             }
-            // Again and again: one that is just being started is not in the table yet.
+            // Repeated, because a process that is just starting is not in the table yet.
             tree.send_to_rest(Signal::KILL, Reach::Alone);
         }
         tokio::select! {

@@ -1,4 +1,4 @@
-//! What is taken on a table, for operators: without a spec, from the table itself.
+//! Claimed rows of a table for operators, read from the table itself without a spec.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use sqlx::postgres::PgRow;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, Row as _, raw_sql};
 use tokio::time::timeout;
 
-/// How long the server has for each answer.
+/// Time limit of each query.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
 const OPERATION: &str = "look at the claims of a table";
 
-/// Names by which columns are found that were not named, best first. `migration` and the documentation use
-/// the first of each.
+/// Usual names of columns, best first, for columns that were not named. `migration` and the documentation use the first
+/// of each.
 const KNOWN: [(ColumnRole, &[&str]); 10] = [
     (ColumnRole::Id, &["id"]),
     (ColumnRole::State, &["state", "status"]),
@@ -32,33 +32,33 @@ const KNOWN: [(ColumnRole, &[&str]); 10] = [
     (ColumnRole::Error, &["error", "last_error"]),
 ];
 
-/// What a column of a claimed table is for.
+/// The role of a column in a claimed table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ColumnRole {
-    /// It identifies the row.
+    /// Identifies the row.
     Id,
-    /// The state.
+    /// State of the row.
     State,
-    /// The queue.
+    /// Queue of the row.
     Queue,
-    /// The entity that the row is about.
+    /// Entity of the row.
     Group,
-    /// Who has the row.
+    /// Current owner of the row.
     Owner,
-    /// How often it was taken.
+    /// Number of times the row was taken.
     Epoch,
-    /// Until when.
+    /// End of the lease.
     Until,
-    /// Since when.
+    /// Time when the row was taken.
     TakenAt,
-    /// How often it can still be tried.
+    /// Attempts left.
     Attempts,
-    /// The message of a failure.
+    /// Message of the last failure.
     Error,
 }
 
-/// A look at the claims of a table: what is taken under leases, what is exhausted, and which transactions
-/// may hold rows. Finds the columns by their usual names; others can be named.
+/// A query for the claims of a table: rows under leases, exhausted rows, and transactions that might hold rows. Finds
+/// columns by their usual names unless they are named.
 #[derive(Clone, Debug)]
 pub(crate) struct Survey {
     table: Table,
@@ -67,70 +67,70 @@ pub(crate) struct Survey {
     takeable: Vec<String>,
     exhausted: String,
     limit: u32,
-    /// Where the table and the side table were found, as SQL.
+    /// The table and the side table with their schemas, as SQL.
     places: [String; 2],
 }
 
-/// What a [`Survey`] has found.
+/// The result of a [`Survey`].
 #[derive(Clone, Debug, Default)]
 pub(crate) struct SurveyReport {
-    /// Rows under a lease, those that were taken first before the others.
+    /// Rows under a lease, longest-held first.
     pub(crate) taken: Vec<SurveyedRow>,
-    /// Rows without an attempt left that nobody has.
+    /// Unclaimed rows without attempts left.
     pub(crate) exhausted: Vec<SurveyedRow>,
-    /// Open transactions that have locked rows of the table, or may have: held claims are such.
+    /// Open transactions that have locked or might have locked rows of the table, for example by held claims.
     pub(crate) transactions: Vec<OpenTransaction>,
-    /// Whether the table, or a side table, keeps who has a row. Otherwise there are only held claims, and
+    /// Whether the table or a side table stores the owner of a row. Otherwise all claims are held by transactions, and
     /// `taken` is empty.
     pub(crate) keeps_leases: bool,
-    /// Whether more rows are taken, or exhausted, than were asked for.
+    /// Whether there are more taken or exhausted rows than requested.
     pub(crate) more: bool,
 }
 
-/// A row as an operator sees it.
+/// A row in an operator's view.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SurveyedRow {
-    /// The queue, where there are queues.
+    /// Queue, if the table has queues.
     pub(crate) queue: Option<String>,
-    /// The id.
+    /// Id of the row.
     pub(crate) id: String,
-    /// The entity that it is about.
+    /// Entity of the row.
     pub(crate) group: Option<String>,
-    /// Its state.
+    /// State of the row.
     pub(crate) state: Option<String>,
-    /// Who has it.
+    /// Current owner.
     pub(crate) owner: Option<String>,
-    /// Under which epoch.
+    /// Epoch of the claim.
     pub(crate) epoch: Option<i64>,
-    /// How long it has been taken, by the server's clock.
+    /// Duration of the claim, by the server's clock.
     pub(crate) held_for: Option<Duration>,
-    /// How long its lease lasts; zero when it has ended and nobody has swept it.
+    /// Remaining lease time, or zero if the lease has ended without a sweep.
     pub(crate) remaining: Option<Duration>,
-    /// How often it can be tried after this time.
+    /// Attempts left after the current one.
     pub(crate) attempts_left: Option<i64>,
-    /// The message of its last failure.
+    /// Message of the last failure.
     pub(crate) error: Option<String>,
 }
 
-/// A transaction that has a lock on the table under which rows are locked.
+/// A transaction with a table lock that row locks require.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OpenTransaction {
-    /// The process on the server; none of a prepared transaction.
+    /// Server process, or `None` for a prepared transaction.
     pub(crate) pid: Option<i32>,
-    /// The name of a prepared transaction, by which `ROLLBACK PREPARED` ends it.
+    /// Name of a prepared transaction, by which `ROLLBACK PREPARED` ends it.
     pub(crate) prepared: Option<String>,
-    /// What the client calls itself.
+    /// Application name of the client.
     pub(crate) application: Option<String>,
-    /// Where the client is.
+    /// Address of the client.
     pub(crate) client: Option<String>,
-    /// What it does, as the server says: `active`, `idle in transaction`, ...
+    /// Activity as the server reports it: `active`, `idle in transaction`, ...
     pub(crate) activity: Option<String>,
-    /// How long the transaction has been open.
+    /// Age of the transaction.
     pub(crate) open_for: Option<Duration>,
 }
 
 impl Survey {
-    /// A look at `table`, at most a thousand rows of each sort.
+    /// Creates a survey of `table` with at most a thousand rows of each kind.
     pub(crate) fn of(table: Table) -> Self {
         Self {
             table,
@@ -143,51 +143,51 @@ impl Survey {
         }
     }
 
-    /// The column for `role` is `name`.
+    /// Sets the column for `role` to `name`.
     ///
     /// # Errors
     ///
-    /// [`InvalidSpec`](ClaimError::InvalidSpec) when the server could not have such a name.
+    /// [`InvalidSpec`](ClaimError::InvalidSpec) if the server cannot have such a name.
     pub(crate) fn column(mut self, role: ColumnRole, name: &str) -> Result<Self, ClaimError> {
         self.named.push((role, Column::new(name)?));
         Ok(self)
     }
 
-    /// The leases are kept in `table`.
+    /// Sets `table` as the side table of the leases.
     pub(crate) fn side_table(mut self, table: Table) -> Self {
         self.side = Some(table);
         self
     }
 
-    /// The states from which rows are taken; by default `new`, and `false` of a boolean column. A row in one
-    /// of them without an attempt left is exhausted.
+    /// Sets the states from which rows are taken, by default `new`, and `false` of a boolean column. A row in one of
+    /// them without attempts left is exhausted.
     pub(crate) fn takeable<S: Into<String>>(mut self, states: impl IntoIterator<Item = S>) -> Self {
         self.takeable = states.into_iter().map(Into::into).collect();
         self
     }
 
-    /// The state of exhausted rows; by default `exhausted`.
+    /// Sets the state of exhausted rows, by default `exhausted`.
     pub(crate) fn exhausted_state(mut self, state: impl Into<String>) -> Self {
         self.exhausted = state.into();
         self
     }
 
-    /// At most so many rows of each sort.
+    /// Sets the maximum number of rows of each kind.
     pub(crate) fn limit(mut self, rows: u32) -> Self {
         self.limit = rows;
         self
     }
 
-    /// Looks. Reads only, takes no locks but those of reading.
+    /// Runs the queries. Only reads, and takes only read locks.
     ///
     /// # Errors
     ///
-    /// [`InvalidSpec`](ClaimError::InvalidSpec) when there is no such table or column,
-    /// [`Store`](ClaimError::Store) when the server refuses or does not answer within 30 s.
+    /// [`InvalidSpec`](ClaimError::InvalidSpec) if the table or a column does not exist. [`Store`](ClaimError::Store)
+    /// if the server refuses or does not answer within 30 s.
     ///
     /// # Cancel safety
     ///
-    /// It only looks; a connection whose answer was not awaited must not be used again.
+    /// The call only reads. If dropped, the connection must not be used again.
     pub(crate) async fn run(&self, connection: &mut PgConnection) -> Result<SurveyReport, ClaimError> {
         let mut transaction = within_limit(connection.begin()).await?;
         let mut found = self.clone();
@@ -196,7 +196,7 @@ impl Survey {
                 *place = place_of(&mut transaction, table).await?;
             }
         }
-        // From here on nothing is looked up where others may have made something that fits better.
+        // The search path now excludes schemas in which other roles could have created better-matching objects.
         within_limit(transaction.execute(raw_sql("SET LOCAL search_path = pg_catalog"))).await?;
         let report = found.run_on_places(&mut transaction).await;
         within_limit(transaction.rollback()).await?;
@@ -221,7 +221,7 @@ impl Survey {
         Ok(report)
     }
 
-    /// The first rows that `sql` finds; `more` becomes true where there are others behind them.
+    /// Returns the first rows of `sql`. Sets `more` if there are further rows.
     async fn rows(
         &self,
         connection: &mut PgConnection,
@@ -236,7 +236,7 @@ impl Survey {
         rows.iter().map(surveyed).collect::<Result<_, _>>().map_err(store_failure)
     }
 
-    /// What there is, by name and by habit.
+    /// Finds the columns, by the given and by the usual names.
     async fn columns(&self, connection: &mut PgConnection) -> Result<Columns, ClaimError> {
         let query = sqlx::query_scalar::<_, String>(COLUMNS).bind(&self.places[0]).persistent(false);
         let present = within_limit(query.fetch_all(connection)).await?;
@@ -281,7 +281,7 @@ impl Survey {
         let in_queue = columns
             .of(ColumnRole::Queue)
             .map_or_else(|| "''".to_owned(), |column| format!("t.{}::text", column.quoted()));
-        // The table may have a column that is called so and is no queue to those who claim.
+        // The table might have a column with this name that the claims do not use as a queue.
         let join = format!(
             "JOIN {side} s ON s.tab IN ({}, {}) AND s.queue IN ({in_queue}, '') AND s.id = {}::text",
             literal(&self.table.quoted()),
@@ -313,7 +313,7 @@ impl Survey {
 
     fn select(&self, join: &str, of: impl Fn(ColumnRole) -> String, condition: &str) -> String {
         let text = |role| format!("({})::text", of(role));
-        // A time without end has no distance; `NULL` shows as no time at all.
+        // An infinite time has no distance, and `NULL` is shown as no value.
         let seconds = |role, sign| {
             let time = format!("({})::timestamptz", of(role));
             format!(
@@ -339,7 +339,7 @@ impl Survey {
     }
 }
 
-/// Which column is for what.
+/// The columns by role.
 #[derive(Debug)]
 struct Columns(Vec<(ColumnRole, Column)>);
 
@@ -348,13 +348,13 @@ impl Columns {
         self.0.iter().find(|(known, _)| *known == role).map(|(_, column)| column)
     }
 
-    /// The column of `alias`, or nothing.
+    /// Returns the column of `alias` as SQL, or `NULL`.
     fn sql(&self, alias: &str, role: ColumnRole) -> String {
         self.of(role).map_or_else(|| "NULL".to_owned(), |column| format!("{alias}.{}", column.quoted()))
     }
 }
 
-/// The table's name with its schema. It is found as the session finds it.
+/// Returns the table's name with its schema, resolved by the session's search path.
 async fn place_of(connection: &mut PgConnection, table: &Table) -> Result<String, ClaimError> {
     let query = sqlx::query_as::<_, (String, Option<String>)>(PLACE).bind(table.quoted()).persistent(false);
     match within_limit(query.fetch_optional(connection)).await? {
@@ -376,7 +376,8 @@ fn missing(table: &Table) -> ClaimError {
     ))
 }
 
-/// For a superuser also another owner. Operators are named with their schema, as long as others' would be found.
+/// Also returns another owner, for a superuser. Operators are schema-qualified, because the search path still includes
+/// other schemas.
 const PLACE: &str = "\
 SELECT pg_catalog.concat(pg_catalog.quote_ident(n.nspname), '.', pg_catalog.quote_ident(c.relname)),
     (SELECT r.rolname::pg_catalog.text FROM pg_catalog.pg_roles r, pg_catalog.pg_roles me
@@ -385,14 +386,14 @@ SELECT pg_catalog.concat(pg_catalog.quote_ident(n.nspname), '.', pg_catalog.quot
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
 WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($1)::pg_catalog.oid";
 
-/// The columns of a table (`$1`, quoted).
+/// Returns the columns of a table (`$1`, quoted).
 const COLUMNS: &str = "\
 SELECT a.attname::text FROM pg_catalog.pg_attribute a
 WHERE a.attrelid = pg_catalog.to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attnum";
 
-/// Who else has a table (`$1`, quoted) locked as `SELECT ... FOR UPDATE` and `UPDATE` do. A prepared transaction has no
-/// process: it is known by the transaction id that it keeps locked as well.
+/// Returns other transactions with the table lock (`$1`, quoted) of `SELECT ... FOR UPDATE` and `UPDATE`. A prepared
+/// transaction has no process, and is found by its locked transaction id.
 const TRANSACTIONS: &str = "\
 SELECT DISTINCT ON (l.pid, l.virtualtransaction) l.pid, p.gid, nullif(a.application_name, ''), a.client_addr::text, a.state,
        extract(epoch FROM pg_catalog.clock_timestamp() - coalesce(a.xact_start, p.prepared))::float8
@@ -444,7 +445,7 @@ fn transaction(row: &PgRow) -> Result<OpenTransaction, sqlx::Error> {
     })
 }
 
-/// A time that lies behind is none.
+/// Converts a time difference. Negative ones become zero.
 fn seconds(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or_default()
 }

@@ -1,10 +1,10 @@
-//! All processes of the command: those that it has started, and those that these have.
+//! All processes of the command: its children and their descendants.
 //!
-//! A process group would need the terminal's foreground handed over to it and back, and would part the tool from
-//! the pipeline that it is in. The tree of processes is the same whatever the groups are. To keep it whole when a
-//! process in the middle ends, this tool adopts the orphans below it, so it also has to reap them.
+//! A process group would need the terminal's foreground passed to it and back, and would separate the tool from its
+//! pipeline. The tree of processes does not depend on groups. To keep it complete when an inner process ends, this tool
+//! adopts the orphans below it, so it must also reap them.
 //!
-//! A process that has begun a session of its own (`setsid`, a daemon) has left the work on purpose, and is not counted.
+//! A process with its own session (`setsid`, a daemon) has left the work on purpose, and does not count.
 
 use std::collections::VecDeque;
 
@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::signal_helpers::Reach;
 
-/// One entry of the table of processes.
+/// One entry of the process table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ProcessEntry {
     pid: Pid,
@@ -22,10 +22,11 @@ struct ProcessEntry {
     has_ended: bool,
 }
 
-/// Has orphans below this process come to it. Only Linux can; elsewhere the command is its first process alone.
+/// Makes this process adopt orphans below it. Only Linux supports this. On other systems, the command is only its first
+/// process.
 pub(crate) fn adopt_orphans() {
     #[cfg(target_os = "linux")]
-    // Without it, what an ended process leaves behind is not found; nothing else is lost.
+    // If this fails, processes left by an ended process are not found, but everything else works.
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
 }
 
@@ -33,41 +34,42 @@ pub(crate) fn adopt_orphans() {
 #[derive(Debug)]
 pub(crate) struct ProcessTree {
     command: Pid,
-    /// Processes below this tool that are not of the command.
+    /// Processes below this tool that do not belong to the command.
     helpers: Vec<Pid>,
 }
 
 impl ProcessTree {
-    /// The tree of `command`, without the `helpers` of this tool.
+    /// Creates the tree of `command`, without the `helpers` of this tool.
     pub(crate) fn new(command: Pid, helpers: Vec<Pid>) -> Self {
         Self { command, helpers }
     }
 
-    /// Names the helpers of this tool, which have changed.
+    /// Replaces the helpers of this tool.
     pub(crate) fn set_helpers(&mut self, helpers: Vec<Pid>) {
         self.helpers = helpers;
     }
 
-    /// Sends `signal` to the command and all below it but those that it has `reached`, parents first: a shell must not go on
-    /// with its next line because what it waited for has ended. What runs under another `leasehold` is left to that one, which
-    /// passes signals on. Returns those that take none from this user, such as a command that has become another one (sudo).
+    /// Sends `signal` to the command and all processes below it, except those it has `reached`. Parents come first,
+    /// because a shell must not continue with its next line when its child ends. Processes below another `leasehold`
+    /// are left to it, because it passes signals on. Returns the processes that this user cannot signal, such as a
+    /// command that switched users (sudo).
     pub(crate) fn send(&self, signal: Signal, reached: Reach) -> Vec<Pid> {
         let mut found = self.below(&|pid| signal == Signal::KILL || !is_this_tool(pid));
         found.retain(|pid| *pid != self.command);
-        // The command itself is meant also where the table of processes cannot be read.
+        // Includes the command even if the process table cannot be read.
         let all = std::iter::once(self.command).chain(found).filter(|pid| !has_reached(reached, *pid));
-        // One that has ended meanwhile needs no signal.
+        // An ended process needs no signal.
         all.filter(|pid| kill_process(*pid, signal) == Err(Errno::PERM)).collect()
     }
 
-    /// Sends `signal` to what the command, which has ended, has left running, but to those that it has `reached`.
+    /// Sends `signal` to processes left by the ended command, except those it has `reached`.
     pub(crate) fn send_to_rest(&self, signal: Signal, reached: Reach) {
         for pid in self.below(&|_| true).into_iter().filter(|pid| !has_reached(reached, *pid)) {
             let _ = kill_process(pid, signal);
         }
     }
 
-    /// Whether the command, which has ended, has left something running.
+    /// Returns whether the ended command has left a running process.
     pub(crate) fn has_rest(&self) -> bool {
         !self.below(&|_| true).is_empty()
     }
@@ -90,7 +92,7 @@ impl ProcessTree {
     }
 }
 
-/// Whether a signal with this reach has been sent to `pid` as well.
+/// Returns whether a signal with this reach was also sent to `pid`.
 pub(crate) fn has_reached(reached: Reach, pid: Pid) -> bool {
     match reached {
         Reach::Alone => false,
@@ -99,8 +101,8 @@ pub(crate) fn has_reached(reached: Reach, pid: Pid) -> bool {
     }
 }
 
-/// The processes below this tool that live in its session or in that of `command`, parents first. What is below a
-/// process that is not to be `entered` is left out, and that process is not.
+/// Returns the processes below this tool in its session or in the session of `command`, parents first. If a process is
+/// not to be `entered`, it is included, but its descendants are not.
 fn below(table: &[ProcessEntry], command: Pid, entered: &dyn Fn(Pid) -> bool) -> Vec<Pid> {
     let own = rustix::process::getpid();
     let session = table.iter().find(|process| process.pid == own).map(|process| process.session);
@@ -108,7 +110,7 @@ fn below(table: &[ProcessEntry], command: Pid, entered: &dyn Fn(Pid) -> bool) ->
     let mut parents = VecDeque::from([own]);
     while let Some(parent) = parents.pop_front() {
         for process in table.iter().filter(|process| process.parent == parent.as_raw_pid()) {
-            // The table is not a snapshot: a number may turn up twice.
+            // The table is not a snapshot, so a process id can occur twice.
             if found.contains(&process.pid) || process.pid == own {
                 continue;
             }
@@ -124,7 +126,7 @@ fn below(table: &[ProcessEntry], command: Pid, entered: &dyn Fn(Pid) -> bool) ->
     found
 }
 
-/// All processes that can be seen; none where there is no `/proc`.
+/// Returns all visible processes, or none without `/proc`.
 fn table() -> Vec<ProcessEntry> {
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
     let numbers = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
@@ -135,7 +137,7 @@ fn table() -> Vec<ProcessEntry> {
     stats.collect()
 }
 
-/// Reads `PID (NAME) STATE PARENT GROUP SESSION ..`, where the name may contain anything.
+/// Parses `PID (NAME) STATE PARENT GROUP SESSION ..`, where the name can contain any character.
 fn parse(pid: i32, stat: &str) -> Option<ProcessEntry> {
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
     let state = fields.next()?;
@@ -149,7 +151,7 @@ fn parse(pid: i32, stat: &str) -> Option<ProcessEntry> {
     })
 }
 
-/// Whether `pid` runs the same program file as this process.
+/// Returns whether `pid` runs the same program file as this process.
 fn is_this_tool(pid: Pid) -> bool {
     use std::os::unix::fs::MetadataExt as _;
     let file = |process: &str| {
@@ -186,7 +188,7 @@ mod tests {
             session,
             has_ended,
         };
-        // Far above what the kernel gives out.
+        // Far above the kernel's process ids.
         let base = 1 << 30;
         let (me, command) = (own.as_raw_pid(), base + 9);
         let table = [

@@ -1,4 +1,4 @@
-//! How long to wait, for the store and then for the lock.
+//! The time limit for the store and then for the lock.
 
 use std::future::pending;
 use std::io;
@@ -13,13 +13,13 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::chosen_store::ChosenStore;
 use crate::output::Notes;
 
-/// The first pause between two attempts to reach a store, and the longest.
+/// The first and the longest pause between attempts to reach a store.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 
-/// How often what goes on is said again.
+/// Interval at which a continuing state is reported again.
 pub(crate) const AGAIN: Duration = Duration::from_secs(60);
 
-/// One budget for everything.
+/// A common time limit for connecting and acquiring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WaitBudget {
     Once,
@@ -31,13 +31,13 @@ impl WaitBudget {
     pub(crate) fn new(budget: Option<Duration>) -> Self {
         match budget {
             Some(Duration::ZERO) => Self::Once,
-            // A moment that no clock reaches is for ever.
+            // A time beyond the clock's range means no limit.
             Some(budget) => Instant::now().checked_add(budget).map_or(Self::Forever, Self::Until),
             None => Self::Forever,
         }
     }
 
-    /// What is left; `None` for ever.
+    /// Returns the remaining time, or `None` for no limit.
     pub(crate) fn left(self) -> Option<Duration> {
         match self {
             Self::Once => Some(Duration::ZERO),
@@ -46,7 +46,7 @@ impl WaitBudget {
         }
     }
 
-    /// The end of the budget. A single attempt has its own limits.
+    /// Waits for the end of the budget. A single attempt has separate limits.
     async fn ended(self) {
         match self {
             Self::Until(end) => sleep_until(end).await,
@@ -54,11 +54,11 @@ impl WaitBudget {
         }
     }
 
-    /// Connects, again and again while that can help and the budget lasts.
+    /// Connects, and retries while the error is transient and the budget lasts.
     ///
     /// # Errors
     ///
-    /// That of the last attempt.
+    /// The error of the last attempt.
     pub(crate) async fn connect(
         self,
         store: &ChosenStore,
@@ -94,7 +94,7 @@ impl WaitBudget {
     }
 }
 
-/// Whether this process may not open as many files as it needs, which no waiting mends.
+/// Returns whether this process has reached its limit of open files, which no retry can fix.
 fn lacks_descriptors(error: &Error) -> bool {
     let first: Option<&(dyn std::error::Error + 'static)> = Some(error);
     let mut causes = std::iter::successors(first, |cause| cause.source());
@@ -110,7 +110,7 @@ fn no_answer() -> Error {
     Error::new(ErrorKind::Unavailable, message)
 }
 
-/// A store that does not answer: said once, and then once a minute.
+/// Reports an unresponsive store, once and then every minute.
 #[derive(Debug)]
 pub(crate) struct OutageReport {
     notes: Notes,
@@ -129,7 +129,7 @@ impl OutageReport {
         }
     }
 
-    /// The store has answered.
+    /// Records an answer of the store.
     pub(crate) fn end(&mut self) {
         self.reported = None;
     }

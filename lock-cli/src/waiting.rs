@@ -1,4 +1,4 @@
-//! What is said while a lock is waited for.
+//! Notes printed during a wait for a lock.
 
 use std::cell::Cell;
 use std::future::pending;
@@ -12,28 +12,28 @@ use crate::output::Notes;
 use crate::wait_budget::{AGAIN, OutageReport};
 use crate::{admin, file_store};
 
-/// The holders of all runs around a command, the innermost first, and within a run in the order of its keys.
+/// Variable with the holders of all enclosing runs, innermost first, and within a run in the order of its keys.
 pub(crate) const HOLDERS: &str = "LEASEHOLD_HOLDERS";
 
-/// The keys of the innermost run around a command, one in a line.
+/// Variable with the keys of the innermost enclosing run, one per line.
 pub(crate) const KEYS: &str = "LEASEHOLD_KEYS";
 
-/// How long a wait is silent.
+/// How long a wait prints no note.
 const SILENT: Duration = Duration::from_secs(2);
 
-/// How often to look whether somebody else is waited for.
+/// Interval between checks of the holder.
 const INSPECT_EVERY: Duration = Duration::from_secs(5);
 
-/// How long to look for the holder's name, for a message.
+/// Time limit for an inspection for a message.
 pub(crate) const INSPECT_LIMIT: Duration = Duration::from_secs(2);
 
-/// The runs around this one, by the ids of their holders.
+/// The enclosing runs, by the ids of their holders.
 #[derive(Debug, Default)]
 pub(crate) struct EnclosingRuns {
     pub(crate) holders: Vec<HolderId>,
-    /// The keys of the innermost one, each with its holder.
+    /// Keys of the innermost run, each with its holder.
     pub(crate) innermost: Vec<(LockKey, HolderId)>,
-    /// The innermost is for one of the keys that are wanted.
+    /// Whether the innermost run holds one of the wanted keys.
     same_key: bool,
 }
 
@@ -54,23 +54,23 @@ impl EnclosingRuns {
     }
 }
 
-/// For a command that runs under holds of `holders`: their ids, before those of the runs around this one.
+/// Returns the value of `LEASEHOLD_HOLDERS` for a command: the ids in `holders`, before the enclosing runs' ids.
 pub(crate) fn holders_with(holders: &str) -> String {
     let enclosing = std::env::var(HOLDERS).unwrap_or_default();
     format!("{holders} {enclosing}").trim_end().to_owned()
 }
 
-/// What is waited for.
+/// The keys a run waits for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WantedKeys<'a> {
     pub(crate) lock: &'a dyn Lock,
     pub(crate) keys: &'a [LockKey],
-    /// The label of this wait.
+    /// Label of this wait.
     pub(crate) label: &'a str,
 }
 
 impl<'a> WantedKeys<'a> {
-    /// Looks at the keys in the order in which they are taken, up to the first one that somebody else holds.
+    /// Inspects the keys in the order of acquisition, up to the first one held by another client.
     async fn first_held_by_others(self) -> (&'a LockKey, Inspected) {
         let mut keys: Vec<&LockKey> = self.keys.iter().collect();
         keys.sort_unstable_by_key(|key| key.as_str());
@@ -86,7 +86,7 @@ impl<'a> WantedKeys<'a> {
         first.unwrap_or((&self.keys[0], Inspected::Nothing))
     }
 
-    /// The first key that somebody else holds, if the store tells soon enough.
+    /// Returns the first key held by another client, and its state if the store answers in time.
     pub(crate) async fn held(self) -> (&'a LockKey, Option<KeyInfo>) {
         match self.first_held_by_others().await {
             (key, Inspected::Answer(seen)) => (key, Some(seen)),
@@ -94,7 +94,7 @@ impl<'a> WantedKeys<'a> {
         }
     }
 
-    /// Whether this process, which waits for the other keys, has the hold.
+    /// Returns whether this process, which waits for the other keys, has the hold.
     fn is_ours(self, hold: &HoldInfo) -> bool {
         let process = std::process::id().to_string();
         let is_process =
@@ -111,8 +111,8 @@ fn held_by_enclosing_run(key: &LockKey) -> String {
     )
 }
 
-/// Says what is waited for, again when the holder changes and once a minute; sets `said` then. Ends only when the
-/// wait would have no end, with the reason: one of `enclosing` holds a key, or waits for this run in a circle.
+/// Reports the wait, again if the holder changes and once a minute, and then sets `said`. Returns a reason only if the
+/// wait would never end: one of `enclosing` holds a key, or waits for this run in a cycle.
 pub(crate) async fn report(
     wanted: WantedKeys<'_>,
     enclosing: &EnclosingRuns,
@@ -148,7 +148,7 @@ pub(crate) async fn report(
         };
         let holders = match (&seen, &last) {
             (Some(seen), _) => seen.holders.iter().map(|hold| hold.holder).collect(),
-            // Nothing was learnt: that nobody is known is no change.
+            // The inspection failed, so an unknown holder is no change.
             (None, Some((holders, _))) => holders.clone(),
             (None, None) => Vec::new(),
         };
@@ -177,7 +177,7 @@ pub(crate) async fn report(
     }
 }
 
-/// The key, if the store tells soon enough.
+/// Returns the key's state if the store answers in time.
 pub(crate) async fn inspect_in_time(lock: &dyn Lock, key: &LockKey) -> Option<KeyInfo> {
     match inspect(lock, key).await {
         Inspected::Answer(seen) => Some(seen),
@@ -185,11 +185,11 @@ pub(crate) async fn inspect_in_time(lock: &dyn Lock, key: &LockKey) -> Option<Ke
     }
 }
 
-/// What a look at the key has brought.
+/// The result of inspecting a key.
 enum Inspected {
     Answer(KeyInfo),
     Failed(leasehold::Error),
-    /// The store does not tell, or not soon enough.
+    /// The store cannot inspect, or did not answer in time.
     Nothing,
 }
 

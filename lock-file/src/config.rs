@@ -52,8 +52,8 @@ impl FileConfig {
         self
     }
 
-    /// Sets the permissions of a new directory's files, whatever the umask, for users who share locks. `0o660` is for
-    /// one group, `0o666` for all users, and the default `0o600` for the directory's user. A read-only bit permits
+    /// Sets the permissions of a new directory's files, independent of the umask, for users who share locks. `0o660` is
+    /// for one group, `0o666` for all users, and the default `0o600` for the directory's user. A read-only bit permits
     /// inspection. The directory gets matching permissions: `2770`, or `1777` for all users.
     ///
     /// An existing directory keeps the permissions of its file `leasehold-format`. Omit the mode to follow them.

@@ -15,7 +15,7 @@ use rustix::io::Errno;
 /// Limit above the size of any valid file.
 const LARGEST: u64 = 64 * 1024;
 
-/// The permissions of all files in a directory, whatever the umask.
+/// The permissions of all files in a directory, independent of the umask.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FileMode(u32);
 

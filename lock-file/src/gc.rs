@@ -182,7 +182,8 @@ fn make_room(files: &KeyFiles) -> io::Result<bool> {
 }
 
 /// Removes the files of a key unless it is in use. Holds both locks and removes the lock file last. A process that
-/// locks a new file at that path has the other files to itself, and one that opened the old file finds it removed.
+/// locks a new file at that path has the other files to itself, and a process that opened the old file finds it
+/// removed.
 fn remove(files: &KeyFiles, floor: u64) -> io::Result<bool> {
     let Some(locks) = Locks::of(files)? else { return Ok(false) };
     // Checked again, because the locks now prevent changes.

@@ -53,7 +53,7 @@ pub(crate) struct GrantInfo {
 
 /// The result of [`Registry::reserve`].
 pub(crate) enum Reservation {
-    /// The number is reserved for the caller, who can request it from the server.
+    /// The number is reserved for the caller, which can request it from the server.
     Ours,
     /// The same holder has the number already.
     Again(FencingToken),

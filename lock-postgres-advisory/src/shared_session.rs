@@ -325,7 +325,7 @@ impl SharedSession {
         }
     }
 
-    /// Records the outcome and replies to the caller, who might be gone. An error means that the statement left no
+    /// Records the outcome and replies to the caller, if it still waits. An error means that the statement left no
     /// lock. Returns a number without an owner, to be released.
     fn settle_step(&self, step: Step, outcome: Result<StepReply, Error>) -> Option<i64> {
         let Step { number, holder, kind } = step;

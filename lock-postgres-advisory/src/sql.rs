@@ -217,8 +217,8 @@ pub(crate) fn begin(gives_up: Duration) -> Arc<str> {
     BEGIN.replace("{gives_up}", &gives_up.as_millis().to_string()).into()
 }
 
-/// Settings of statements without effect on locks, whose flush has no waiter. Names are looked up by key, whatever the
-/// planner's estimate.
+/// Settings of statements without effect on locks, whose flush has no waiter. Names are looked up by key, independent
+/// of the planner's estimate.
 pub(crate) const BESIDE: &str = "
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ WRITE;
 SET LOCAL search_path = pg_catalog; SET LOCAL synchronous_commit = off;

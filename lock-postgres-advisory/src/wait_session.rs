@@ -170,7 +170,7 @@ impl WaitSession {
 
 impl Drop for WaitSession {
     fn drop(&mut self) {
-        // Closing the queue ends an idle session. The server ends one that waits in its queue.
+        // Closing the queue ends an idle session. The server ends a session that waits in its queue.
         self.queue.close();
         self.state.cancels.give_up();
         if !self.clean && !self.state.has_ended() {

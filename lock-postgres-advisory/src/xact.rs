@@ -117,7 +117,7 @@ impl XactLocks {
     ///
     /// Without it, only the server's `idle_in_transaction_session_timeout` limits an idle transaction. Each call that
     /// takes locks costs one more statement. Another follows after `longest`, unless a guard has seen the transaction
-    /// end. `pool` must have a connection beyond those of the transactions.
+    /// end. `pool` must have a connection beyond the transactions' own.
     #[must_use]
     pub fn max_hold(mut self, longest: Duration, pool: PgPool) -> Self {
         self.max_hold = Some(MaxHold::new(longest, pool));

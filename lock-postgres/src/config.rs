@@ -308,7 +308,7 @@ impl PgConfig {
         self.connect_timeout + self.statement_timeout + Duration::from_secs(2)
     }
 
-    /// Returns how long a session may take to confirm its locks, which is at most the time until it counts as lost.
+    /// Returns the time limit of a confirmation, long enough that a session is not closed before it counts as lost.
     #[must_use]
     pub fn confirmation_limit(&self) -> Duration {
         let Liveness { confirm_every, lost_after, .. } = self.liveness;

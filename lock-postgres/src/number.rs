@@ -6,7 +6,7 @@
 //!
 //! | | of schema and key | two keys may meet | use it when |
 //! |---|---|---|---|
-//! | [`Fnv1a64`] | both | 64 bits | nothing else is asked for (the default) |
+//! | [`Fnv1a64`] | both | 64 bits | always, without a special need (the default) |
 //! | [`Sha256`] | both | 64 bits, not by design | keys come from outsiders |
 //! | [`RawBigint`], [`RawPair`] | key | never | the numbers are in use already |
 //! | [`Djb2Xor`] | key | 32 bits, easily by design | another program uses that hash |

@@ -22,7 +22,7 @@ pub(crate) async fn limited<T>(limit: Duration, work: impl Future<Output = T>) -
 }
 
 impl Overrun {
-    /// Returns whether tokio's clock is paused, so that real I/O cannot be awaited.
+    /// Returns whether tokio's clock is paused, in which case real I/O cannot be awaited.
     pub(crate) fn is_paused(&self) -> bool {
         self.real + ROUNDING < self.limit
     }

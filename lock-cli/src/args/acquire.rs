@@ -1,4 +1,4 @@
-//! How a lock is asked for, the same for `run` and `lock`. The comments are the help text.
+//! The options of `run` and `lock` for acquiring a lock. The comments are the help text.
 #![allow(clippy::doc_markdown)]
 
 use std::time::Duration;
@@ -11,13 +11,13 @@ pub(crate) struct AcquireArgs {
     #[command(flatten)]
     pub(crate) keys: Keys,
 
-    /// Wait at most this long for the store and the lock, such as 250ms, 30s or 5m [default: for ever].
+    /// Wait at most this long for the store and the lock, such as 250ms, 30s or 5m [default: indefinitely].
     ///
-    /// While the store cannot be reached, it is tried again and again in that time.
+    /// While the store cannot be reached, connecting is retried within that time.
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) wait: Option<Duration>,
 
-    /// The same in seconds, as with flock(1).
+    /// The same limit in seconds, as with flock(1).
     #[arg(short = 'w', alias = "timeout", value_name = "SECONDS", value_parser = seconds, conflicts_with = "wait")]
     pub(crate) wait_seconds: Option<Duration>,
 
@@ -29,40 +29,41 @@ pub(crate) struct AcquireArgs {
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) ttl: Option<Duration>,
 
-    /// Hold the lock at most this long. Past it, it counts as lost, and others get in.
+    /// Hold the lock at most this long. After that it counts as lost, and other clients can get it.
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) max_hold: Option<Duration>,
 
-    /// Let nobody else in for this long after the grant; in the window of an earlier grant, say that it is not due and exit.
+    /// Let no other run in for this long after the grant. Within the window of an earlier grant, report that the run is
+    /// not due, and exit.
     #[arg(long, value_name = "DURATION", value_parser = duration, conflicts_with = "cooldown")]
     pub(crate) once_per: Option<Duration>,
 
-    /// Let nobody else in before this time has passed since the grant, even if the hold ends sooner.
-    // Its former name does what it did for those who have it in their scripts.
+    /// Let no other run in before this time has passed since the grant, even if the hold ends sooner.
+    // The former name still works for existing scripts.
     #[arg(long, alias = "min-hold", value_name = "DURATION", value_parser = duration)]
     pub(crate) cooldown: Option<Duration>,
 
-    /// Show this text to those who list the locks [default: user, host, program and process].
+    /// Show this text in lists of the locks [default: user, host, program and process].
     #[arg(long, value_name = "TEXT")]
     pub(crate) label: Option<String>,
 
-    /// Exit with this code when somebody else held the lock for as long as was waited.
+    /// Exit with this code if another holder kept the lock for the whole wait.
     #[arg(short = 'E', long, value_name = "N", default_value_t = exit::CONFLICT)]
     pub(crate) conflict_exit_code: u8,
 
-    /// Exit with this code when --once-per says that it is not due [default: 0 of `run`, 75 of `lock`].
+    /// Exit with this code if the run is not due by --once-per [default: 0 of `run`, 75 of `lock`].
     #[arg(long, value_name = "N", requires = "once_per")]
     pub(crate) not_due_exit_code: Option<u8>,
 }
 
 impl AcquireArgs {
-    /// How long to wait; `None` for ever.
+    /// Returns how long to wait, or `None` for no limit.
     pub(crate) fn budget(&self) -> Option<Duration> {
         if self.no_wait { Some(Duration::ZERO) } else { self.wait.or(self.wait_seconds) }
     }
 }
 
-/// Seconds without a unit, or a duration with one.
+/// Parses seconds without a unit, or a duration with one.
 pub(super) fn seconds(text: &str) -> Result<Duration, String> {
     let is_number = text.starts_with(|c: char| c.is_ascii_digit())
         && text.chars().all(|c| c.is_ascii_digit() || c == '.');

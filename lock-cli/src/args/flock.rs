@@ -1,4 +1,4 @@
-//! What people who come from flock(1) type, and what they are told where this command has none of it.
+//! Options of flock(1) and `consul lock`, with advice for the ones this command lacks.
 
 use std::ffi::OsString;
 
@@ -7,7 +7,7 @@ use clap::{Arg, ArgAction, Command, CommandFactory as _, FromArgMatches as _};
 
 use super::Args;
 
-/// The command line as it is read: with options that say what is done anyway, and that help, manual and completions leave out.
+/// Returns the command line for parsing. It accepts redundant options, which help, manual and completions omit.
 fn command() -> Command {
     let exclusive = Arg::new("exclusive").short('x').short_alias('e').long("exclusive");
     let exclusive = exclusive.action(ArgAction::Count).hide(true);
@@ -18,7 +18,7 @@ fn command() -> Command {
     command
 }
 
-/// Reads the arguments, the first of which is the name of the program.
+/// Parses the arguments, the first of which is the program's name.
 pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Args, clap::Error> {
     let mut command = command();
     let matches = command.try_get_matches_from_mut(arguments)?;
@@ -28,7 +28,7 @@ pub(crate) fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Arg
     Args::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
 
-/// Whether what was meant for the string of -c was read as more keys.
+/// Returns whether arguments intended for the string of -c were parsed as keys.
 fn has_keys_behind_string(matches: &clap::ArgMatches) -> bool {
     let of = |run: &clap::ArgMatches, name| run.indices_of(name).into_iter().flatten().collect::<Vec<_>>();
     matches.subcommand_matches("run").is_some_and(|run| {
@@ -37,7 +37,7 @@ fn has_keys_behind_string(matches: &clap::ArgMatches) -> bool {
     })
 }
 
-/// What to do instead of an option of flock(1) that `run` and `lock` do not have.
+/// Returns advice for an option of flock(1) that `run` and `lock` lack.
 pub(crate) fn instead_of(error: &clap::Error, given: &[OsString]) -> Option<&'static str> {
     let Some(ContextValue::String(option)) = error.get(ContextKind::InvalidArg) else { return None };
     if error.kind() != ErrorKind::UnknownArgument || !given.iter().any(|word| word == "run" || word == "lock")
@@ -64,7 +64,7 @@ pub(crate) fn instead_of(error: &clap::Error, given: &[OsString]) -> Option<&'st
     }
 }
 
-/// What to do instead of an option of `consul lock`, which are spelled with one dash or two.
+/// Returns advice for an option of `consul lock`, spelled with one dash or two.
 fn of_consul(given: &[OsString]) -> Option<&'static str> {
     let names =
         given.iter().take_while(|word| *word != "--").filter_map(|word| word.to_str()?.strip_prefix('-'));
@@ -79,7 +79,7 @@ fn of_consul(given: &[OsString]) -> Option<&'static str> {
     })
 }
 
-/// What to write instead of a command of `run` that has no `--` before it, or that follows -c.
+/// Returns advice for a command of `run` without a `--` before it, or after -c.
 pub(crate) fn tip(error: &clap::Error, given: &[OsString]) -> Option<&'static str> {
     let mut options = given.iter().skip_while(|word| *word != "run").skip(1).take_while(|word| *word != "--");
     if !given.iter().any(|word| word == "run") {
@@ -98,7 +98,7 @@ pub(crate) fn tip(error: &clap::Error, given: &[OsString]) -> Option<&'static st
     }
 }
 
-/// Whether this is -c, alone or behind other letters, or with its string.
+/// Returns whether this is -c, alone, after other letters, or with its string.
 fn is_shell(word: &OsString) -> bool {
     let letters = word.as_encoded_bytes().strip_prefix(b"-").unwrap_or_default();
     letters.iter().find(|letter| !b"nxeqv".contains(letter)) == Some(&b'c')

@@ -1,4 +1,4 @@
-//! What runs or waits under a lock. The comments are the help text.
+//! The arguments of `run` and `lock`. The comments are the help text.
 #![allow(clippy::doc_markdown)]
 
 use std::ffi::OsString;
@@ -20,15 +20,16 @@ Example:
 
 Exit codes: 0 held until the end, 64 bad arguments, 69 store unavailable, 75 not granted in time or not due, 76 lost.";
 
-/// Wait for the lock, run a command while holding it, pass on its exit code.
+/// Wait for the lock, run a command while holding it, and pass on its exit code.
 ///
-/// It waits for ever unless told otherwise, also for a store that cannot be reached. The command finds LEASEHOLD_KEY,
-/// LEASEHOLD_TOKEN (the fencing token, if the store has them) and LEASEHOLD_HOLDER in its environment (of several keys
-/// LEASEHOLD_KEYS and LEASEHOLD_TOKENS), and LEASEHOLD_URL if --url has no password. Signals (SIGTERM, SIGHUP, ..) are
-/// passed on to it unless they have reached it already, and the lock is released after it has ended. If the lock is lost, or held for longer than --max-hold, the command and all processes that it has started
-/// get SIGTERM, and SIGKILL after the grace period (--on-loss). If this tool is killed, on Linux the command is killed
-/// with it, but not what the command has started: a file store frees the lock only after all of these are gone, a server
-/// before that. Have a unit of systemd end them all.
+/// The wait has no limit by default, even if the store cannot be reached. The command's environment has LEASEHOLD_KEY,
+/// LEASEHOLD_TOKEN (the fencing token, if the store has them) and LEASEHOLD_HOLDER (for several keys LEASEHOLD_KEYS and
+/// LEASEHOLD_TOKENS), and LEASEHOLD_URL if --url has no password. Signals (SIGTERM, SIGHUP, ..) that have not reached
+/// the command are passed on to it, and the lock is released after its end. If the lock is lost, or held for longer
+/// than --max-hold, the command and all processes it has started get SIGTERM, and SIGKILL after the grace period
+/// (--on-loss). If this tool is killed, on Linux the command is killed as well, but not the processes it has started. A
+/// file store then releases the lock after the last of these has ended, but a server releases it earlier. Let a systemd
+/// unit end them all.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "leasehold run [OPTIONS] KEY... -- COMMAND [ARGUMENT]...\n       leasehold run [OPTIONS] KEY... -c STRING",
@@ -46,19 +47,19 @@ pub(crate) struct RunArgs {
     #[arg(short = 'c', value_name = "STRING", conflicts_with = "command", allow_hyphen_values = true)]
     shell: Option<OsString>,
 
-    /// What to do with the command when the lock is lost or --max-hold has passed: end it and all processes that it
-    /// has started, or only say so. Either way the exit code is 76.
+    /// The action when the lock is lost or --max-hold has passed: end the command and all processes it has started, or
+    /// only report the loss. Either way the exit code is 76.
     #[arg(long, value_name = "ACTION", default_value = "kill")]
     pub(crate) on_loss: OnLoss,
 
-    /// The time between SIGTERM and SIGKILL when the lock is lost or --max-hold has passed, and for what the command
-    /// leaves behind when a signal has ended it.
+    /// The time between SIGTERM and SIGKILL when the lock is lost or --max-hold has passed, and for processes left by a
+    /// command that a signal has ended.
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "10s")]
     pub(crate) grace: Duration,
 }
 
 impl RunArgs {
-    /// The command, which is not empty.
+    /// Returns the command, which is not empty.
     pub(crate) fn command(&self) -> Vec<OsString> {
         match &self.shell {
             Some(script) => vec!["sh".into(), "-c".into(), script.clone()],
@@ -67,22 +68,22 @@ impl RunArgs {
     }
 }
 
-/// What becomes of the command when its lock is lost.
+/// The action on the command when its lock is lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum OnLoss {
-    /// End it and all processes that it has started.
+    /// End the command and all processes it has started.
     Kill,
-    /// Say so, and let it go on.
+    /// Report the loss, and let the command continue.
     Warn,
 }
 
-/// Wait for the lock, say that it is held, and hold it until standard input is closed.
+/// Wait for the lock, report the grant, and hold the lock until standard input is closed.
 ///
-/// For several commands of one script. Prints one line for each key when all are held: the fencing token (or -), the holder's
-/// id and the key. SIGINT, SIGTERM, SIGHUP and SIGQUIT release it as well. It ends with 0 if the lock was held until then, and
-/// at once with 76 when it is lost: then stop. Keep its standard input open, for example with a pipe: of a cron job, and of
-/// a command with `&` in a script, it is /dev/null or empty. The first is refused, with the second the lock is released at
-/// once.
+/// For several commands of one script. When all keys are held, it prints one line per key: the fencing token (or -),
+/// the holder's id and the key. SIGINT, SIGTERM, SIGHUP and SIGQUIT also release the lock. It exits with 0 if the lock
+/// was held until then, and at once with 76 if the lock is lost: then stop. Keep its standard input open, for example
+/// with a pipe. In a cron job standard input is /dev/null or empty, and so it is for a command with `&` in a script.
+/// /dev/null is refused, and with an empty input the lock is released at once.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = HOLD_HELP

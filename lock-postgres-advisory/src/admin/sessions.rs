@@ -12,7 +12,7 @@ use crate::admin::sql::END_SESSION;
 use crate::common::Common;
 use crate::registry::names::space_of;
 
-/// The server's sessions that hold advisory locks, including those of other programs.
+/// The server's sessions that hold advisory locks, including other programs' sessions.
 ///
 /// The server cannot take a single advisory lock from a session. An operator therefore checks all locks of the session
 /// and ends the session. [`LockAdmin`](leasehold_api::LockAdmin) has no such call, but gives access to this type:

@@ -1,8 +1,8 @@
 //! Requests to the server to cancel a wait.
 //!
-//! A cancel request reaches a process, whatever its current statement. A late request would cancel the next statement
-//! or, behind a pooler, that of another client. So requests are only made during a wait. After a wait, the next
-//! statement waits until the last request has arrived, because an idle process ignores it.
+//! A cancel request reaches a process during any statement. A late request would cancel the next statement or, behind a
+//! pooler, another client's. So requests are only made during a wait. After a wait, the next statement waits until the
+//! last request has arrived, because an idle process ignores it.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

@@ -112,7 +112,8 @@ impl WaitSessions {
         }
     }
 
-    /// Ends all sessions, including those of calls that are no longer polled. An ended session releases its lock.
+    /// Ends all sessions, including the sessions of calls that are no longer polled. An ended session releases its
+    /// lock.
     pub(crate) async fn close(&self, limit: Duration) {
         self.permits.close();
         let idle = std::mem::take(&mut *self.idle.lock().unwrap_or_else(PoisonError::into_inner));

@@ -139,7 +139,7 @@ impl TableBackend {
         ask(&self.queue, job, items).await
     }
 
-    /// Closes the queues, so that queued jobs still run but no key is granted. Returns the sessions.
+    /// Closes the queues. Queued jobs still run, but no key is granted. Returns the sessions.
     fn end(&self) -> Vec<Session> {
         self.common.closing.store(true, Ordering::Release);
         self.queue.close();

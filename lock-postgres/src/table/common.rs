@@ -67,7 +67,7 @@ impl Common {
         self.closing.load(Ordering::Acquire)
     }
 
-    /// Returns whether a row of `keys` is pinned, so that statements must skip locked rows.
+    /// Returns whether a row of `keys` is pinned, in which case statements must skip locked rows.
     pub(super) fn is_any_pinned<'k>(&self, keys: impl IntoIterator<Item = &'k LockKey>) -> bool {
         let mut pinned = self.pinned.lock().unwrap_or_else(PoisonError::into_inner);
         if pinned.is_empty() {

@@ -61,7 +61,7 @@ pub struct Dialect {
     pub retake_one: &'static str,
     /// Grants the keys among `$1` that have a free row. It inserts no row, and can miss free ones.
     ///
-    /// - Parameters: `$1` keys, each once and in order, `$2` holders, and for all the same `$3` `ttl_us`, `$4`
+    /// - Parameters: `$1` keys, each once and in order, `$2` holders, and common values `$3` `ttl_us`, `$4`
     ///   `cooldown_us`, `$5` label, `$6` owner.
     /// - Returns for each grant: the position in `$1`, counted from one, and `token`.
     pub grant_free: &'static str,

@@ -4,8 +4,8 @@
 /// Settings beyond the common session settings, as one simple query.
 ///
 /// The lock timeout is short, because a fenced transaction keeps an expired lease locked and must not delay the other
-/// keys of a batch. Plans are made once and must look rows up in key order, whatever the statistics were at that time.
-/// Compilation does not pay for such short statements.
+/// keys of a batch. Plans are made once and must look rows up in key order, even with outdated statistics. Compilation
+/// does not pay for such short statements.
 pub const SETTINGS: &str = "\
 SET lock_timeout = '250ms';
 SET standard_conforming_strings = on;
