@@ -31,7 +31,7 @@
 //! # }
 //! ```
 //!
-//! # What to know
+//! # Rules
 //!
 //! - **READ COMMITTED only.** A transaction at REPEATABLE READ or SERIALIZABLE reads rows committed before the lock
 //!   wait, so it would decide on old data. Such a transaction is refused. For the same reason, read the data in a later

@@ -4,12 +4,12 @@
 //! programs must agree on them. The session scope and the transaction scope of one key use the same number, so they
 //! exclude each other.
 //!
-//! | | of schema and key | two keys may meet | use it when |
+//! | Mapping | Input | Collisions | Use it if |
 //! |---|---|---|---|
-//! | [`Fnv1a64`] | both | 64 bits | always, without a special need (the default) |
-//! | [`Sha256`] | both | 64 bits, not by design | keys come from outsiders |
-//! | [`RawBigint`], [`RawPair`] | key | never | the numbers are in use already |
-//! | [`Djb2Xor`] | key | 32 bits, easily by design | another program uses that hash |
+//! | [`Fnv1a64`] | schema and key | 64 bits | no other row applies (the default) |
+//! | [`Sha256`] | schema and key | 64 bits, hard to create | outsiders choose keys |
+//! | [`RawBigint`], [`RawPair`] | key | none | the keys are numbers already |
+//! | [`Djb2Xor`] | key | 32 bits, easy to create | another program uses that hash |
 //! | [`SqlxNames`] | key | 64 bits | another program uses sqlx's `PgAdvisoryLock` |
 //!
 //! Two keys with the same number exclude each other, which is safe and visible. With n keys the chance of any collision
