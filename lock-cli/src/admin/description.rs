@@ -1,4 +1,4 @@
-//! Holds as people and machines read them.
+//! Descriptions of holds, as text and as JSON.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{numbered_keys, output};
 
-/// `, held by ... since ...`, for a sentence about the key.
+/// Returns `, held by ... since ...`, for a sentence about the key.
 pub(crate) fn in_words(seen: &KeyInfo) -> String {
     let Some(hold) = seen.holder() else {
         let cooldown =
@@ -23,8 +23,7 @@ pub(crate) fn in_words(seen: &KeyInfo) -> String {
     format!(", held by {}{label}{since}{others}", holder_name(hold))
 }
 
-/// The shape that machines read. All fields are always there: those of the key, those of its first holder, and
-/// all holders.
+/// Returns the JSON of a key. It always has all fields: the key's, its first holder's, and all holders.
 pub(crate) fn describe(seen: &KeyInfo) -> Value {
     let mut value = json!({
         "key": seen.key.as_str(),
@@ -46,7 +45,7 @@ fn describe_hold(hold: Option<&HoldInfo>) -> Value {
         "mode": hold.map(|hold| mode(hold.mode)),
         "holder": hold.and_then(|hold| hold.holder).map(|holder| holder.to_string()),
         "token": hold.and_then(|hold| hold.token).map(leasehold::FencingToken::as_u64),
-        // For readers whose numbers are floating-point: a token has more digits than these keep.
+        // For JSON readers with floating-point numbers, which cannot represent all digits of a token.
         "token_text": hold.and_then(|hold| hold.token).map(|token| token.to_string()),
         "label": hold.and_then(|hold| hold.label.as_deref()),
         "owner": hold.and_then(|hold| hold.owner.as_deref()),
@@ -56,8 +55,8 @@ fn describe_hold(hold: Option<&HoldInfo>) -> Value {
     })
 }
 
-/// A table with a row for each hold, and one for a key without any. Some columns only where there is something
-/// to say: the mode where keys are shared, the end of a cooldown, the number of waiters where the store knows of any.
+/// Returns a table with a row per hold, and one for a key without a hold. It omits columns without content: the mode if
+/// no key is shared, the end of a cooldown, and the number of waiters if the store does not count them.
 pub(crate) fn listed(keys: &[KeyInfo]) -> String {
     let with_waiters = keys.iter().any(|seen| seen.waiters.is_some());
     let with_modes = keys.iter().flat_map(|seen| &seen.holders).any(|hold| hold.mode != Mode::Exclusive);
@@ -126,12 +125,12 @@ pub(crate) fn details(seen: &KeyInfo, store: &dyn std::fmt::Display) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// The hold that stands for the key: the first that is live, else who held it last.
+/// Returns the hold that represents the key: the first live one, otherwise the last holder.
 fn first(seen: &KeyInfo) -> Option<&HoldInfo> {
     seen.holder().or_else(|| seen.holders.first())
 }
 
-/// What keeps others out, if anything.
+/// Returns the state that blocks other clients, or `free`.
 fn state(seen: &KeyInfo) -> &'static str {
     match first(seen) {
         Some(hold) if hold.state == HoldState::Held => "held",
@@ -141,7 +140,7 @@ fn state(seen: &KeyInfo) -> &'static str {
     }
 }
 
-/// When the next grant is possible, where a cooldown alone keeps others out.
+/// Returns the time until the next grant, if only a cooldown blocks other clients.
 fn opens_in(seen: &KeyInfo) -> Option<String> {
     seen.cooldown.filter(|_| state(seen) == "cooling").map(output::left)
 }
@@ -163,14 +162,14 @@ fn mode(mode: Mode) -> String {
     }
 }
 
-/// The owner where the store knows it, else the holder id.
+/// Returns the owner if the store knows it, otherwise the holder id.
 fn holder_name(hold: &HoldInfo) -> String {
     let holder = || hold.holder.map(|holder| holder.to_string());
     hold.owner.as_deref().map(output::printable).or_else(holder).unwrap_or_else(|| "somebody".to_owned())
 }
 
 fn held_for(hold: &HoldInfo) -> Option<Duration> {
-    // A clock that was set back makes it a time that has not begun.
+    // After a clock change the start can be in the future.
     hold.since.map(|since| SystemTime::now().duration_since(since).unwrap_or_default())
 }
 
