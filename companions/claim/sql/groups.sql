@@ -7,13 +7,13 @@ BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; SET LOCAL jit = off; SET LOCAL 
 ;
 
 -- look
--- Finds the first rows of groups that were not seen yet, without a lock.
--- $1 bigint: the most claims (not used here)
+-- Finds the first rows of new groups, without a lock.
+-- $1 bigint: the largest number of claims (not used here)
 -- $2 text: the batch, a UUID; the owner of a claim is a hash of it and of the claim's number (not used here)
 -- $3 bigint: the lease in milliseconds (not used here)
 -- $4 text: the queue (not used here)
--- $5 bigint: how many rows to look at
--- $6 text[]: groups that this call has seen already
+-- $5 bigint: the number of rows to read
+-- $6 text[]: groups that this call has already found
 WITH found AS MATERIALIZED (
     SELECT t."entity" AS g,
         t."entity"::text AS grp,
@@ -36,15 +36,15 @@ ORDER BY f.o0, f.o1
 ;
 
 -- look behind
--- The same behind a row that the pass has got to.
--- $1 bigint: the most claims (not used here)
+-- Finds the first rows of new groups behind the cursor of the pass.
+-- $1 bigint: the largest number of claims (not used here)
 -- $2 text: the batch, a UUID; the owner of a claim is a hash of it and of the claim's number (not used here)
 -- $3 bigint: the lease in milliseconds (not used here)
 -- $4 text: the queue (not used here)
--- $5 bigint: how many rows to look at
--- $6 text[]: groups that this call has seen already
--- $7 text: ready_at of the row that the pass has got to
--- $8 text: id of the row that the pass has got to
+-- $5 bigint: the number of rows to read
+-- $6 text[]: groups that this call has already found
+-- $7 text: ready_at of the cursor
+-- $8 text: id of the cursor
 WITH found AS MATERIALIZED (
     SELECT t."entity" AS g,
         t."entity"::text AS grp,
@@ -87,7 +87,7 @@ ORDER BY u.place
 
 -- take members
 -- Takes the rows of the groups whose locks were granted, under leases.
--- $1 bigint: the most claims (not used here)
+-- $1 bigint: the largest number of claims (not used here)
 -- $2 text: the batch, a UUID; the owner of a claim is a hash of it and of the claim's number
 -- $3 bigint: the lease in milliseconds
 -- $4 text: the queue (not used here)
@@ -164,8 +164,8 @@ RETURNING t."id"::text AS id,
 ;
 
 -- hold members
--- Locks these rows for the open transaction. Fails if one of them is locked.
--- $1 bigint: the most claims (not used here)
+-- Locks the rows of the groups for the open transaction. Fails if one of them is locked.
+-- $1 bigint: the largest number of claims (not used here)
 -- $2 text: the batch, a UUID; the owner of a claim is a hash of it and of the claim's number
 -- $3 bigint: the lease in milliseconds (not used here)
 -- $4 text: the queue (not used here)

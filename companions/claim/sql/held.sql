@@ -1,8 +1,8 @@
--- The same table as in queue.sql, whose rows an open transaction holds.
+-- The table of queue.sql, whose rows an open transaction holds.
 
 -- hold
--- Locks the first rows for the open transaction, and notes them in its setting leasehold.held.
--- $1 bigint: the most claims
+-- Locks the first rows for the open transaction, and records them in its setting leasehold.held.
+-- $1 bigint: the largest number of claims
 -- $2 text: the batch, a UUID; the owner of a claim is a hash of it and of the claim's number
 -- $3 bigint: the lease in milliseconds (not used here)
 -- $4 text: the queue (not used here)
@@ -197,7 +197,7 @@ FROM ended e
 ;
 
 -- settle to be retried
--- Ends such a claim; only here the attempt is written.
+-- Ends a held claim, which will be retried. Only now the attempt is written.
 -- $1 bigint[]: for each row, the number of its claim in this call
 -- $2 text[]: its id
 -- $3 text[]: its queue
@@ -307,7 +307,7 @@ FROM ended e
 ;
 
 -- probe
--- Tells what became of rows that were not settled.
+-- Returns the state of rows that were not settled.
 -- $1 bigint[]: for each row, the number of its claim in this call
 -- $2 text[]: its id
 -- $3 text[]: its queue
@@ -364,7 +364,7 @@ LEFT JOIN "job" t ON t."id" = w.id
 ;
 
 -- lock row
--- Locks one row and reads it, whatever its state.
+-- Locks one row in any state and reads it.
 -- $1 text[]: the id of the row
 -- $2 text[]: its queue
 WITH guard AS MATERIALIZED (

@@ -1,8 +1,8 @@
--- Rows of several queues, by a descending priority and by a time that may be NULL, taken in two states.
+-- Rows of several queues, ordered by descending priority and a time that can be NULL, with two claimable states.
 
 -- take
 -- Takes the first rows of a queue.
--- $1 bigint: the most claims
+-- $1 bigint: the largest number of claims
 -- $2 text: the batch, a UUID; the owner of a claim is a hash of it and of the claim's number
 -- $3 bigint: the lease in milliseconds
 -- $4 text: the queue
@@ -40,15 +40,15 @@ RETURNING t."id"::text AS id,
 ;
 
 -- take behind
--- The same behind a row that the pass has got to.
--- $1 bigint: the most claims
+-- Takes the first rows behind the cursor of the pass.
+-- $1 bigint: the largest number of claims
 -- $2 text: the batch, a UUID; the owner of a claim is a hash of it and of the claim's number
 -- $3 bigint: the lease in milliseconds
 -- $4 text: the queue
--- $5 text: priority of the row that the pass has got to
--- $6 text: sent_at of the row that the pass has got to
--- $7 text: id of the row that the pass has got to
--- $8 text: queue of the row that the pass has got to
+-- $5 text: priority of the cursor
+-- $6 text: sent_at of the cursor
+-- $7 text: id of the cursor
+-- $8 text: queue of the cursor
 WITH picked AS MATERIALIZED (
     SELECT t."id" AS id, t."queue" AS queue, t."state"::text AS found
     FROM "app"."message" t
@@ -104,14 +104,14 @@ RETURNING t."id"::text AS id,
 ;
 
 -- take behind a null
--- The same behind a row whose sent_at is NULL.
--- $1 bigint: the most claims
+-- Takes the first rows behind a cursor whose sent_at is NULL.
+-- $1 bigint: the largest number of claims
 -- $2 text: the batch, a UUID; the owner of a claim is a hash of it and of the claim's number
 -- $3 bigint: the lease in milliseconds
 -- $4 text: the queue
--- $5 text: priority of the row that the pass has got to
--- $6 text: id of the row that the pass has got to
--- $7 text: queue of the row that the pass has got to
+-- $5 text: priority of the cursor
+-- $6 text: id of the cursor
+-- $7 text: queue of the cursor
 WITH picked AS MATERIALIZED (
     SELECT t."id" AS id, t."queue" AS queue, t."state"::text AS found
     FROM "app"."message" t
@@ -160,8 +160,8 @@ RETURNING t."id"::text AS id,
 ;
 
 -- pending
--- Tells whether a pass would find a row.
--- $1 bigint: the most claims (not used here)
+-- Returns whether a pass would find a row.
+-- $1 bigint: the largest number of claims (not used here)
 -- $2 text: the batch, a UUID; the owner of a claim is a hash of it and of the claim's number (not used here)
 -- $3 bigint: the lease in milliseconds (not used here)
 -- $4 text: the queue

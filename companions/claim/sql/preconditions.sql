@@ -1,9 +1,9 @@
--- In each entity an update waits for its create, and never runs if that has failed or is missing. A report waits
+-- In each entity an update waits for its create, and never runs if the create has failed or is missing. A report waits
 -- for the updates, and runs whether or not they have failed.
 
 -- take
--- Takes the first rows that wait for no other row.
--- $1 bigint: the most claims
+-- Takes the first rows whose preconditions are met.
+-- $1 bigint: the largest number of claims
 -- $2 text: the batch, a UUID; the owner of a claim is a hash of it and of the claim's number
 -- $3 bigint: the lease in milliseconds
 -- $4 text: the queue (not used here)
@@ -64,8 +64,8 @@ RETURNING t."id"::text AS id,
 ;
 
 -- pending
--- Tells whether there is a row that can be taken, or waits for one that is taken or can be.
--- $1 bigint: the most claims (not used here)
+-- Returns whether a row is claimable, or depends on a row that is taken or claimable.
+-- $1 bigint: the largest number of claims (not used here)
 -- $2 text: the batch, a UUID; the owner of a claim is a hash of it and of the claim's number (not used here)
 -- $3 bigint: the lease in milliseconds (not used here)
 -- $4 text: the queue (not used here)
@@ -135,7 +135,7 @@ SELECT (
 
 -- hold
 -- Locks the first rows for the open transaction.
--- $1 bigint: the most claims
+-- $1 bigint: the largest number of claims
 -- $2 text: the batch, a UUID; the owner of a claim is a hash of it and of the claim's number
 -- $3 bigint: the lease in milliseconds (not used here)
 -- $4 text: the queue (not used here)
@@ -267,7 +267,7 @@ ORDER BY c.place
 ;
 
 -- lock what an update waits for
--- Locks the rows that these wait for, and tells whether all of them are done.
+-- Locks the rows on which these depend, and returns whether all of them are done.
 -- $1 text[]: the ids of the rows
 -- $2 text[]: their queues
 WITH waited AS MATERIALIZED (
@@ -286,7 +286,7 @@ SELECT NOT EXISTS (SELECT FROM waited WHERE NOT is_finished) AS is_met
 ;
 
 -- lock what a report waits for
--- The same for rows that may have failed.
+-- Locks the rows on which these depend, and returns whether all of them are done or have failed.
 -- $1 text[]: the ids of the rows
 -- $2 text[]: their queues
 WITH waited AS MATERIALIZED (
@@ -305,8 +305,8 @@ SELECT NOT EXISTS (SELECT FROM waited WHERE NOT is_finished) AS is_met
 ;
 
 -- last waiting
--- Finds the last row that waits for another, where nothing was found.
--- $1 bigint: the most claims (not used here)
+-- Finds the last row that depends on another, if no row was found.
+-- $1 bigint: the largest number of claims (not used here)
 -- $2 text: the batch, a UUID; the owner of a claim is a hash of it and of the claim's number (not used here)
 -- $3 bigint: the lease in milliseconds (not used here)
 -- $4 text: the queue (not used here)
@@ -359,8 +359,8 @@ LIMIT 1
 ;
 
 -- blocked
--- Lists rows that wait for one that has failed or does not exist.
--- $1 bigint: the most rows
+-- Lists rows that depend on a failed or missing row.
+-- $1 bigint: the largest number of rows
 SELECT t."id"::text AS id, NULL::text AS queue
 FROM "request" t
 WHERE t."state" IN ('new')
@@ -383,7 +383,7 @@ LIMIT $1
 
 -- stats
 -- Counts the rows of each kind, at most 20.
--- $1 bigint: the most claims (not used here)
+-- $1 bigint: the largest number of claims (not used here)
 -- $2 text: the batch, a UUID; the owner of a claim is a hash of it and of the claim's number (not used here)
 -- $3 bigint: the lease in milliseconds (not used here)
 -- $4 text: the queue (not used here)

@@ -1,8 +1,8 @@
--- A queue: rows due from a time on, taken under leases, with attempts, kept for a month after their end.
+-- A queue of rows with due times and attempts, taken under leases, and kept for a month after their end.
 
 -- take one
 -- Takes the first row, under a lease.
--- $1 bigint: the most claims (not used here)
+-- $1 bigint: the largest number of claims (not used here)
 -- $2 text: the batch, a UUID; the owner of a claim is a hash of it and of the claim's number
 -- $3 bigint: the lease in milliseconds
 -- $4 text: the queue (not used here)
@@ -48,7 +48,7 @@ RETURNING t."id"::text AS id,
 
 -- take
 -- Takes the first rows, each as a claim.
--- $1 bigint: the most claims
+-- $1 bigint: the largest number of claims
 -- $2 text: the batch, a UUID; the owner of a claim is a hash of it and of the claim's number
 -- $3 bigint: the lease in milliseconds
 -- $4 text: the queue (not used here)
@@ -98,13 +98,13 @@ RETURNING t."id"::text AS id,
 ;
 
 -- take behind
--- The same behind a row that the pass has got to.
--- $1 bigint: the most claims
+-- Takes the first rows behind the cursor of the pass.
+-- $1 bigint: the largest number of claims
 -- $2 text: the batch, a UUID; the owner of a claim is a hash of it and of the claim's number
 -- $3 bigint: the lease in milliseconds
 -- $4 text: the queue (not used here)
--- $5 text: ready_at of the row that the pass has got to
--- $6 text: id of the row that the pass has got to
+-- $5 text: ready_at of the cursor
+-- $6 text: id of the cursor
 WITH picked AS MATERIALIZED (
     SELECT t."id" AS id
     FROM "job" t
@@ -152,8 +152,8 @@ RETURNING t."id"::text AS id,
 ;
 
 -- first
--- Lists what `take` would take, after the table has refused to have one of the rows written.
--- $1 bigint: the most claims
+-- Lists the rows that `take` would take, after the table has refused to write one of them.
+-- $1 bigint: the largest number of claims
 -- $2 text: the batch, a UUID; the owner of a claim is a hash of it and of the claim's number (not used here)
 -- $3 bigint: the lease in milliseconds (not used here)
 -- $4 text: the queue (not used here)
@@ -167,8 +167,8 @@ LIMIT $1
 ;
 
 -- put back
--- Puts back what a batch has taken whose answer was lost.
--- $1 bigint: the most claims of the batch
+-- Puts back the rows of a batch whose reply was lost.
+-- $1 bigint: the largest number of claims in the batch
 -- $2 text: the batch
 WITH due AS MATERIALIZED (
     SELECT t."id" AS id
@@ -195,8 +195,8 @@ RETURNING 1
 ;
 
 -- pending
--- Tells whether a pass would find a row.
--- $1 bigint: the most claims (not used here)
+-- Returns whether a pass would find a row.
+-- $1 bigint: the largest number of claims (not used here)
 -- $2 text: the batch, a UUID; the owner of a claim is a hash of it and of the claim's number (not used here)
 -- $3 bigint: the lease in milliseconds (not used here)
 -- $4 text: the queue (not used here)
@@ -430,7 +430,7 @@ RETURNING l.claim, t."id"::text AS id, NULL::text AS queue, false AS used
 ;
 
 -- probe
--- Tells what became of rows that were not settled.
+-- Returns the state of rows that were not settled.
 -- $1 bigint[]: for each row, the number of its claim in this call
 -- $2 text[]: its id
 -- $3 text[]: its queue
@@ -458,7 +458,7 @@ LEFT JOIN "job" t ON t."id" = w.id
 ;
 
 -- next end
--- Tells when the first lease ends; 0: sweep now.
+-- Returns the milliseconds until the first lease ends. 0 means sweep now.
 SELECT CASE
     WHEN EXISTS (SELECT FROM "job" t WHERE t."state" IN ('new') AND t."attempts_left" <= 0) THEN 0
     ELSE CASE
@@ -486,7 +486,7 @@ FROM (SELECT pg_catalog.min(t."lease_until") FROM "job" t WHERE t."state" = 'run
 
 -- sweep
 -- Returns rows whose lease has ended.
--- $1 bigint: the most rows
+-- $1 bigint: the largest number of rows
 WITH due AS MATERIALIZED (
     SELECT t."id" AS id
     FROM "job" t
@@ -509,8 +509,8 @@ RETURNING t."id"::text AS id, NULL::text AS queue, COALESCE(t."attempts_left" <=
 ;
 
 -- sweep ended
--- Lists what `sweep` would return, after the table has refused to have one of the rows written.
--- $1 bigint: the most rows
+-- Lists the rows that `sweep` would return, after the table has refused to write one of them.
+-- $1 bigint: the largest number of rows
 SELECT t."id"::text AS id, NULL::text AS queue
 FROM "job" t
 WHERE t."state" = 'running' AND t."lease_until" <= pg_catalog.statement_timestamp()
@@ -519,8 +519,8 @@ LIMIT $1
 ;
 
 -- sweep keys
--- Returns those of these rows whose lease has ended.
--- $1 bigint: the most rows
+-- Returns the rows with these keys whose lease has ended.
+-- $1 bigint: the largest number of rows
 -- $2 text[]: the ids of the rows
 -- $3 text[]: their queues
 WITH due AS MATERIALIZED (
@@ -550,8 +550,8 @@ RETURNING t."id"::text AS id, NULL::text AS queue, COALESCE(t."attempts_left" <=
 ;
 
 -- use up
--- Makes rows exhausted that wait without an attempt left.
--- $1 bigint: the most rows
+-- Sets claimable rows without attempts left to exhausted.
+-- $1 bigint: the largest number of rows
 WITH due AS MATERIALIZED (
     SELECT t."id" AS id
     FROM "job" t
@@ -567,7 +567,7 @@ RETURNING t."id"::text AS id, NULL::text AS queue, true AS used
 ;
 
 -- cancel
--- Settles rows as failed, whoever has them.
+-- Settles rows as failed, even if they are taken.
 -- $1 text: the message
 -- $2 text[]: the ids of the rows
 -- $3 text[]: their queues
@@ -593,7 +593,7 @@ RETURNING 1
 
 -- requeue
 -- Gives rows that have failed or are exhausted further attempts.
--- $1 bigint: how many attempts
+-- $1 bigint: the number of attempts
 -- $2 text[]: the ids of the rows
 -- $3 text[]: their queues
 WITH due AS MATERIALIZED (
@@ -623,8 +623,8 @@ RETURNING 1
 ;
 
 -- requeue all
--- The same for the first 20 rows in a state.
--- $1 bigint: how many attempts
+-- Gives the first 20 rows in a state further attempts.
+-- $1 bigint: the number of attempts
 WITH due AS MATERIALIZED (
     SELECT t."id" AS id
     FROM "job" t
@@ -647,8 +647,8 @@ RETURNING 1
 ;
 
 -- requeue keys
--- Lists rows in a state, after the table has refused to have one of them written.
--- $1 bigint: the most rows
+-- Lists rows in a state, after the table has refused to write one of them.
+-- $1 bigint: the largest number of rows
 SELECT t."id"::text AS id, NULL::text AS queue
 FROM "job" t
 WHERE t."state" IN ('dead', 'dead')
@@ -657,8 +657,8 @@ LIMIT $1
 ;
 
 -- purge
--- Deletes rows that were settled long enough ago.
--- $1 bigint: the most rows
+-- Deletes rows whose retention is over.
+-- $1 bigint: the largest number of rows
 WITH due AS MATERIALIZED (
     SELECT t."id" AS id
     FROM "job" t
@@ -681,8 +681,8 @@ RETURNING 1
 ;
 
 -- purge oldest
--- Lists what `purge` would delete, after the table has refused to have one of the rows deleted.
--- $1 bigint: the most rows
+-- Lists the rows that `purge` would delete, after the table has refused to delete one of them.
+-- $1 bigint: the largest number of rows
 SELECT t."id"::text AS id, NULL::text AS queue
 FROM "job" t
 WHERE t."state" IN ('done', 'failed')
@@ -692,8 +692,8 @@ LIMIT $1
 ;
 
 -- purge keys
--- Deletes those of these rows that were settled long enough ago.
--- $1 bigint: the most rows
+-- Deletes the rows with these keys whose retention is over.
+-- $1 bigint: the largest number of rows
 -- $2 text[]: the ids of the rows
 -- $3 text[]: their queues
 WITH due AS MATERIALIZED (
@@ -722,8 +722,8 @@ RETURNING 1
 ;
 
 -- taken
--- Lists rows that are taken, the longest first.
--- $1 bigint: the most rows
+-- Lists rows that are taken, the longest held first.
+-- $1 bigint: the largest number of rows
 SELECT t."id"::text AS id,
     NULL::text AS queue,
     NULL::text AS grp,
@@ -757,8 +757,8 @@ LIMIT $1
 ;
 
 -- exhausted
--- Lists rows without an attempt left.
--- $1 bigint: the most rows
+-- Lists rows without attempts left.
+-- $1 bigint: the largest number of rows
 SELECT t."id"::text AS id, NULL::text AS queue
 FROM "job" t
 WHERE (t."state" = 'dead' OR (t."state" IN ('new') AND t."attempts_left" <= 0))
@@ -768,7 +768,7 @@ LIMIT $1
 
 -- stats
 -- Counts the rows of each kind, at most 20.
--- $1 bigint: the most claims (not used here)
+-- $1 bigint: the largest number of claims (not used here)
 -- $2 text: the batch, a UUID; the owner of a claim is a hash of it and of the claim's number (not used here)
 -- $3 bigint: the lease in milliseconds (not used here)
 -- $4 text: the queue (not used here)

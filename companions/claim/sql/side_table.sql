@@ -1,8 +1,8 @@
--- A table with a boolean and attempts, whose leases are kept in a table beside it.
+-- A table with a boolean and attempts, whose leases are in a side table.
 
 -- take
 -- Takes the first rows, each as a claim.
--- $1 bigint: the most claims
+-- $1 bigint: the largest number of claims
 -- $2 text: the batch, a UUID; the owner of a claim is a hash of it and of the claim's number
 -- $3 bigint: the lease in milliseconds
 -- $4 text: the queue (not used here)
@@ -82,8 +82,8 @@ JOIN noted ON noted.id = p.id::text AND noted.queue = ''
 ;
 
 -- put back
--- Puts back what a batch has taken whose answer was lost.
--- $1 bigint: the most claims of the batch
+-- Puts back the rows of a batch whose reply was lost.
+-- $1 bigint: the largest number of claims in the batch
 -- $2 text: the batch
 WITH due AS MATERIALIZED (
     SELECT t."id" AS id
@@ -321,7 +321,7 @@ RETURNING l.claim, t."id"::text AS id, NULL::text AS queue, false AS used
 ;
 
 -- settle many by putting them back
--- The same of claims that do not count as attempts: only their leases go.
+-- Ends several claims that do not count as attempts. Only their leases are deleted.
 -- $1 bigint[]: for each row, the number of its claim in this call
 -- $2 text[]: its id
 -- $3 text[]: its queue
@@ -410,7 +410,7 @@ RETURNING l.claim,
 ;
 
 -- probe
--- Tells what became of rows that were not settled.
+-- Returns the state of rows that were not settled.
 -- $1 bigint[]: for each row, the number of its claim in this call
 -- $2 text[]: its id
 -- $3 text[]: its queue
@@ -451,7 +451,7 @@ LEFT JOIN "payment_lease" x ON x.tab = (
 ;
 
 -- next end
--- Tells when the first lease ends; 0: sweep now.
+-- Returns the milliseconds until the first lease ends. 0 means sweep now.
 SELECT CASE
     WHEN n.first IS NOT NULL
         THEN pg_catalog.ceil(
@@ -488,7 +488,7 @@ FROM (
 
 -- sweep
 -- Returns rows whose lease has ended.
--- $1 bigint: the most rows
+-- $1 bigint: the largest number of rows
 WITH due AS MATERIALIZED (
     SELECT t."id" AS id,
         t."processed" IN ('false') AS is_taken,
@@ -552,8 +552,8 @@ WHERE freed.is_taken
 ;
 
 -- taken
--- Lists rows that are taken, the longest first.
--- $1 bigint: the most rows
+-- Lists rows that are taken, the longest held first.
+-- $1 bigint: the largest number of rows
 SELECT t."id"::text AS id,
     NULL::text AS queue,
     NULL::text AS grp,
@@ -630,7 +630,7 @@ LIMIT $1
 ;
 
 -- leased of
--- Lists those of the rows which the transaction has locked that somebody has under a lease.
+-- Lists the rows locked by the transaction that have a lease.
 -- $1 text[]: the ids of the rows
 -- $2 text[]: their queues
 SELECT t."id"::text AS id, NULL::text AS queue

@@ -1,13 +1,13 @@
--- At most five rows of a tenant are worked on at a time. A take is a transaction: look, lock, take; or look,
--- and place for each row, and count beside leases, and hold.
+-- At most five rows of a tenant are in progress at a time. A leased take is a transaction of look, lock and take.
+-- A held take is look, then place for each row, count if there are leases, and hold.
 
 -- look in order
--- Finds the first rows, whatever their tenants, with the room that each tenant has.
--- $1 bigint: the most claims (not used here)
+-- Finds the first rows of all tenants, with the room of each tenant.
+-- $1 bigint: the largest number of claims (not used here)
 -- $2 text: the batch, a UUID; the owner of a claim is a hash of it and of the claim's number (not used here)
 -- $3 bigint: the lease in milliseconds (not used here)
 -- $4 text: the queue (not used here)
--- $5 bigint: how many rows to look at
+-- $5 bigint: the number of rows to read
 -- $6 text[]: tenants that this call has found without room (not used here)
 WITH found AS MATERIALIZED (
     SELECT t."tenant" AS g, t."tenant"::text AS grp, t."id"::text AS id, NULL::text AS queue, t."id" AS o0
@@ -32,12 +32,12 @@ ORDER BY f.o0
 ;
 
 -- look by tenant
--- Finds the first rows of each tenant with room, and rows of no tenant.
--- $1 bigint: the most claims
+-- Finds the first rows of each tenant with room, and rows without a tenant.
+-- $1 bigint: the largest number of claims
 -- $2 text: the batch, a UUID; the owner of a claim is a hash of it and of the claim's number (not used here)
 -- $3 bigint: the lease in milliseconds (not used here)
 -- $4 text: the queue (not used here)
--- $5 bigint: how many rows to look at
+-- $5 bigint: the number of rows to read
 -- $6 text[]: tenants that this call has found without room
 WITH RECURSIVE tenant(g) AS (
     (
@@ -110,7 +110,7 @@ ORDER BY u.place
 
 -- take chosen
 -- Takes rows of the tenants whose locks were granted, as many as have room, under leases.
--- $1 bigint: the most claims (not used here)
+-- $1 bigint: the largest number of claims (not used here)
 -- $2 text: the batch, a UUID; the owner of a claim is a hash of it and of the claim's number
 -- $3 bigint: the lease in milliseconds
 -- $4 text: the queue (not used here)
@@ -192,7 +192,7 @@ RETURNING t."id"::text AS id,
 -- place
 -- Takes the first free place of a tenant for the open transaction.
 -- $1 int4: the number of the tenant's places
--- $2 int4: how many places it has
+-- $2 int4: the number of its places
 SELECT p.place,
     pg_catalog.set_config(
         'leasehold.places',
@@ -217,7 +217,7 @@ FROM (
 ;
 
 -- count
--- Tells how many places leases leave to the tenant of a row.
+-- Returns the number of places that leases leave to the tenant of a row.
 -- $1 text[]: the id of the row
 -- $2 text[]: its queue
 SELECT 5 - (
@@ -233,7 +233,7 @@ FROM (
 
 -- hold chosen
 -- Locks the rows that have a place for the open transaction.
--- $1 bigint: the most claims (not used here)
+-- $1 bigint: the largest number of claims (not used here)
 -- $2 text: the batch, a UUID; the owner of a claim is a hash of it and of the claim's number
 -- $3 bigint: the lease in milliseconds (not used here)
 -- $4 text: the queue (not used here)

@@ -203,7 +203,7 @@ impl ClaimSpec {
             return Ok(());
         }
         Err(ClaimError::unsupported(format!(
-            "table {} keeps nowhere who has a row; name lease columns or a side table in the spec, or use held claims",
+            "table {} has no lease; name lease columns or a side table in the spec, or use held claims",
             self.table()
         )))
     }

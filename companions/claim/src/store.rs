@@ -161,7 +161,7 @@ pub trait ClaimStore: Sealed + fmt::Debug + fmt::Display + Send + Sync + 'static
     async fn settle_one(&self, claim: &ClaimRef, outcome: Outcome) -> Result<Settled, ClaimError> {
         let mut answers = self.settle(&[(claim.clone(), outcome)]).await?;
         answers.pop().unwrap_or_else(|| {
-            let message = "the store has not said what became of a claim; look at its rows";
+            let message = "the store returned no result for a claim; check its rows";
             Err(Error::new(ErrorKind::OutcomeUnknown, message).into())
         })
     }

@@ -55,24 +55,27 @@ impl<'a> RowIdentity<'a> {
         );
         vec![
             MigrationStep::only_if(
-                "Rows that name no queue are in the queue `default`,",
+                "Rows without a queue get the queue `default`.",
                 &attribute("NOT atthasdef"),
                 &format!("ALTER TABLE {table} ALTER COLUMN {column} SET DEFAULT 'default'"),
             ),
             MigrationStep::only_if(
-                "no further ones come without a queue,",
+                "A constraint refuses new rows without a queue.",
                 &format!("{nullable} AND NOT {guarded}"),
                 &format!("ALTER TABLE {table} ADD CONSTRAINT {guard} CHECK ({column} IS NOT NULL) NOT VALID"),
             ),
-            MigrationStep::new("and those that have none get it, a thousand at a time.", block("", &fill)),
+            MigrationStep::new(
+                "Existing rows without a queue get the default, a thousand at a time.",
+                block("", &fill),
+            ),
             MigrationStep::validate(self.table, &name),
             MigrationStep::only_if(
-                "The constraint proves it, so that no row is looked at again.",
+                "NOT NULL needs no scan, because the constraint proves it.",
                 &nullable,
                 &format!("ALTER TABLE {table} ALTER COLUMN {column} SET NOT NULL"),
             ),
             MigrationStep::only_if(
-                "It has served.",
+                "The constraint is no longer needed.",
                 &guarded,
                 &format!("ALTER TABLE {table} DROP CONSTRAINT {guard}"),
             ),
@@ -118,7 +121,7 @@ impl<'a> RowIdentity<'a> {
             id = attnum,
         );
         MigrationStep::new(
-            "Nothing is made unique that is a part of a wider key.",
+            "Refuses a table with a wider key, because a unique constraint on a part of it would refuse rows.",
             block("  wider text;", &body),
         )
     }
@@ -146,7 +149,7 @@ impl<'a> RowIdentity<'a> {
         let Some(queue) = queue else {
             let name = derived(&[table.name(), id.as_str(), "key"]);
             let mut made = MigrationStep::index(
-                "The id is unique (leave this out where its primary key says so already, as `apply` does).",
+                "Unique index on the id. Omit it if the primary key is the id, as `apply` does.",
                 table,
                 &name,
                 true,
@@ -162,7 +165,7 @@ impl<'a> RowIdentity<'a> {
             i = number(id)
         );
         let definition = format!("({}, {})", queue.quoted(), id.quoted());
-        let what = "Queue and id together are unique,";
+        let what = "Unique index on queue and id.";
         let mut made = MigrationStep::index(what, table, &name, true, &definition);
         made[1].needed = Some(format!("SELECT NOT {}", unique(&both)));
         let mut steps: Vec<MigrationStep> = made.into();
@@ -211,6 +214,9 @@ impl<'a> RowIdentity<'a> {
             with_key = literal(&with_key),
             without = literal(&without),
         );
-        MigrationStep::new("and take the place of the id alone.", block("  old record;", &body))
+        MigrationStep::new(
+            "The index replaces the unique constraint on the id.",
+            block("  old record;", &body),
+        )
     }
 }

@@ -55,8 +55,7 @@ impl MigrationStep {
         );
         let invalid = format!("EXISTS ({known} AND NOT i.indisvalid)");
         let drop = block("", &format!("  IF {invalid} THEN\n    DROP INDEX {quoted};\n  END IF;"));
-        let left_over =
-            Self::new("What an index that was not finished has left behind goes first.", drop.clone());
+        let left_over = Self::new("Remains of an unfinished index are dropped first.", drop.clone());
         let unique = if unique { "UNIQUE " } else { "" };
         let name = Column::new(name).map_or_else(|_| quoted.clone(), |name| name.quoted());
         let create = format!(
@@ -87,8 +86,7 @@ impl MigrationStep {
             literal(name)
         );
         let sql = format!("ALTER TABLE {} VALIDATE CONSTRAINT {}", table.quoted(), quote(name));
-        let mut step =
-            Self::only_if("Rows that are there already are looked at while work goes on.", &condition, &sql);
+        let mut step = Self::only_if("Existing rows are checked without blocking writers.", &condition, &sql);
         step.patient = true;
         step
     }
@@ -186,9 +184,9 @@ mod tests {
             "SET lock_timeout = 1000;",
             "-- first DROP TABLE t;",
             "SET lock_timeout = 0;",
-            "-- Rows that are there already are looked at while work goes on.",
+            "-- Existing rows are checked without blocking writers.",
             "SET lock_timeout = 1000;",
-            "-- What an index that was not finished has left behind goes first.",
+            "-- Remains of an unfinished index are dropped first.",
             "SET lock_timeout = 0;",
             "-- then",
             "RESET lock_timeout;",

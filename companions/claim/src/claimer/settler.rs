@@ -310,8 +310,7 @@ fn is_refusal(error: &ClaimError) -> bool {
 }
 
 fn unknown(source: Option<Arc<ClaimError>>) -> ClaimError {
-    let message =
-        "the store did not say whether the claim is settled; its row tells, or the next who takes it";
+    let message = "the store did not confirm the end of the claim; check its row";
     let error = Error::new(ErrorKind::OutcomeUnknown, message);
     match source {
         Some(source) => error.with_source(source).into(),

@@ -137,7 +137,9 @@ impl PgHeld {
             .replace("{key}", &is_row(self.parts().inner(), key));
         // A dollar-quoted body cannot contain its own end.
         if text.matches("$leasehold$").count() != 2 {
-            return Err(ClaimError::spec(format!("the row {key} cannot be waited for because of its name")));
+            return Err(ClaimError::spec(format!(
+                "the key of row {key} contains the text $leasehold$, so it cannot be locked with a wait"
+            )));
         }
         let text = format!("{PREPARE}{text}{FINISH}");
         let limit = budget.saturating_add(self.table.limit());

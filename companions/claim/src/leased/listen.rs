@@ -80,7 +80,7 @@ impl PgWake {
         let server = claims.server();
         if server.pooled {
             return Err(ClaimError::unsupported(
-                "behind a pooler in transaction mode nobody is told of new work; polls find it",
+                "behind a pooler in transaction mode no notification arrives; polls find new work",
             ));
         }
         // A separate connection, because a connection of the pool would be missing there indefinitely.

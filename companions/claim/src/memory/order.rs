@@ -78,7 +78,7 @@ impl OrderKey {
 
     /// Parses a cursor of this table.
     pub(super) fn at(spec: &Inner, cursor: &PassCursor) -> Result<Self, ClaimError> {
-        let foreign = || ClaimError::spec("the cursor is of another table; begin the pass anew");
+        let foreign = || ClaimError::spec("the cursor is of another table; start the pass again");
         let parts = &cursor.0;
         if parts.len() != spec.order.len() + 1 + usize::from(spec.queue.is_some()) {
             return Err(foreign());

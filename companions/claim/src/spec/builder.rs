@@ -142,7 +142,6 @@ impl ClaimSpecBuilder {
     /// A take locks its tenants briefly. Takes that find a tenant locked skip it and come back after a pause. The
     /// migration makes two further indexes for a limit.
     ///
-    ///
     /// ```
     /// use leasehold_claim::{ClaimSpec, States, Table};
     ///

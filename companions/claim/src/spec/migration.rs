@@ -197,11 +197,17 @@ impl fmt::Display for Migration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "-- What the table needs for claims. It may be run again, and with traffic on the table, but"
+            "-- Changes that the table needs for claims. Run them outside a transaction, even with traffic on the table."
         )?;
-        writeln!(f, "-- not inside of a transaction. What fails for want of a lock is to be run again.")?;
+        writeln!(
+            f,
+            "-- If a statement does not get its lock, run the script again: completed steps change nothing."
+        )?;
         write_script(f, &self.steps())?;
-        writeln!(f, "\n-- Suggested where many rows are settled, so that dead entries do not pile up:")?;
+        writeln!(
+            f,
+            "\n-- Suggested if many rows are settled, so that vacuum removes dead index entries often:"
+        )?;
         writeln!(f, "{};", comment(&steps::suggestion(&self.spec)))
     }
 }

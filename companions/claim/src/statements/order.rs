@@ -174,7 +174,7 @@ impl RowOrder {
     /// Returns the values of a cursor, `None` for NULL.
     pub(crate) fn values<'a>(&self, cursor: &'a PassCursor) -> Result<Vec<Option<&'a str>>, ClaimError> {
         if cursor.0.len() != self.columns.len() {
-            return Err(ClaimError::spec("the cursor is of another table; begin the pass anew"));
+            return Err(ClaimError::spec("the cursor is of another table; start the pass again"));
         }
         let values = cursor.0.iter().enumerate().map(|(at, text)| match at < self.own {
             true => text.strip_prefix('='),

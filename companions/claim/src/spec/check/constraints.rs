@@ -235,9 +235,7 @@ impl TableCheck<'_> {
                     );
                     let mend = format!("put {from} into the index as well, or leave the state out of it");
                     if doing == TAKEN {
-                        self.error(format!(
-                            "{what}; nobody could take any row as long as that one is next: {mend}"
-                        ));
+                        self.error(format!("{what}; no row could be taken while that row is next: {mend}"));
                     } else {
                         self.warning(format!("{what}; such a claim fails and the row waits: {mend}"));
                     }

@@ -164,7 +164,7 @@ impl TableCheck<'_> {
             }
         }
         self.warning(format!(
-            "no index has the rows of each {} that are worked on, by which each claim counts them; run the migration",
+            "no index has the taken rows of each {}, which each claim counts; run the migration",
             limit.column
         ));
         Ok(())

@@ -40,7 +40,7 @@ impl TableCheck<'_> {
             && self.reader.ask(&missing).await?
         {
             self.error(format!(
-                "the function that says in which state a row of {} counts as being is missing, or of another version \
+                "the function for the effective state of a row of {} is missing, or of another version \
                  of the spec; run the migration",
                 spec.table()
             ));
@@ -97,8 +97,8 @@ impl TableCheck<'_> {
         if answer.is_ok_and(|rows| rows.first().is_some_and(|row| row.is(0))) {
             self.error(format!(
                 "side table {side} has leases of table {table} under its name without a schema, as an early version wrote \
-                 them, and nobody sees these any more: end the processes of that version, then say which table they are \
-                 of: UPDATE {side_name} SET tab = {} WHERE tab = {bare}",
+                 them, and this version ignores them: end the processes of that version, then name the table of the \
+                 leases: UPDATE {side_name} SET tab = {} WHERE tab = {bare}",
                 table.full_name_sql()
             ));
         }

@@ -70,8 +70,16 @@ impl NotifyTrigger {
         vec![
             // The function runs with the rights of the inserting role, so only the owner of the table must be able to
             // change it.
-            MigrationStep::only_if("Inserted rows are announced to those who listen,", &is_missing, &create),
-            MigrationStep::only_if("once for each transaction that inserts.", &is_off, &call),
+            MigrationStep::only_if(
+                "Function that announces inserted rows to listeners.",
+                &is_missing,
+                &create,
+            ),
+            MigrationStep::only_if(
+                "Trigger that calls the function after each inserting statement.",
+                &is_off,
+                &call,
+            ),
         ]
     }
 

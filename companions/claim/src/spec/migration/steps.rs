@@ -92,7 +92,7 @@ impl Writer<'_> {
         );
         let add = format!("ALTER TABLE {}\n      {}", self.table, adds.join(",\n      "));
         vec![MigrationStep::only_if(
-            "Columns of the claims. Their defaults are the same for all rows there are, so that none is rewritten.",
+            "Columns for claims. Each default is the same for all existing rows, so that no row is rewritten.",
             &missing,
             &add,
         )]
@@ -104,18 +104,13 @@ impl Writer<'_> {
             let name = derived(&[table.name(), self.inner.state.as_str(), "states"]);
             let all = self.inner.states.all();
             let states: Vec<&str> = all.iter().map(|state| state.as_str()).collect();
-            let what = "The states are a closed set. A set that was narrower is widened.";
+            let what = "Only the states of the spec are allowed. An existing narrower constraint is widened.";
             steps.extend(MigrationStep::closed_set(what, table, &self.inner.state, &name, &states));
         }
         if let Some(attempts) = &self.inner.attempts {
             let name = derived(&[table.name(), attempts.as_str(), "not_negative"]);
             let condition = format!("{} >= 0", attempts.quoted());
-            steps.extend(MigrationStep::check(
-                "Attempts are counted down to zero, not below.",
-                table,
-                &name,
-                &condition,
-            ));
+            steps.extend(MigrationStep::check("Attempts are never negative.", table, &name, &condition));
         }
         steps
     }
@@ -143,7 +138,7 @@ impl Writer<'_> {
         };
         let state = inner.state.quoted();
         let wanted = format!("WHERE {state} IN ({})", state_list(offered));
-        let pick = "The index from which rows are taken: it has those that may be taken, in their order.";
+        let pick = "Index of claimable rows, in the order in which they are taken.";
         match &inner.queue {
             Some(queue) => {
                 let queue = queue.quoted();
@@ -151,7 +146,7 @@ impl Writer<'_> {
                 let within: Vec<&str> = within.into_iter().map(String::as_str).collect();
                 add(pick, "pick", format!("({queue}, {}) {wanted}", within.join(", ")));
                 add(
-                    "The same over all queues.",
+                    "Index of claimable rows of all queues, in order.",
                     "pick_all",
                     format!("({}, {queue}) {wanted}", within.join(", ")),
                 );
@@ -159,32 +154,20 @@ impl Writer<'_> {
             None => add(pick, "pick", format!("({}) {wanted}", order.join(", "))),
         }
         if let Some(taken) = self.taken_rows() {
-            let what = "Rows that are taken are found by this one. It leaves the end of the lease out, which each renewal \
-                        changes: a renewed row would be written to every index of the table.";
+            let what = "Index of taken rows. It omits the end of the lease, because each renewal would otherwise write to \
+                        every index of the table.";
             add(what, "taken", format!("({}) WHERE {taken}", inner.id.quoted()));
         }
         if let Some(group) = &inner.group {
             let group = group.quoted();
             if let (Some(kind), false) = (&inner.kind, inner.preconditions.is_empty()) {
-                add(
-                    "What a row waits for is found by this one.",
-                    "kind",
-                    format!("({group}, {})", kind.quoted()),
-                );
+                add("Index for the preconditions of rows.", "kind", format!("({group}, {})", kind.quoted()));
             }
             if inner.grouped {
                 let definition = format!("({group}, {}) {wanted}", order.join(", "));
-                add(
-                    "The outstanding rows of a group are found by this one, in their order.",
-                    "group",
-                    definition,
-                );
+                add("Index of the claimable rows of each group, in order.", "group", definition);
                 if let Some(taken) = self.taken_rows() {
-                    add(
-                        "Groups that somebody is at are found by this one.",
-                        "busy",
-                        format!("({group}) WHERE {taken}"),
-                    );
+                    add("Index of groups with taken rows.", "busy", format!("({group}) WHERE {taken}"));
                 }
             }
         }
@@ -194,18 +177,22 @@ impl Writer<'_> {
                 order.iter().filter(|column| **column != tenant).map(String::as_str).collect();
             // The index for picking within a queue does the same.
             if inner.queue.as_ref() != Some(&limit.column) {
-                let what = "Rows of each value that has a limit are found by this one, in their order.";
+                let what = "Index of the claimable rows of each limited value, in order.";
                 add(what, "limit", format!("({tenant}, {}) {wanted}", within.join(", ")));
             }
             if let Some(taken) = self.taken_rows() {
-                add("They are counted by this one.", "at_work", format!("({tenant}) WHERE {taken}"));
+                add(
+                    "Index to count the taken rows of each limited value.",
+                    "at_work",
+                    format!("({tenant}) WHERE {taken}"),
+                );
             }
         }
         if let Some(attempts) = &inner.attempts {
             let home = state_list(&inner.states.takeable);
             let definition =
                 format!("({}) WHERE {} <= 0 AND {state} IN ({home})", inner.id.quoted(), attempts.quoted());
-            add("Rows without an attempt left are found by this one.", "spent", definition);
+            add("Index of claimable rows without attempts left.", "spent", definition);
         }
         let given_up: Vec<&State> = inner.states.failed.iter().chain(&inner.states.exhausted).collect();
         if !given_up.is_empty() {
@@ -215,12 +202,12 @@ impl Writer<'_> {
                 inner.id.quoted(),
                 state_list(given_up)
             );
-            add("Rows that failed or are exhausted are found by this one.", "given_up", definition);
+            add("Index of rows that have failed or are exhausted.", "given_up", definition);
         }
         if let (Retention::KeepFor(_), Some(settled)) = (inner.retention, &inner.settled_at) {
             let settled = settled.quoted();
             let definition = format!("({settled}) WHERE {settled} IS NOT NULL");
-            add("What may be purged is found by this one.", "settled", definition);
+            add("Index of settled rows by time, for the purge.", "settled", definition);
         }
         steps
     }
@@ -236,7 +223,7 @@ impl Writer<'_> {
 
     fn function(&self) -> Vec<MigrationStep> {
         let Tracking::Columns { epoch, .. } = &self.inner.tracking else { return Vec::new() };
-        let what = "In which state a row counts as being, for claims and views alike.";
+        let what = "Function for the effective state of a row, for claims and views.";
         let function = StateFunction::of(self.spec);
         let mut steps = vec![MigrationStep::only_if(what, &function.is_missing, &function.create)];
         if let Some(epochs) = &self.inner.epoch_sequence {
@@ -262,7 +249,7 @@ impl Writer<'_> {
             side.quoted(),
             self.inner.owner_sql()
         );
-        let what = "Who has which row: there is a row here while one is taken.";
+        let what = "Side table of leases, with one row for each taken row.";
         let epochs = side_epochs(side);
         let mut steps = vec![
             MigrationStep::new(what, create),
@@ -273,7 +260,7 @@ impl Writer<'_> {
             ),
         ];
         let name = derived(&[side.name(), "until"]);
-        let what = "Leases that have ended are found by this one.";
+        let what = "Index of leases by their end.";
         steps.extend(MigrationStep::index(what, side, &name, false, "(tab, lease_until)"));
         steps
     }

@@ -9,7 +9,7 @@ pub(super) fn given(parameters: &[(&'static str, &str)]) -> Parameters {
 /// Lists the first four parameters of statements that find rows, and more.
 pub(super) fn finding(more: &[(&'static str, &str)]) -> Parameters {
     let first = [
-        ("bigint", "the most claims"),
+        ("bigint", "the largest number of claims"),
         ("text", "the batch, a UUID; the owner of a claim is a hash of it and of the claim's number"),
         ("bigint", "the lease in milliseconds"),
         ("text", "the queue"),
@@ -20,8 +20,7 @@ pub(super) fn finding(more: &[(&'static str, &str)]) -> Parameters {
 /// Lists these parameters and the values of a cursor.
 pub(super) fn behind(order: &[&str], more: &[(&'static str, &str)]) -> Parameters {
     let mut parameters = finding(more);
-    parameters
-        .extend(order.iter().map(|column| ("text", format!("{column} of the row that the pass has got to"))));
+    parameters.extend(order.iter().map(|column| ("text", format!("{column} of the cursor"))));
     parameters
 }
 
@@ -58,8 +57,8 @@ pub(super) fn end() -> Parameters {
     ])
 }
 
-pub(super) const WINDOW: (&str, &str) = ("bigint", "how many rows to look at");
-pub(super) const SEEN_GROUPS: (&str, &str) = ("text[]", "groups that this call has seen already");
+pub(super) const WINDOW: (&str, &str) = ("bigint", "the number of rows to read");
+pub(super) const SEEN_GROUPS: (&str, &str) = ("text[]", "groups that this call has already found");
 pub(super) const FULL_TENANTS: (&str, &str) = ("text[]", "tenants that this call has found without room");
 pub(super) const FOUND: [(&str, &str); 4] = [
     ("text[]", "the ids of rows that were found"),

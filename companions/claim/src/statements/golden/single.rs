@@ -22,7 +22,7 @@ pub(super) fn queue() -> File {
     let (case, single) = (Case::leased(&spec), Case { take: Take::up_to(1), ..Case::leased(&spec) });
     let (parts, order, request) = (&case.parts, &case.order, case.request());
     let retry = Outcome::Retry { error: Some(String::new()), after: Duration::from_secs(1) };
-    let limit = || given(&[("bigint", "the most rows")]);
+    let limit = || given(&[("bigint", "the largest number of rows")]);
     let dead = State::new("dead");
     let statements = vec![
         statement(
@@ -39,25 +39,25 @@ pub(super) fn queue() -> File {
         ),
         statement(
             "take behind",
-            "The same behind a row that the pass has got to.",
+            "Takes the first rows behind the cursor of the pass.",
             behind(&["ready_at", "id"], &[]),
             take_alone(parts, order, &request, Some(&[false, false]), false),
         ),
         statement(
             "first",
-            "Lists what `take` would take, after the table has refused to have one of the rows written.",
+            "Lists the rows that `take` would take, after the table has refused to write one of them.",
             finding(&[]),
             first(parts, order, &request, None),
         ),
         statement(
             "put back",
-            "Puts back what a batch has taken whose answer was lost.",
-            given(&[("bigint", "the most claims of the batch"), ("text", "the batch")]),
+            "Puts back the rows of a batch whose reply was lost.",
+            given(&[("bigint", "the largest number of claims in the batch"), ("text", "the batch")]),
             put_back(parts).unwrap(),
         ),
         statement(
             "pending",
-            "Tells whether a pass would find a row.",
+            "Returns whether a pass would find a row.",
             finding(&[]),
             pending(parts, order, &request),
         ),
@@ -97,76 +97,81 @@ pub(super) fn queue() -> File {
             ends(),
             many(parts, &case.ending(&Outcome::Done), true),
         ),
-        statement("probe", "Tells what became of rows that were not settled.", given(&CLAIMED), probe(parts)),
+        statement("probe", "Returns the state of rows that were not settled.", given(&CLAIMED), probe(parts)),
         statement(
             "next end",
-            "Tells when the first lease ends; 0: sweep now.",
+            "Returns the milliseconds until the first lease ends. 0 means sweep now.",
             Vec::new(),
             sweep::next_end(parts),
         ),
         statement("sweep", "Returns rows whose lease has ended.", limit(), sweep::sweep(parts)),
         statement(
             "sweep ended",
-            "Lists what `sweep` would return, after the table has refused to have one of the rows written.",
+            "Lists the rows that `sweep` would return, after the table has refused to write one of them.",
             limit(),
             sweep::ended(parts),
         ),
         statement(
             "sweep keys",
-            "Returns those of these rows whose lease has ended.",
-            keys(&[("bigint", "the most rows")]),
+            "Returns the rows with these keys whose lease has ended.",
+            keys(&[("bigint", "the largest number of rows")]),
             sweep::sweep_keys(parts),
         ),
         statement(
             "use up",
-            "Makes rows exhausted that wait without an attempt left.",
+            "Sets claimable rows without attempts left to exhausted.",
             limit(),
             sweep::use_up(parts).unwrap(),
         ),
         statement(
             "cancel",
-            "Settles rows as failed, whoever has them.",
+            "Settles rows as failed, even if they are taken.",
             keys(&[("text", "the message")]),
             requeue::cancel(parts, &State::new("failed")),
         ),
         statement(
             "requeue",
             "Gives rows that have failed or are exhausted further attempts.",
-            keys(&[("bigint", "how many attempts")]),
+            keys(&[("bigint", "the number of attempts")]),
             requeue::requeue(parts, &requeue::given_up(parts)),
         ),
         statement(
             "requeue all",
-            "The same for the first 20 rows in a state.",
-            given(&[("bigint", "how many attempts")]),
+            "Gives the first 20 rows in a state further attempts.",
+            given(&[("bigint", "the number of attempts")]),
             requeue::requeue(parts, &requeue::in_state(parts, &dead, 20)),
         ),
         statement(
             "requeue keys",
-            "Lists rows in a state, after the table has refused to have one of them written.",
+            "Lists rows in a state, after the table has refused to write one of them.",
             limit(),
             requeue::keys_in_state(parts, &dead),
         ),
         statement(
             "purge",
-            "Deletes rows that were settled long enough ago.",
+            "Deletes rows whose retention is over.",
             limit(),
             purge::purge(parts, &purge::oldest(parts, &parts.key())),
         ),
         statement(
             "purge oldest",
-            "Lists what `purge` would delete, after the table has refused to have one of the rows deleted.",
+            "Lists the rows that `purge` would delete, after the table has refused to delete one of them.",
             limit(),
             purge::oldest(parts, &parts.key_text()),
         ),
         statement(
             "purge keys",
-            "Deletes those of these rows that were settled long enough ago.",
-            keys(&[("bigint", "the most rows")]),
+            "Deletes the rows with these keys whose retention is over.",
+            keys(&[("bigint", "the largest number of rows")]),
             purge::purge(parts, &purge::picked_by_key(parts)),
         ),
-        statement("taken", "Lists rows that are taken, the longest first.", limit(), lists::taken(parts)),
-        statement("exhausted", "Lists rows without an attempt left.", limit(), lists::exhausted(parts)),
+        statement(
+            "taken",
+            "Lists rows that are taken, the longest held first.",
+            limit(),
+            lists::taken(parts),
+        ),
+        statement("exhausted", "Lists rows without attempts left.", limit(), lists::exhausted(parts)),
         statement(
             "stats",
             "Counts the rows of each kind, at most 20.",
@@ -174,7 +179,7 @@ pub(super) fn queue() -> File {
             stats(parts, order, &request),
         ),
     ];
-    let head = "-- A queue: rows due from a time on, taken under leases, with attempts, kept for a month after their end.\n";
+    let head = "-- A queue of rows with due times and attempts, taken under leases, and kept for a month after their end.\n";
     ("queue", head.to_owned(), statements)
 }
 
@@ -186,7 +191,7 @@ pub(super) fn held() -> File {
     let statements = vec![
         statement(
             "hold",
-            "Locks the first rows for the open transaction, and notes them in its setting leasehold.held.",
+            "Locks the first rows for the open transaction, and records them in its setting leasehold.held.",
             finding(&[]),
             hold(parts, order, &request, pick, "n.place"),
         ),
@@ -198,19 +203,19 @@ pub(super) fn held() -> File {
         ),
         statement(
             "settle to be retried",
-            "Ends such a claim; only here the attempt is written.",
+            "Ends a held claim, which will be retried. Only now the attempt is written.",
             ends(),
             many(parts, &case.ending(&retry), false),
         ),
-        statement("probe", "Tells what became of rows that were not settled.", given(&CLAIMED), probe(parts)),
+        statement("probe", "Returns the state of rows that were not settled.", given(&CLAIMED), probe(parts)),
         statement(
             "lock row",
-            "Locks one row and reads it, whatever its state.",
+            "Locks one row in any state and reads it.",
             given(&[("text[]", "the id of the row"), ("text[]", "its queue")]),
             lock_row(parts),
         ),
     ];
-    let head = "-- The same table as in queue.sql, whose rows an open transaction holds.\n";
+    let head = "-- The table of queue.sql, whose rows an open transaction holds.\n";
     ("held", head.to_owned(), statements)
 }
 
@@ -221,7 +226,7 @@ pub(super) fn beside() -> File {
         .attempts("attempts_left");
     let (case, held) = Case::both(spec);
     let (parts, order, request) = (&case.parts, &case.order, case.request());
-    let limit = || given(&[("bigint", "the most rows")]);
+    let limit = || given(&[("bigint", "the largest number of rows")]);
     let statements = vec![
         statement(
             "take",
@@ -231,8 +236,8 @@ pub(super) fn beside() -> File {
         ),
         statement(
             "put back",
-            "Puts back what a batch has taken whose answer was lost.",
-            given(&[("bigint", "the most claims of the batch"), ("text", "the batch")]),
+            "Puts back the rows of a batch whose reply was lost.",
+            given(&[("bigint", "the largest number of claims in the batch"), ("text", "the batch")]),
             put_back(parts).unwrap(),
         ),
         statement(
@@ -249,26 +254,31 @@ pub(super) fn beside() -> File {
         ),
         statement(
             "settle many by putting them back",
-            "The same of claims that do not count as attempts: only their leases go.",
+            "Ends several claims that do not count as attempts. Only their leases are deleted.",
             ends(),
             many(parts, &case.ending(&Outcome::PutBack), true),
         ),
-        statement("probe", "Tells what became of rows that were not settled.", given(&CLAIMED), probe(parts)),
+        statement("probe", "Returns the state of rows that were not settled.", given(&CLAIMED), probe(parts)),
         statement(
             "next end",
-            "Tells when the first lease ends; 0: sweep now.",
+            "Returns the milliseconds until the first lease ends. 0 means sweep now.",
             Vec::new(),
             sweep::next_end(parts),
         ),
         statement("sweep", "Returns rows whose lease has ended.", limit(), sweep::sweep(parts)),
-        statement("taken", "Lists rows that are taken, the longest first.", limit(), lists::taken(parts)),
+        statement(
+            "taken",
+            "Lists rows that are taken, the longest held first.",
+            limit(),
+            lists::taken(parts),
+        ),
         statement(
             "leased of",
-            "Lists those of the rows which the transaction has locked that somebody has under a lease.",
+            "Lists the rows locked by the transaction that have a lease.",
             keys(&[]),
             leased_of(&held.parts).unwrap(),
         ),
     ];
-    let head = "-- A table with a boolean and attempts, whose leases are kept in a table beside it.\n";
+    let head = "-- A table with a boolean and attempts, whose leases are in a side table.\n";
     ("side_table", head.to_owned(), statements)
 }

@@ -114,19 +114,19 @@ fn ordered() -> File {
         ),
         statement(
             "take behind",
-            "The same behind a row that the pass has got to.",
+            "Takes the first rows behind the cursor of the pass.",
             behind(&columns, &[]),
             take_alone(parts, order, &request, Some(&[false; 4]), false),
         ),
         statement(
             "take behind a null",
-            "The same behind a row whose sent_at is NULL.",
+            "Takes the first rows behind a cursor whose sent_at is NULL.",
             behind(&null, &[]),
             take_alone(parts, order, &request, Some(&[false, true, false, false]), false),
         ),
         statement(
             "pending",
-            "Tells whether a pass would find a row.",
+            "Returns whether a pass would find a row.",
             finding(&[]),
             pending(parts, order, &request),
         ),
@@ -137,7 +137,7 @@ fn ordered() -> File {
             one(parts, &case.ending(&Outcome::Done)),
         ),
     ];
-    let head = "-- Rows of several queues, by a descending priority and by a time that may be NULL, taken in two states.\n";
+    let head = "-- Rows of several queues, ordered by descending priority and a time that can be NULL, with two claimable states.\n";
     ("ordered", head.to_owned(), statements)
 }
 
@@ -151,13 +151,13 @@ fn of_groups() -> File {
         statement("begin", "Begins the transaction of a leased take.", Vec::new(), BEGIN.to_owned()),
         statement(
             "look",
-            "Finds the first rows of groups that were not seen yet, without a lock.",
+            "Finds the first rows of new groups, without a lock.",
             finding(&[WINDOW, SEEN_GROUPS]),
             select.look(None),
         ),
         statement(
             "look behind",
-            "The same behind a row that the pass has got to.",
+            "Finds the first rows of new groups behind the cursor of the pass.",
             behind(&["ready_at", "id"], &[WINDOW, SEEN_GROUPS]),
             select.look(Some(&[false, false])),
         ),
@@ -175,7 +175,7 @@ fn of_groups() -> File {
         ),
         statement(
             "hold members",
-            "Locks these rows for the open transaction. Fails if one of them is locked.",
+            "Locks the rows of the groups for the open transaction. Fails if one of them is locked.",
             finding(&FOUND),
             hold(&held.parts, &held.order, &request, members, "n.claim"),
         ),
@@ -199,13 +199,13 @@ fn of_tenants() -> File {
     let statements = vec![
         statement(
             "look in order",
-            "Finds the first rows, whatever their tenants, with the room that each tenant has.",
+            "Finds the first rows of all tenants, with the room of each tenant.",
             finding(&[WINDOW, FULL_TENANTS]),
             select.look_in_order(None),
         ),
         statement(
             "look by tenant",
-            "Finds the first rows of each tenant with room, and rows of no tenant.",
+            "Finds the first rows of each tenant with room, and rows without a tenant.",
             finding(&[WINDOW, FULL_TENANTS]),
             select.look_by_tenant(None),
         ),
@@ -224,12 +224,12 @@ fn of_tenants() -> File {
         statement(
             "place",
             "Takes the first free place of a tenant for the open transaction.",
-            given(&[("int4", "the number of the tenant's places"), ("int4", "how many places it has")]),
+            given(&[("int4", "the number of the tenant's places"), ("int4", "the number of its places")]),
             PLACE.to_owned(),
         ),
         statement(
             "count",
-            "Tells how many places leases leave to the tenant of a row.",
+            "Returns the number of places that leases leave to the tenant of a row.",
             given(&[("text[]", "the id of the row"), ("text[]", "its queue")]),
             select_held.count(),
         ),
@@ -240,8 +240,8 @@ fn of_tenants() -> File {
             hold(&held.parts, &held.order, &request_held, picked, "n.claim"),
         ),
     ];
-    let head = "-- At most five rows of a tenant are worked on at a time. A take is a transaction: look, lock, take; or look,\n\
-                -- and place for each row, and count beside leases, and hold.\n";
+    let head = "-- At most five rows of a tenant are in progress at a time. A leased take is a transaction of look, lock and take.\n\
+                -- A held take is look, then place for each row, count if there are leases, and hold.\n";
     ("tenants", head.to_owned(), statements)
 }
 
@@ -262,13 +262,13 @@ fn waits() -> File {
     let statements = vec![
         statement(
             "take",
-            "Takes the first rows that wait for no other row.",
+            "Takes the first rows whose preconditions are met.",
             finding(&[]),
             take_alone(parts, order, &request, None, false),
         ),
         statement(
             "pending",
-            "Tells whether there is a row that can be taken, or waits for one that is taken or can be.",
+            "Returns whether a row is claimable, or depends on a row that is taken or claimable.",
             finding(&[]),
             pending(parts, order, &request),
         ),
@@ -280,26 +280,26 @@ fn waits() -> File {
         ),
         statement(
             "lock what an update waits for",
-            "Locks the rows that these wait for, and tells whether all of them are done.",
+            "Locks the rows on which these depend, and returns whether all of them are done.",
             keys(&[]),
             lock(0),
         ),
         statement(
             "lock what a report waits for",
-            "The same for rows that may have failed.",
+            "Locks the rows on which these depend, and returns whether all of them are done or have failed.",
             keys(&[]),
             lock(1),
         ),
         statement(
             "last waiting",
-            "Finds the last row that waits for another, where nothing was found.",
+            "Finds the last row that depends on another, if no row was found.",
             finding(&[]),
             last_waiting(&held.parts, &held.order, &request_held, None),
         ),
         statement(
             "blocked",
-            "Lists rows that wait for one that has failed or does not exist.",
-            given(&[("bigint", "the most rows")]),
+            "Lists rows that depend on a failed or missing row.",
+            given(&[("bigint", "the largest number of rows")]),
             lists::blocked(parts),
         ),
         statement(
@@ -309,7 +309,7 @@ fn waits() -> File {
             stats(parts, order, &request),
         ),
     ];
-    let head = "-- In each entity an update waits for its create, and never runs if that has failed or is missing. A report waits\n\
+    let head = "-- In each entity an update waits for its create, and never runs if the create has failed or is missing. A report waits\n\
                 -- for the updates, and runs whether or not they have failed.\n";
     ("preconditions", head.to_owned(), statements)
 }
