@@ -194,7 +194,7 @@ impl ClaimError {
 pub(crate) fn refuses_row(error: &sqlx::Error) -> bool {
     let Some(state) = sqlstate(error) else { return false };
     match state.as_str() {
-        // Unreadable values come from the statement itself, unless a function is named as the place.
+        // Unreadable values come from the statement itself, unless the error names a function as its context.
         "22P02" | "22007" => {
             let answer =
                 error.as_database_error().and_then(|answer| answer.try_downcast_ref::<PgDatabaseError>());

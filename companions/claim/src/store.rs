@@ -28,7 +28,7 @@ use crate::spec::states::State;
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Renewal {
-    /// The lease has restarted when the server received the statement.
+    /// The lease has restarted at the server's receipt of the statement.
     Renewed,
     /// Another transaction is changing a row of the claim, so the result is unknown. Try again. The store does not
     /// delay other claims for it.

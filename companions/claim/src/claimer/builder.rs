@@ -203,7 +203,7 @@ impl ClaimerBuilder {
     ///
     /// A claim held for longer is lost for the reason [`HeldTooLong`](leasehold_api::LossReason::HeldTooLong), and
     /// its attempt counts. Other workers can take the row after the pause that follows a panic, and `on_error` gets
-    /// the error. A handler of [`run`](super::Claimer::run) is dropped at its next await. A handler that blocks its
+    /// the error. A handler of [`run`](super::Claimer::run) is dropped at its current await. A handler that blocks its
     /// thread cannot be dropped. It occupies its place in `run` until it returns, and its writes through the claim
     /// are refused. If another process takes the row at that moment, the attempt does not count.
     ///

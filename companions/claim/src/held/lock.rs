@@ -138,7 +138,7 @@ impl PgHeld {
         // A dollar-quoted body cannot contain its own end.
         if text.matches("$leasehold$").count() != 2 {
             return Err(ClaimError::spec(format!(
-                "the key of row {key} contains the text $leasehold$, so it cannot be locked with a wait"
+                "row {key} cannot be locked with a wait, because its key or table contains the text $leasehold$"
             )));
         }
         let text = format!("{PREPARE}{text}{FINISH}");

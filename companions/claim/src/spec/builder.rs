@@ -242,7 +242,7 @@ impl ClaimSpecBuilder {
     ///
     /// Each take reads past the rows for later that come before its own rows. If there can be many, order by this
     /// column first ([`order_by`](Self::order_by)). With `NOT NULL`, as the migration makes it, such rows then cost
-    /// nothing. A process reads this property once, so restart running processes before you drop `NOT NULL`.
+    /// nothing. A process reads this property once, so restart running processes after `NOT NULL` was dropped.
     pub fn ready_at(mut self, column: &str) -> Self {
         self.inner.ready_at = Some(self.column(column));
         self

@@ -38,7 +38,7 @@ impl<'a> TakeRequest<'a> {
         parts.ready(self.from) + &self.in_queue(parts) + &parts.unheld() + &self.chosen(parts)
     }
 
-    /// Builds the same condition, and includes rows that depend on a row in progress.
+    /// Builds the same condition, and includes rows that depend on a taken or claimable row.
     fn claimable_now_or_soon(&self, parts: &SqlParts) -> String {
         parts.claimable_now_or_soon(self.from) + &self.in_queue(parts) + &self.chosen(parts)
     }

@@ -6,8 +6,8 @@
 //!
 //! Claims of open transactions are not visible in the table, so they hold places: advisory locks numbered from 1. A
 //! held claim takes the lowest free place that is at most the limit minus the number of leases. Leases hold no place,
-//! but a lease is taken only if as many of the highest places are free. So leases and held claims together never
-//! exceed the limit.
+//! but a lease is taken only if as many of the highest places are free as there are leases then. So leases and held
+//! claims together never exceed the limit.
 
 use super::expression::{checked, column, list, next};
 use super::groups::Selection;
@@ -180,7 +180,7 @@ impl Selection<'_> {
     }
 }
 
-/// Computes the room of each tenant: the number of free places below its first `top` ones, from the top. Open
+/// Computes the room of each tenant: the number of consecutive free places from place `top` downwards. Open
 /// transactions have locked their places.
 const ROOMY: &str = "SELECT f.g, f.top - COALESCE((SELECT n FROM pg_catalog.generate_series(f.top, \
      GREATEST(f.top - f.wanted, 0) + 1, -1) n WHERE NOT pg_catalog.pg_try_advisory_xact_lock(f.class, n::int4) LIMIT 1), \
