@@ -38,8 +38,8 @@ use shared::{ClaimerCore, WaitingWorker};
 /// at the same time are written together. With a claimer per worker, each would send its own statements and step over
 /// rows that the others have claimed.
 ///
-/// While there is no work, it sends next to nothing. Notifications of the store, ends of its own claims, the end of
-/// the first lease and an occasional poll wake it. The poll alone is enough to get all work done.
+/// While there is no work, it sends next to nothing. Notifications of the store, ends of this process's claims, the
+/// end of the first lease and an occasional poll wake it. The poll alone is enough to get all work done.
 ///
 /// ```
 /// use std::sync::Arc;

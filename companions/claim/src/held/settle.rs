@@ -10,8 +10,8 @@ use crate::statements::settled::{ClaimParameters, lost, whole, written};
 use crate::store::{ClaimRef, Outcome, Settled};
 
 impl PgHeld {
-    /// Writes the end of a claim in the transaction of `connection`, which must be the one that took it. Writes all
-    /// rows of the claim or none.
+    /// Writes the end of a claim in the transaction of `connection`, which must be the transaction of the take.
+    /// Writes all rows of the claim or none.
     ///
     /// # Errors
     ///

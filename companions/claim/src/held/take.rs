@@ -32,7 +32,8 @@ pub(super) struct TakeAttempt {
 /// The result of one attempt.
 enum PickResult {
     Taken(Taken),
-    /// A row of the batch, or one that it depends on, is locked. With a batch of one, this is the cursor to go on from.
+    /// A row of the batch, or a row on which it depends, is locked. With a batch of one, this is the cursor to go on
+    /// from.
     Busy(Option<PassCursor>),
 }
 
@@ -62,8 +63,8 @@ impl PgHeld {
         Ok(taking)
     }
 
-    /// Checks that a transaction is open. The driver knows of its own transactions. For others the server decides:
-    /// outside a transaction, the start of the transaction is the receipt of the statement.
+    /// Checks that a transaction is open. The driver knows the transactions that it began. For others the server
+    /// decides: outside a transaction, the start of the transaction is the receipt of the statement.
     pub(super) async fn inside(&self, connection: &mut PgConnection) -> Result<(), ClaimError> {
         if connection.is_in_transaction() {
             return Ok(());

@@ -17,7 +17,7 @@ pub(super) const BEYOND: i64 = 1_000;
 
 impl PgClaims {
     /// Writes the due rows that the table does not refuse. `all` lists due rows, and `some` writes a part of
-    /// them. The errors are those of [`write_in_halves`](Self::write_in_halves).
+    /// them. Returns the errors of [`write_in_halves`](Self::write_in_halves).
     pub(super) async fn skip_refused(
         &self,
         doing: &'static str,
