@@ -36,6 +36,20 @@ use crate::options::Mode;
 pub trait LockAdmin: Debug + Send + Sync {
     /// Returns the holders, waiters and cooldown of one key. A free key has neither holders nor cooldown.
     ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use leasehold_api::{Lock, LockExt};
+    /// let lock = leasehold_memory::connect()?;
+    /// let guard = lock.key("ledger:42").acquire().await?;
+    /// if let Some(admin) = lock.admin() {
+    ///     let info = admin.inspect(guard.key()).await?;
+    ///     assert_eq!(info.holder().and_then(|hold| hold.holder), Some(guard.holder()));
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Unsupported`](crate::ErrorKind::Unsupported) unless declared. Otherwise the error of the store.
@@ -46,6 +60,20 @@ pub trait LockAdmin: Debug + Send + Sync {
     async fn inspect(&self, key: &LockKey) -> Result<KeyInfo, Error>;
 
     /// Returns the keys that `query` selects, in byte order.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use leasehold_api::{ListQuery, Lock, LockExt};
+    /// let lock = leasehold_memory::connect()?;
+    /// let _guards = lock.keys(["ledger:1", "ledger:2", "report"]).acquire().await?;
+    /// if let Some(admin) = lock.admin() {
+    ///     let held = admin.list(&ListQuery::new().prefix("ledger:").limit(10)).await?;
+    ///     assert_eq!(held.len(), 2);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
@@ -59,6 +87,20 @@ pub trait LockAdmin: Debug + Send + Sync {
     /// Ends the hold of `key` if and only if `holder` has it. After `Ok(true)` the holder's guard reads lost
     /// within [`Capabilities::loss_detection`](crate::Capabilities::loss_detection), and the next grant has a
     /// larger token. `Ok(false)` means that this holder does not hold the key.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use leasehold_api::{ErrorKind, Lock, LockExt};
+    /// let lock = leasehold_memory::connect()?;
+    /// let guard = lock.key("ledger:42").acquire().await?;
+    /// if let Some(admin) = lock.admin() {
+    ///     assert!(admin.force_release(guard.key(), guard.holder()).await?);
+    ///     assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Lost);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///

@@ -276,6 +276,14 @@ impl Requirements {
 
     /// Compares the requirements with the capabilities of a store.
     ///
+    /// ```
+    /// use leasehold_api::{Capabilities, Requirements, Scope};
+    /// let has = Capabilities::new(Scope::Machine);
+    /// assert!(Requirements::new().scope(Scope::Process).check(&has).is_ok());
+    /// let error = Requirements::new().lease().fencing().check(&has).unwrap_err();
+    /// assert!(error.message().contains("leases, fencing tokens"));
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`ErrorKind::Unsupported`] with a list of all missing features.

@@ -274,6 +274,13 @@ impl Error {
     /// False for a release and for a body that has started ([`Operation::Release`], [`Operation::Run`]),
     /// because the guard is gone and the work under it may be done. True for a loss ([`ErrorKind::Lost`]) while
     /// several keys were being acquired, because no body has run yet.
+    ///
+    /// ```
+    /// use leasehold_api::{Error, ErrorKind, Operation};
+    /// let error = Error::new(ErrorKind::Unavailable, "the store is down");
+    /// assert!(error.clone().with_operation(Operation::Acquire).is_retryable());
+    /// assert!(!error.with_operation(Operation::Release).is_retryable());
+    /// ```
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self.0.operation {
@@ -302,12 +309,25 @@ impl Error {
     }
 
     /// Returns the reason of the loss, for [`ErrorKind::Lost`].
+    ///
+    /// ```
+    /// use leasehold_api::{Error, LossReason};
+    /// assert_eq!(Error::lost(LossReason::Expired).loss(), Some(LossReason::Expired));
+    /// ```
     #[must_use]
     pub fn loss(&self) -> Option<LossReason> {
         self.0.loss
     }
 
     /// Returns the time until the next possible grant, for [`ErrorKind::NotDue`].
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use leasehold_api::{Error, ErrorKind};
+    /// let error = Error::not_due(Duration::from_secs(5));
+    /// assert_eq!(error.kind(), ErrorKind::NotDue);
+    /// assert_eq!(error.retry_after(), Some(Duration::from_secs(5)));
+    /// ```
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.0.retry_after

@@ -94,6 +94,18 @@ impl LockGuard {
 
     /// Returns how much longer the grant is valid if the store confirms nothing more. `None` if it does not end
     /// by itself, zero once it is lost.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use std::time::Duration;
+    /// use leasehold_api::LockExt;
+    /// let lock = leasehold_memory::connect()?;
+    /// let guard = lock.key("report").ttl(Duration::from_secs(30)).acquire().await?;
+    /// assert!(guard.remaining().is_some_and(|left| left <= Duration::from_secs(30)));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn remaining(&self) -> Option<Duration> {
         self.grant().remaining()
@@ -120,6 +132,19 @@ impl LockGuard {
     }
 
     /// Returns a handle with which another task can watch this grant. The handle can neither renew nor release.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use leasehold_api::{End, LockExt};
+    /// let lock = leasehold_memory::connect()?;
+    /// let guard = lock.key("leader").acquire().await?;
+    /// let ended = guard.handle().ended();
+    /// drop(guard);
+    /// assert_eq!(ended.await, End::Released);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn handle(&self) -> GrantHandle {
         GrantHandle { grant: self.shared() }

@@ -56,6 +56,20 @@ impl GrantHandle {
     }
 
     /// Returns the current validity of the grant. [`Validity::Ended`] once its guard was released or dropped.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use leasehold_api::{LockExt, Validity};
+    /// let lock = leasehold_memory::connect()?;
+    /// let guard = lock.key("leader").acquire().await?;
+    /// let handle = guard.handle();
+    /// assert_eq!(handle.validity(), Validity::Valid);
+    /// drop(guard);
+    /// assert_eq!(handle.validity(), Validity::Ended);
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn validity(&self) -> Validity {
         self.grant.validity()

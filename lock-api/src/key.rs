@@ -71,6 +71,13 @@ impl LockKey {
 
     /// Makes a key of `text`.
     ///
+    /// ```
+    /// use leasehold_api::{ErrorKind, LockKey};
+    /// assert_eq!(LockKey::new("Ledger 42")?.as_str(), "Ledger 42");
+    /// assert_eq!(LockKey::new("").unwrap_err().kind(), ErrorKind::InvalidKey);
+    /// # Ok::<(), leasehold_api::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`ErrorKind::InvalidKey`] if `text` is empty, longer than [`MAX_KEY_BYTES`] or contains NUL.
@@ -94,6 +101,14 @@ impl LockKey {
     /// Makes one key of several parts, joined by `:`. See [`key!`](crate::key!) for parts of different types.
     ///
     /// A `:` or `%` inside a part becomes `%3A` or `%25`, so different lists of parts never give the same key.
+    ///
+    /// ```
+    /// use leasehold_api::LockKey;
+    /// assert_eq!(LockKey::from_parts(["ledger", "42"])?.as_str(), "ledger:42");
+    /// assert_eq!(LockKey::from_parts(["a:b", "c"])?.as_str(), "a%3Ab:c");
+    /// assert!(LockKey::from_parts(["ledger", ""]).is_err());
+    /// # Ok::<(), leasehold_api::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

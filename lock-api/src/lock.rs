@@ -128,6 +128,18 @@ pub trait Lock: Debug + Display + Send + Sync + 'static {
     /// Makes one attempt at all keys. Returns the guards in the order of `keys`, or `None` if another caller
     /// holds or awaits at least one key. Otherwise like [`try_acquire`](Lock::try_acquire).
     ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use leasehold_api::{AcquireOptions, Lock, LockKey};
+    /// let lock = leasehold_memory::connect()?;
+    /// let keys = [LockKey::new("account:1")?, LockKey::new("account:2")?];
+    /// let guards = lock.try_acquire_all(&keys, &AcquireOptions::new()).await?;
+    /// assert!(guards.is_some());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     ///
     /// As [`acquire_all`](Lock::acquire_all), except [`Timeout`](crate::ErrorKind::Timeout). After an error no

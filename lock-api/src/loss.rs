@@ -128,6 +128,18 @@ impl fmt::Debug for Ended {
 }
 
 /// The sender of [`Lost`], for implementations of a grant.
+///
+/// ```
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), leasehold_api::Error> {
+/// use leasehold_api::{LossReason, LossSignal};
+/// let signal = LossSignal::new();
+/// let lost = signal.subscribe();
+/// assert!(signal.fire(LossReason::Expired));
+/// assert_eq!(lost.await, LossReason::Expired);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Default)]
 pub struct LossSignal {
     state: Mutex<SignalState>,

@@ -53,6 +53,19 @@ impl MultiGuard {
 
     /// Resolves with key and reason when the first guard is lost. Never resolves without guards.
     ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use leasehold_api::{Lock, LockExt, LossReason};
+    /// let lock = leasehold_memory::connect()?;
+    /// let guards = lock.keys(["account:1", "account:2"]).acquire().await?;
+    /// lock.close().await?;
+    /// let (key, reason) = guards.lost().await;
+    /// assert_eq!((key.as_str(), reason), ("account:1", LossReason::Closed));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Cancel safety
     ///
     /// If dropped, nothing is lost. A later call resolves at once.

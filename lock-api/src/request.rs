@@ -195,6 +195,19 @@ impl<L: Lock + ?Sized, K, W> LockRequest<'_, L, K, W> {
 
     /// Blocks the next grant of the key until this long after the grant, even if the holder releases sooner or
     /// crashes. Other callers wait for a cooldown like for a holder.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use std::time::Duration;
+    /// use leasehold_api::LockExt;
+    /// let lock = leasehold_memory::connect()?;
+    /// let guard = lock.key("cleanup").cooldown(Duration::from_secs(60)).acquire().await?;
+    /// guard.release().await?;
+    /// assert!(lock.key("cleanup").try_acquire().await?.is_none(), "for a minute");
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn cooldown(self, duration: Duration) -> Self {
         self.with(|options| options.cooldown(duration))
     }
@@ -411,6 +424,18 @@ impl<L: Lock + ?Sized> KeysRequest<'_, L> {
 
     /// Makes one attempt at all keys. Returns `None` if another caller holds at least one. See
     /// [`Lock::try_acquire_all`].
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use leasehold_api::LockExt;
+    /// let lock = leasehold_memory::connect()?;
+    /// let _held = lock.key("account:2").acquire().await?;
+    /// assert!(lock.keys(["account:1", "account:2"]).try_acquire().await?.is_none());
+    /// assert!(lock.key("account:1").try_acquire().await?.is_some(), "nothing stays held");
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///

@@ -66,6 +66,13 @@ impl<T> RunError<T> {
     }
 
     /// Returns the value of the body, if the body finished.
+    ///
+    /// ```
+    /// use leasehold_api::{Error, LossReason, RunError};
+    /// let error = RunError::Unconfirmed { value: "report", error: Error::lost(LossReason::Expired) };
+    /// assert!(!error.is_retryable(), "the body has run");
+    /// assert_eq!(error.into_value(), Some("report"));
+    /// ```
     #[must_use]
     pub fn into_value(self) -> Option<T> {
         match self {

@@ -23,6 +23,12 @@ pub enum Validity {
 
 impl Validity {
     /// Returns whether no other client can hold the lock, in the states valid and in doubt.
+    ///
+    /// ```
+    /// use leasehold_api::Validity;
+    /// assert!(Validity::InDoubt.is_held());
+    /// assert!(!Validity::Lost.is_held());
+    /// ```
     #[must_use]
     pub const fn is_held(self) -> bool {
         matches!(self, Self::Valid | Self::InDoubt)

@@ -75,6 +75,17 @@ impl Engine {
     }
 
     /// Returns a builder of an engine with other settings.
+    ///
+    /// ```
+    /// use leasehold_engine::Engine;
+    /// use leasehold_memory::MemoryStore;
+    /// # fn main() -> Result<(), leasehold_api::Error> {
+    /// let runtime = tokio::runtime::Runtime::new().unwrap();
+    /// let engine = Engine::builder(MemoryStore::new().backend()).runtime(runtime.handle().clone()).start()?;
+    /// assert_eq!(engine.active_keys(), 0);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn builder(backend: impl Backend) -> EngineBuilder {
         EngineBuilder {
             backend: Arc::new(backend),
@@ -88,6 +99,18 @@ impl Engine {
     }
 
     /// Returns the counters since the engine started.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use leasehold_api::LockExt as _;
+    /// let engine = leasehold_memory::connect()?;
+    /// engine.key("ledger:42").acquire().await?.release().await?;
+    /// let counters = engine.counters();
+    /// assert_eq!((counters.granted, counters.released), (1, 1));
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn counters(&self) -> Counters {
         self.core.metrics.snapshot(&self.core.queues)

@@ -31,6 +31,21 @@ pub enum WindowOutcome<T> {
 impl<L: Lock + ?Sized> KeyRequest<'_, L, Window> {
     /// Waits for the lock, unless the window of an earlier grant lasts.
     ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use std::time::Duration;
+    /// use leasehold_api::{LockExt, WindowOutcome};
+    /// let lock = leasehold_memory::connect()?;
+    /// let hour = Duration::from_secs(3600);
+    /// match lock.key("hourly-report").at_most_once_per(hour).acquire().await? {
+    ///     WindowOutcome::Due(guard) => guard.release().await?,
+    ///     WindowOutcome::NotDue { retry_after } => println!("not before {retry_after:?} from now"),
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     ///
     /// As [`Lock::acquire`].

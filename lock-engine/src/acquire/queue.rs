@@ -62,7 +62,7 @@ struct Slot<V> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EndedGrants {
     pub(crate) all: u64,
-    /// Grants whose release the store had confirmed before that.
+    /// Ended grants whose release the store confirmed before the permit was passed on.
     pub(crate) released: u64,
 }
 

@@ -250,7 +250,7 @@ fn by_window(mut renewals: Vec<Renewal>) -> Vec<Vec<Renewal>> {
     calls
 }
 
-/// Splits the holds whose last call got no answer off, into at most [`MAX_PARTS`] calls.
+/// Moves the holds whose last call got no answer into separate calls, at most [`MAX_PARTS`].
 fn split_unanswered(call: Vec<Renewal>) -> Vec<Vec<Renewal>> {
     let (mut unanswered, answered): (Vec<_>, Vec<_>) =
         call.into_iter().partition(|renewal| renewal.hold.lease.as_ref().is_some_and(|l| l.was_unanswered()));

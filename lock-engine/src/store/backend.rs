@@ -102,8 +102,8 @@ pub trait Backend: Debug + Display + Send + Sync + 'static {
 
     /// Releases like [`release`](Self::release), after the backend's runtime has ended. The tasks and
     /// connections of that runtime are gone or about to go. The engine calls this for about a second, on
-    /// another runtime with timers and I/O that can open a new connection. [`abort`](Self::abort) follows.
-    /// Override this method if `release` needs a task or a connection of the old runtime.
+    /// another runtime with timers and I/O. The backend can open a new connection there. [`abort`](Self::abort)
+    /// follows. Override this method if `release` needs a task or a connection of the old runtime.
     async fn release_on_new_runtime(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
         self.release(holds).await
     }

@@ -11,6 +11,51 @@ use crate::store::events::Events;
 
 /// A store that handles one key per call. [`Single`] turns it into a [`Backend`]. The rules of [`Backend`]
 /// apply to each call.
+///
+/// ```
+/// # #[tokio::main]
+/// # async fn main() -> Result<(), leasehold_api::Error> {
+/// use std::collections::HashMap;
+/// use std::fmt;
+/// use std::sync::Mutex;
+/// use leasehold_api::{Capabilities, Error, HolderId, LockExt as _, LockKey, LossReason, Scope};
+/// use leasehold_engine::{
+///     Attempt, Contended, Engine, Granted, HoldRef, ReleaseReply, Renewed, Request, Single, SingleKey, async_trait,
+/// };
+/// #[derive(Debug)]
+/// struct Table(Mutex<HashMap<LockKey, HolderId>>, Capabilities);
+/// impl fmt::Display for Table {
+///     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+///         f.write_str("table")
+///     }
+/// }
+/// #[async_trait]
+/// impl SingleKey for Table {
+///     fn capabilities(&self) -> &Capabilities {
+///         &self.1
+///     }
+///     async fn acquire(&self, request: Request) -> Result<Attempt, Error> {
+///         let holder = *self.0.lock().unwrap().entry(request.key).or_insert(request.holder);
+///         let is_ours = holder == request.holder; // also if the request is repeated
+///         Ok(if is_ours { Attempt::Granted(Granted::default()) } else { Attempt::Contended(Contended::new()) })
+///     }
+///     async fn renew(&self, hold: HoldRef) -> Result<Renewed, Error> {
+///         let is_held = self.0.lock().unwrap().get(&hold.key) == Some(&hold.holder);
+///         Ok(if is_held { Renewed::Extended } else { Renewed::Gone(LossReason::Gone) })
+///     }
+///     async fn release(&self, hold: HoldRef) -> Result<ReleaseReply, Error> {
+///         let mut table = self.0.lock().unwrap();
+///         let is_held = table.get(&hold.key) == Some(&hold.holder);
+///         if is_held {
+///             table.remove(&hold.key);
+///         }
+///         Ok(ReleaseReply::new(is_held))
+///     }
+/// }
+/// let lock = Engine::start(Single::new(Table(Mutex::default(), Capabilities::new(Scope::Process))))?;
+/// lock.key("ledger:42").acquire().await?.release().await
+/// # }
+/// ```
 #[async_trait]
 pub trait SingleKey: Debug + Display + Send + Sync + 'static {
     /// Returns the features and bounds of the store. See [`Backend::capabilities`].
