@@ -56,6 +56,8 @@ struct ServerState {
     sinks: BTreeMap<u64, Arc<dyn EventSink>>,
     clients: u64,
     last_draw: Option<Instant>,
+    /// When the clock of [`Fault::TokenFromClock`] started: with the first token of this server.
+    clock_origin: Option<Instant>,
     drawn: u64,
     /// What a restart leaves of `drawn` under [`Fault::TokenSavedAtTheEnd`].
     saved: u64,
@@ -432,8 +434,12 @@ impl ServerState {
         let number = match fault {
             Fault::TokenMissing => return None,
             Fault::TokenConstant => 7,
-            // Milliseconds: two grants within one have the same.
-            Fault::TokenFromClock => EPOCH_MILLIS + millis(requester.now),
+            // Two grants within a tenth of a second have the same.
+            Fault::TokenFromClock => {
+                let origin = *self.clock_origin.get_or_insert(requester.now);
+                let tenths = requester.now.saturating_duration_since(origin).as_millis() / 100;
+                u64::try_from(tenths).unwrap_or(0) + 1
+            }
             Fault::TokenPerClient => *own,
             Fault::TokenRestartsAfterManyKeys if self.records.len() > MANY => 1,
             Fault::TokenRestartsWhenFree => (last >> token::LOCAL_BITS) % 3 + 1,
@@ -482,16 +488,6 @@ impl ServerState {
 }
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
-
-/// What the clock of [`Fault::TokenFromClock`] shows when it is first asked.
-const EPOCH_MILLIS: u64 = 1_000_000;
-
-fn millis(now: Instant) -> u64 {
-    use std::sync::OnceLock;
-    static ORIGIN: OnceLock<std::time::Instant> = OnceLock::new();
-    let origin = *ORIGIN.get_or_init(|| now.into_std());
-    u64::try_from(now.into_std().saturating_duration_since(origin).as_millis()).unwrap_or(0)
-}
 
 impl Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
