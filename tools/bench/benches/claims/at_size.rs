@@ -144,7 +144,7 @@ impl AtSize {
             assert_eq!(claims.purge(500).await.unwrap(), 0);
             purges.push(self.pages("kept").await);
         }
-        // Reads the claimed rows, because renewals must change no index (docs/decisions/claims-real-size.md).
+        // Reads the claimed rows, because renewals must change no index (docs/decisions/claims-tables.md).
         rows.push(count("a sweep, 20,000 live leases", quantile(&sweeps, 0.5), "pages", 400.0));
         rows.push(count("a purge, a million young rows", quantile(&purges, 0.5), "pages", 10.0));
     }

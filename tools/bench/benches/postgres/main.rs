@@ -1,6 +1,6 @@
 //! Measures the Postgres stores against the floor: the same work by hand, on the same durable server, in the same
 //! rounds. Absolute figures depend on the machine and its load, ratios much less, except for a single task
-//! (`docs/decisions/postgres-lone-task.md`).
+//! (`docs/decisions/postgres-batching.md`).
 //!
 //! Measured tasks and the floor's tasks run on the runtime's threads.
 
