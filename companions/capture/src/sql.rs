@@ -41,7 +41,10 @@ impl Capture {
             let function = self.function(source).quoted();
             let [row, truncate] = self.triggers().map(|name| quote(&name));
             let table = source.table.quoted();
-            steps.push(MigrationStep::new("What is recorded of a change.", self.create_function(source)));
+            steps.push(MigrationStep::new(
+                "The function that records a change.",
+                self.create_function(source),
+            ));
             let mut on_row = format!(
                 "  CREATE OR REPLACE TRIGGER {row} AFTER INSERT OR UPDATE OR DELETE ON {table}\n    \
                  FOR EACH ROW EXECUTE FUNCTION {function}();"
@@ -49,7 +52,7 @@ impl Capture {
             if self.is_always {
                 on_row.push_str(&format!("\n  ALTER TABLE {table} ENABLE ALWAYS TRIGGER {row};"));
             }
-            steps.push(MigrationStep::new("Rows that change.", block("", &on_row)));
+            steps.push(MigrationStep::new("The trigger for changed rows.", block("", &on_row)));
             // Repeats this for each partition, because a TRUNCATE of a partition fires only its own triggers.
             let always = if self.is_always {
                 format!(
@@ -67,7 +70,10 @@ impl Capture {
                 literal(&truncate),
                 literal(&function)
             );
-            steps.push(MigrationStep::new("Rows that all go at once.", block("  part record;", &every)));
+            steps.push(MigrationStep::new(
+                "The triggers for TRUNCATE, also of partitions.",
+                block("  part record;", &every),
+            ));
         }
         steps
     }
@@ -85,9 +91,9 @@ impl Capture {
                 parts(&source.table),
                 literal(&truncate)
             );
-            steps.push(MigrationStep::new("Its triggers", block("  part record;", &drop)));
+            steps.push(MigrationStep::new("Drops the triggers.", block("  part record;", &drop)));
             let function = format!("DROP FUNCTION IF EXISTS {}()", self.function(source).quoted());
-            steps.push(MigrationStep::new("and what they called.", function));
+            steps.push(MigrationStep::new("Drops their function.", function));
         }
         steps
     }

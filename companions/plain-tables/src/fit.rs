@@ -246,7 +246,7 @@ impl PlainMigration {
         }
         let missing = format!("NOT {}", has_column(table, column.as_str()));
         MigrationStep::only_if(
-            "Its default is the same for all locks there are: none is rewritten.",
+            "Adds a column. Its default is the same for all existing rows, so no row is rewritten.",
             &missing,
             &change,
         )
