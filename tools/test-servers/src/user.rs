@@ -12,7 +12,7 @@ use crate::Outcome;
 /// four times as long to create them.
 const MEMORY: &str = "/dev/shm";
 
-/// Minimum free space of [`MEMORY`] and, separately, of the main memory, because no test run must fill either.
+/// Minimum free space of [`MEMORY`]. Twice as much main memory must be available, because no test run must fill it.
 const ROOM: u64 = 6 << 30;
 
 /// The medium of a server's data.
