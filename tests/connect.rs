@@ -27,8 +27,10 @@ async fn what_is_not_a_store_is_refused_with_what_to_do() {
         ("locks", "file:///DIRECTORY"),
         ("/var/lib/locks", "file:///DIRECTORY"),
         ("redis://host/0", "memory:NAME"),
+        #[cfg(feature = "memory")]
         ("memory:x#y", "%23"),
         ("postgres+lease://app@db/app", "+ttl"),
+        #[cfg(feature = "memory")]
         ("memory:x?ttl=1s&ttl=2s", "twice"),
     ] {
         let error = refused(url).await;
