@@ -67,8 +67,8 @@ impl Work for WaitSessionWork {
             }
             Ok(())
         };
-        // A wait has no limit. The server soon ends an abandoned one, unless the path to the server is dead, which a
-        // connection that only reads cannot detect.
+        // A wait for a lock has no limit. The limit starts when its caller has given it up: the server soon ends such a wait,
+        // unless the path to the server is dead, which a connection that only reads cannot detect.
         let limit = session.common.statement_limit();
         let unwanted = async {
             session.state.cancels.given_up().await;

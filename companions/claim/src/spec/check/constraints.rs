@@ -78,7 +78,7 @@ impl TableCheck<'_> {
 struct WrittenRow<'a> {
     doing: &'static str,
     state: Option<&'a State>,
-    /// Column and value.
+    /// Each column that the step writes, with the SQL of its value. The server checks them against its constraints.
     values: Vec<(&'a Column, &'static str)>,
 }
 
