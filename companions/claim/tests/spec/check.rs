@@ -330,7 +330,8 @@ async fn a_table_without_history_misleads_nobody() {
 async fn each_index_of_a_limit_is_asked_for() {
     let (_db, pool) = database().await;
     let spec = migrated(&pool, full("request").limit("document", 5), 10).await;
-    for (name, missing) in [("limit", ["in their order", "document"]), ("at_work", ["worked on", "document"])]
+    for (name, missing) in
+        [("limit", ["in their order", "document"]), ("at_work", ["taken rows", "document"])]
     {
         let sql = format!(
             "DO $$ BEGIN EXECUTE (SELECT 'DROP INDEX ' || indexrelid::regclass FROM pg_index \
