@@ -35,7 +35,7 @@ macro_rules! store {
     };
 }
 
-/// All stores: a new one adds a row here, and its feature to `Cargo.toml`.
+/// All stores. A new store adds a row here, and its feature to the `Cargo.toml` of the facade and of `lock-cli`.
 #[rustfmt::skip]
 const STORES: &[StoreEntry] = &[
     store!("memory", leasehold_memory, ["memory"], "memory:, memory:NAME"),

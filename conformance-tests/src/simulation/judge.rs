@@ -289,7 +289,7 @@ impl Judge {
         }
     }
 
-    /// It was told at `now` that it has a lease of `ttl`, which it asked for at `asked`.
+    /// Checks the lease that `guard` reads after a renewal for `ttl`, which the caller sent at `asked`.
     pub(crate) fn renewed_for(&self, guard: &LockGuard, ttl: Duration, asked: Instant) {
         let (left, took) = (guard.remaining(), asked.elapsed().mul_f64(1.0 + DRIFT));
         let least = ttl.mul_f64(0.9).saturating_sub(took + Duration::from_millis(1));

@@ -9,7 +9,7 @@ use serde_json::Value;
 /// Set for this program when it stands in for rustdoc: the real one.
 const REAL: &str = "API_SNAPSHOTS_RUSTDOC";
 const JSON: [&str; 4] = ["-Z", "unstable-options", "--output-format", "json"];
-/// What docs.rs sets: the libraries then have what needs a feature marked, which is unstable as well.
+/// The flag that docs.rs sets. It switches on the marks for features, which need unstable rustdoc too.
 const DOCS_RS: [&str; 2] = ["--cfg", "docsrs"];
 
 /// Runs the real rustdoc with unstable options allowed, if cargo runs this program in its place.

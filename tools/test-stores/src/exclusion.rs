@@ -20,7 +20,7 @@ pub async fn exclude_without(words: &[&str], table: &str, connect: impl AsyncFn(
     for words in words {
         proxy.rewrite(words, "");
     }
-    // Rows that somebody keeps locked are what statements leave out.
+    // One transaction keeps rows locked, because statements with SKIP LOCKED leave such rows out.
     let mut user = database.connect().await;
     let lock = format!("BEGIN; SELECT FROM {table} FOR UPDATE");
     let locks = tokio::spawn(async move {

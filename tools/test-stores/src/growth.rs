@@ -13,9 +13,9 @@ const FEW: u32 = 1_000;
 /// Of each kind of row, of which there are four.
 const MANY: u32 = 1_000_000;
 
-/// Fails if a statement of the store, or one of `more`, touches more pages of the large table. `rows` inserts so many of
-/// each kind into an empty table in a schema: keys that were released, that expired, that are held, and old ones in which
-/// nobody is interested any more; the first two are younger than what is purged.
+/// Fails if a statement of the store, or one of `more`, touches more pages of a large table than of a small one. `rows` inserts a
+/// given number of rows of each kind into an empty table in a schema: released keys and expired keys (both too young to be
+/// purged), held keys, and keys old enough to be purged.
 pub async fn assert_no_growth_of(
     dialect: &Dialect,
     more: &[(&'static str, &str)],

@@ -1,6 +1,6 @@
-//! Checks what documents say of tests: each test that they name exists, the list of what is covered has every number
-//! once, and bugs are counted right. Also checks that no test is named by a number of that list, that there is no `mod.rs`,
-//! and that each file is short enough.
+//! Checks documents against tests: each test that a document names exists, `docs/coverage.md` has every number once, and the
+//! counts of `docs/bugs.md` are right. Also checks that no test is named by a number of `docs/coverage.md`, that no file is
+//! called `mod.rs`, and that each file is short enough.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,5 +1,5 @@
-//! Whether the published packages can be published: what their manifests say, what their archives hold, and whether each
-//! archive builds without the rest of this repository.
+//! Checks that the published packages can be published: their manifests, the files in their archives, and that each archive
+//! builds without the rest of this repository.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -46,9 +46,9 @@ pub(crate) fn check() -> Outcome {
     Ok(())
 }
 
-/// Builds each archive of [`check`] by itself, with its default features. All are in one workspace, in which they find each
-/// other as crates.io would have them. Profile and target directory are those of the tests, so that most of what is not ours
-/// is there already; the code itself is generated for the tests.
+/// Checks each archive of [`check`] by `cargo check` with its default features. The unpacked archives form one workspace, because
+/// they depend on each other by version. The profile and the target directory are the tests' own, because the dependencies are
+/// compiled there already.
 pub(crate) fn verify() -> Outcome {
     let metadata = Metadata::read()?;
     let unpacked = unpack(&metadata)?;

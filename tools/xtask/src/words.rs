@@ -160,7 +160,7 @@ fn list(wanted: &str) -> Outcome {
     Ok(())
 }
 
-/// Prints comments with their item and without its body, and half as many paragraphs, for somebody who does not know the code.
+/// Prints `count` comments, each with its item without the body, and half as many paragraphs, for a reader who grades them.
 fn sample(count: u64, seed: u64) -> Outcome {
     let mut random = fastrand::Rng::with_seed(seed);
     let root = root();

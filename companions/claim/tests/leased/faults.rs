@@ -284,8 +284,8 @@ async fn two_versions_of_the_spec_at_once() {
     );
 }
 
-/// The row and the wake-up come with the commit or not at all. Whoever listens is told of what comes
-/// from then on, and that its connection has ended.
+/// A commit publishes the row together with the wake-up, and a rollback neither. A listener receives the wake-ups sent after it
+/// began to listen, and learns that its connection has ended.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_insert_and_its_wake_up_are_one_transaction() {
     let world = World::private(REQUEST).await;
