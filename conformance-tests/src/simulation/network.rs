@@ -385,12 +385,15 @@ impl NetworkLink {
         }
     }
 
-    /// Carries out `work` at the store and returns its result, unless a disturbance of the link prevents that. If dropped
-    /// before `work` was carried out, it never is.
+    /// Carries out `work` at the store and returns its result, unless a disturbance of the link prevents that.
     ///
     /// # Errors
     ///
-    /// The kind of the failure that the link was told to report.
+    /// The kind of the failure that the link injects.
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped before `work` was carried out, `work` never runs.
     pub async fn call_inline<T>(&self, op: Op, work: impl FnOnce() -> T) -> Result<T, ErrorKind> {
         let CallPlan { before, after, delivery } = self.plan(op);
         if self.is_disconnected() || matches!(delivery, Delivery::RequestLost) {
