@@ -10,6 +10,7 @@ use leasehold_api::{
 };
 use tokio::time::Instant;
 
+use crate::context::waiter::Waiter;
 use crate::context::{Context, fails, joined};
 use crate::harness::Op;
 
@@ -54,7 +55,7 @@ pub(crate) async fn first_come_first_served_across_clients(cx: &Context) {
     }
 }
 
-async fn served_in_order(cx: &Context, waiters: Vec<crate::context::Waiter>) {
+async fn served_in_order(cx: &Context, waiters: Vec<Waiter>) {
     let mut waiters = std::collections::VecDeque::from(waiters);
     while let Some(next) = waiters.pop_front() {
         let guard = next.granted(cx, cx.handover()).await;

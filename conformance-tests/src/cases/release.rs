@@ -37,7 +37,7 @@ pub(crate) async fn after_ok_dropped_attempts_overtake_nobody(cx: &Context) {
     let key = cx.key();
     for _ in 0..5 {
         let guard = cx.take(&a, &key).await;
-        let waiter = cx.queue(&b, &key).await;
+        let waiter = cx.queue_at_store(&b, &key).await;
         cx.give(guard).await;
         let options = cx.patient();
         let dropped = tokio::time::timeout(Duration::from_millis(1), a.acquire(&key, &options)).await;
