@@ -1,4 +1,4 @@
-//! What a case is, what it needs, and how it can end.
+//! A case, its needs and its outcomes.
 
 use std::fmt;
 use std::future::Future;
@@ -16,17 +16,17 @@ pub(crate) type CaseFuture<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 #[derive(Clone, Copy)]
 #[non_exhaustive]
 pub struct Case {
-    /// `group::case`.
+    /// The name, in the form `group::case`.
     pub name: &'static str,
-    /// The rules of the contract that it shows, such as `"C1"`.
+    /// The rules of the contract that the case checks, such as `"C1"`.
     pub rules: &'static [&'static str],
-    /// What it needs of the store and its harness.
+    /// The needs of the case from the store and its harness.
     pub needs: &'static [Need],
     pub(crate) body: for<'a> fn(&'a Context) -> CaseFuture<'a>,
 }
 
 impl Case {
-    /// The part of the name before `::`.
+    /// Returns the part of the name before `::`.
     #[must_use]
     pub fn group(&self) -> &'static str {
         self.name.split("::").next().unwrap_or(self.name)
@@ -47,72 +47,72 @@ impl fmt::Debug for Case {
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The store keeps the rule.
+    /// The store kept the rule.
     Passed,
-    /// The store does not declare what the case is about, and was seen to refuse it with a typed error.
+    /// The store does not declare the capability under test. It refused the call with a typed error.
     Refused {
-        /// What it does not declare.
+        /// The missing capability.
         capability: &'static str,
     },
-    /// The case cannot be run here.
+    /// The case cannot run with this store or harness.
     NotApplicable {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// In real time: the case failed, and that may be the fault of the machine, which did not let it run in time.
+    /// The case failed in real time, perhaps because the machine did not let it run in time.
     Inconclusive {
-        /// What was seen, and for how long the process stood still.
+        /// The observation, and how long the process stood still.
         message: String,
     },
-    /// The store breaks the rule.
+    /// The store broke the rule.
     Failed {
-        /// What was seen.
+        /// The observation.
         message: String,
     },
 }
 
 impl Outcome {
-    /// Whether the store broke no rule as far as this case could tell, and it could tell.
+    /// Returns whether the case is neither failed nor inconclusive.
     #[must_use]
     pub const fn is_ok(&self) -> bool {
         !matches!(self, Self::Failed { .. } | Self::Inconclusive { .. })
     }
 }
 
-/// What a case needs. A capability that is not declared must be refused by the store; anything else
-/// that is missing makes the case not applicable.
+/// A precondition of a case. If the store does not declare a capability, it must refuse its use. Any other
+/// missing need makes the case not applicable.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Need {
     /// Leases.
     Lease,
-    /// Holds that last until they are released: no lease unless one is asked for.
+    /// Holds that last until their release, unless the acquire sets a lease.
     Endless,
     /// Fencing tokens.
     Tokens,
-    /// Tokens that survive a restart of the store's clients.
+    /// Tokens that survive a restart of the store.
     DurableTokens,
     /// Cooldowns.
     Cooldown,
-    /// Inspection of one key.
+    /// Inspection of one key by an administrator.
     Inspect,
     /// Listing of holds.
     List,
     /// Forced release.
     ForceRelease,
-    /// First come, first served across clients.
+    /// Strict first-come-first-served order across clients.
     Fifo,
-    /// A hold that ends within a declared time after its process died.
+    /// A hold that ends within a declared time after the death of its process.
     CrashRelease,
-    /// Exclusion between processes, and a harness that can start one.
+    /// Exclusion between processes, and a harness that can start a child process.
     Child,
     /// A store whose time is virtual.
     Virtual,
     /// A harness that can end a hold at the store.
     Lose,
-    /// Holds of one client that do not end together.
+    /// A store on which the loss of one hold does not end other holds of the same client.
     Alone,
-    /// A harness that can end a hold at the store without telling.
+    /// A harness that can end a hold at the store without a notification.
     Purge,
     /// A harness that can cut a client off.
     Silence,
@@ -132,7 +132,7 @@ pub enum Need {
     LateLoss,
 }
 
-/// What to do with a case.
+/// The decision whether a case runs.
 pub(crate) enum CaseDecision {
     Run,
     Refusal(Need),
@@ -140,7 +140,7 @@ pub(crate) enum CaseDecision {
 }
 
 impl Need {
-    /// Decides by declared capability and by what the harness can do.
+    /// Decides from the declared capabilities and the abilities of the harness.
     pub(crate) fn judge(
         needs: &[Self],
         has: &Capabilities,
@@ -148,7 +148,7 @@ impl Need {
         time: Time,
         child_test: bool,
     ) -> CaseDecision {
-        // A missing capability counts first: refusing it is a duty that needs no faults.
+        // Missing capabilities come first, because the refusal needs no faults.
         for need in needs {
             if need.undeclared(has) {
                 return CaseDecision::Refusal(*need);
@@ -224,7 +224,7 @@ impl Need {
         }
     }
 
-    /// The name of a capability.
+    /// Returns the name of the capability. Empty for a need that no capability satisfies.
     pub(crate) const fn capability(self) -> &'static str {
         match self {
             Self::Lease => "leases",
@@ -237,7 +237,7 @@ impl Need {
         }
     }
 
-    /// Asserts that the store refuses what it does not declare.
+    /// Asserts that the store refuses the use of the undeclared capability.
     pub(crate) async fn assert_refused(self, cx: &Context) {
         use leasehold_api::{ErrorKind, HolderId, ListQuery};
         let lock = cx.client().await;
@@ -262,7 +262,7 @@ impl Need {
             Ok(()) => panic!("{} are not declared, yet the store answered Ok", self.capability()),
             Err(error) => assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}"),
         }
-        // The refusal left nothing behind.
+        // The refused call must leave nothing behind, so the key is free.
         drop(cx.take(&lock, &key).await);
     }
 }

@@ -1,11 +1,10 @@
-//! The cases, one file per group, and the one list of them.
+//! The list of all cases. Each group is a module.
 
 use crate::case::{Case, Need};
 
 mod polling;
 
-/// Calls the macro that it is given with the list of all cases, in the form
-/// `group { case [rules] [needs]; ... } ...`.
+/// Calls the given macro with the list of all cases, in the form `group { case [rules] [needs]; ... } ...`.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! for_each_case {
@@ -411,7 +410,7 @@ macro_rules! registry {
 
 for_each_case!(registry);
 
-/// Every case of the suite.
+/// Returns every case of the suite.
 #[must_use]
 pub fn all_cases() -> &'static [Case] {
     CASES

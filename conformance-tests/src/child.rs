@@ -1,7 +1,7 @@
-//! Child processes: the current test executable, started again to take part in a case.
+//! Child processes that take part in a case. A child is the current test executable, started again.
 //!
-//! The test `child::entry` that [`suite!`](crate::suite) mounts acts as the child when the environment
-//! says so. It takes one command per line on stdin and answers each with one marked line on stdout.
+//! The test `child::entry` of [`suite!`](crate::suite) acts as the child if the environment variable is set.
+//! It reads one command per line from stdin and answers each with one marked line on stdout.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, Command, Stdio};
@@ -16,16 +16,17 @@ use crate::harness::{Factory, Time};
 use crate::pace::{PACE, pace};
 use crate::runner::runtime;
 
-/// Says that this process is a child, and how to reach the store; empty only to answer a ping.
+/// The environment variable that makes a process a child. Its value describes the store, or is empty for a
+/// ping.
 const SPEC: &str = "LEASEHOLD_CONFORMANCE_CHILD";
-/// Marks the lines that are answers, among what a test executable prints by itself.
+/// The prefix of an answer, because test executables print other lines too.
 const MARK: &str = "@leasehold ";
-/// How long a child may take to start, at the usual pace.
+/// The limit for the start of a child and for an answer, at the usual pace.
 const START: Duration = Duration::from_secs(30);
 
 // ---- the parent's side ----
 
-/// A process that acts on the same store.
+/// A child process that acts on the same store.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
@@ -33,7 +34,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Starts a child that is connected to the store of this case.
+    /// Starts a child and waits until it has connected to the store of this case.
     pub(crate) async fn start(cx: &Context) -> Self {
         let spec = cx.harness().child().expect("the harness names a way for children");
         let test = cx.child_test().expect("a test that acts as the child is mounted");
@@ -58,7 +59,7 @@ impl Process {
         };
         std::thread::spawn(move || {
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                // The test harness may have begun the line with the name of the test.
+                // The test harness can start the line with the name of the test.
                 if let Some(at) = line.find(MARK) {
                     if sender.send(line[at + MARK.len()..].to_owned()).is_err() {
                         return;
@@ -75,7 +76,7 @@ impl Process {
         writeln!(stdin, "{command}").and_then(|()| stdin.flush()).expect("the child takes commands");
     }
 
-    /// The next answer.
+    /// Returns the next answer. Fails the case if it takes longer than `bound`.
     pub(crate) async fn answer(&mut self, cx: &Context, bound: Duration) -> String {
         match cx.within("the child's answer", bound, self.answers.recv()).await {
             Some(answer) => answer,
@@ -83,19 +84,19 @@ impl Process {
         }
     }
 
-    /// One command and its answer.
+    /// Sends one command and returns its answer.
     pub(crate) async fn ask(&mut self, cx: &Context, command: &str) -> String {
         self.tell(command);
         self.answer(cx, START * pace()).await
     }
 
-    /// One command that must be answered like this.
+    /// Sends one command and asserts its answer.
     pub(crate) async fn expect(&mut self, cx: &Context, command: &str, answer: &str) {
         let got = self.ask(cx, command).await;
         assert_eq!(got, answer, "the child's answer to {command:?}");
     }
 
-    /// The child takes a free key; its token.
+    /// Lets the child take a free key. Returns the token.
     pub(crate) async fn take(&mut self, cx: &Context, key: &LockKey) -> u64 {
         let got = self.ask(cx, &format!("try {}", key.as_str())).await;
         match got.strip_prefix("granted ").and_then(|t| t.parse().ok()) {
@@ -110,18 +111,18 @@ impl Process {
         self.child.wait().expect("the child can be reaped");
     }
 
-    /// Waits until the child has ended by itself.
+    /// Waits until the child has ended on its own.
     pub(crate) fn reap(&mut self) {
         self.child.wait().expect("the child can be reaped");
     }
 
-    /// Stops the child where it is.
+    /// Stops the child with SIGSTOP.
     #[cfg(unix)]
     pub(crate) fn stop(&self) {
         self.signal(rustix::process::Signal::STOP);
     }
 
-    /// Lets a stopped child go on.
+    /// Continues a stopped child.
     #[cfg(unix)]
     pub(crate) fn go_on(&self) {
         self.signal(rustix::process::Signal::CONT);
@@ -136,7 +137,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended already; then there is nothing to do.
+        // Fails harmlessly if the child has already ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -144,14 +145,14 @@ impl Drop for Process {
 
 // ---- the child's side ----
 
-/// What the test `child::entry` does: acts as the child, or checks that it can be started as one.
+/// Runs the test `child::entry`: acts as the child, or checks that a child can be started.
 pub(crate) fn entry(factory: &dyn Factory, test: &str) {
     if !act_if_child(factory) {
         check(test);
     }
 }
 
-/// Acts as the child, if this process is one.
+/// Acts as the child if this process is one. Returns whether it is.
 pub(crate) fn act_if_child(factory: &dyn Factory) -> bool {
     let spec = std::env::var(SPEC);
     if let Ok(spec) = &spec {
@@ -179,7 +180,7 @@ fn act(factory: &dyn Factory, spec: &str) {
                 return;
             }
         }
-        // The parent has gone: so does its child, whatever it is doing.
+        // The parent has ended, so the child ends too, even during a command.
         std::process::exit(0);
     });
     runtime.block_on(async {
@@ -197,7 +198,7 @@ fn act(factory: &dyn Factory, spec: &str) {
 
 fn say(answer: &str) {
     let mut out = std::io::stdout().lock();
-    // Without a parent there is nobody to tell.
+    // Fails only if the parent has ended.
     let _ = writeln!(out, "\n{MARK}{answer}").and_then(|()| out.flush());
 }
 
@@ -231,7 +232,7 @@ impl Actor {
             "validity" => self.guard.as_ref().map_or("no guard".into(), |g| g.validity().to_string()),
             "holder" => self.guard.as_ref().map_or("no guard".into(), |g| g.holder().to_string()),
             "bump" => said(self.bump(rest).await, "bumped"),
-            // Ends the process without running a single destructor.
+            // Ends the process without destructors.
             "exit" => std::process::exit(0),
             other => format!("unknown command {other}"),
         }
@@ -256,7 +257,7 @@ impl Actor {
         }
     }
 
-    /// `TIMES KEY PATH`: adds one to the number in the file so often, each time under the lock.
+    /// Increments the number in a file under the lock, repeatedly. `what` is `TIMES KEY PATH`.
     async fn bump(&self, what: &str) -> Result<(), Error> {
         let mut parts = what.splitn(3, ' ');
         let times: u32 = parts.next().and_then(|n| n.parse().ok()).unwrap_or(0);
@@ -271,7 +272,8 @@ impl Actor {
     }
 }
 
-/// Adds one to the number in a file, with time enough between reading and writing for a rival.
+/// Increments the number in a file. Yields between read and write, so that a second holder would lose an
+/// increment.
 pub(crate) fn bump_file(path: &str) {
     let text = std::fs::read_to_string(path).expect("the counter can be read");
     let n: u64 = text.trim().parse().expect("the counter is a whole number");

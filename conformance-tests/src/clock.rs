@@ -1,11 +1,11 @@
-//! A clock that is off.
+//! A clock with an offset.
 
 use std::time::Duration;
 
 use leasehold_engine::{Clock, Moment, Skew};
 
-/// A clock that is ahead of another or behind it, for [`ClientSetup::skew`](crate::ClientSetup): give it to the
-/// engine of the client. A store that ends leases by its own clock does not notice.
+/// A clock that is ahead of another clock or behind it. Pass it to the engine of a client to follow
+/// [`ClientSetup::skew`](crate::ClientSetup). A store that ends leases by the server's clock is not affected.
 #[derive(Debug)]
 pub struct SkewedClock<C> {
     clock: C,
@@ -13,9 +13,9 @@ pub struct SkewedClock<C> {
 }
 
 impl<C: Clock> SkewedClock<C> {
-    /// `clock`, off by `skew`.
+    /// Makes a clock that differs from `clock` by `skew`.
     pub fn new(clock: C, skew: Skew) -> Self {
-        // Late enough to be behind by much; the engine uses differences alone.
+        // Starts in the middle so that it can be far behind. The engine uses only differences.
         const MIDDLE: u64 = u64::MAX / 4;
         let nanos = |by: Duration| u64::try_from(by.as_nanos()).unwrap_or(MIDDLE).min(MIDDLE);
         let offset = match skew {

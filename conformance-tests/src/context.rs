@@ -1,4 +1,4 @@
-//! What every case works with: clients, keys, time.
+//! The clients, keys and durations of a running case.
 
 pub(crate) mod waiter;
 
@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use crate::harness::{ClientSetup, Faults, FaultyClient, Harness, Time};
 use crate::pace::real;
 
-/// One running case: its store, its clients, its clock.
+/// A running case with its store, its clients and its clock.
 #[derive(Debug)]
 pub struct Context {
     harness: Box<dyn Harness>,
@@ -27,7 +27,7 @@ pub struct Context {
     child_test: Option<String>,
     keys: AtomicU64,
     clients: Mutex<Vec<Arc<dyn Lock>>>,
-    /// The latest grant of a key, in real time.
+    /// The latest grant of each key. Recorded only in real time.
     grants: Mutex<HashMap<LockKey, GrantHandle>>,
 }
 
@@ -50,19 +50,19 @@ impl Context {
         })
     }
 
-    /// The store under test.
+    /// Returns the harness of the store under test.
     #[must_use]
     pub fn harness(&self) -> &dyn Harness {
         &*self.harness
     }
 
-    /// What the store declares.
+    /// Returns the capabilities that the store declares.
     #[must_use]
     pub fn capabilities(&self) -> &Capabilities {
         &self.capabilities
     }
 
-    /// The clock that the store follows.
+    /// Returns the clock that the store follows.
     #[must_use]
     pub fn time(&self) -> Time {
         self.time
@@ -72,7 +72,8 @@ impl Context {
         self.time == Time::Virtual
     }
 
-    /// What a short wait for a held key may end with: in real time the store may not have answered by then.
+    /// Returns the error kinds that may end a short wait for a held key. In real time `Unavailable` is one of
+    /// them, because the store might not have answered within the budget.
     pub(crate) fn budget_ended(&self) -> &'static [ErrorKind] {
         if self.is_virtual() { &[ErrorKind::Timeout] } else { &[ErrorKind::Timeout, ErrorKind::Unavailable] }
     }
@@ -83,11 +84,11 @@ impl Context {
 
     // ---- clients and keys ----
 
-    /// One more independent client.
+    /// Makes another independent client.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it drops what the case has taken; a case that is dropped is over.
+    /// If dropped before it returns, no client is added to the case.
     pub async fn client(&self) -> Arc<dyn Lock> {
         match self.harness.client().await {
             Ok(lock) => {
@@ -98,20 +99,20 @@ impl Context {
         }
     }
 
-    /// Two independent clients.
+    /// Makes two independent clients.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it drops what the case has taken; a case that is dropped is over.
+    /// If dropped before it returns, the clients made so far stay open until the end of the case.
     pub async fn two(&self) -> (Arc<dyn Lock>, Arc<dyn Lock>) {
         (self.client().await, self.client().await)
     }
 
-    /// A client that can be disturbed.
+    /// Makes a client that can be disturbed.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it drops what the case has taken; a case that is dropped is over.
+    /// If dropped before it returns, no client is added to the case.
     pub async fn faulty(&self) -> FaultyClient {
         self.faulty_with(ClientSetup::new()).await
     }
@@ -126,23 +127,23 @@ impl Context {
         }
     }
 
-    /// The faults; only for cases that need some.
+    /// Returns the faults of the harness. Only for cases that declare a need of faults.
     pub(crate) fn faults(&self) -> &dyn Faults {
         self.harness.faults().expect("a case that injects faults declares that it needs them")
     }
 
-    /// Ends the hold of `key` at the store.
+    /// Ends the hold of `key` at the store. Fails the case if the key was not held.
     pub(crate) async fn lose(&self, key: &LockKey, reason: LossReason) {
         assert!(self.faults().lose(key, reason).await, "there was no hold of {key} to end");
     }
 
-    /// A key that nothing else in this case uses.
+    /// Returns a key that nothing else in this case uses.
     pub fn key(&self) -> LockKey {
         let n = self.keys.fetch_add(1, Ordering::Relaxed);
         LockKey::from_parts(["case", &n.to_string()]).expect("a short key is valid")
     }
 
-    /// So many keys.
+    /// Returns `n` new keys.
     pub(crate) fn some_keys(&self, n: usize) -> Vec<LockKey> {
         std::iter::repeat_with(|| self.key()).take(n).collect()
     }
@@ -151,18 +152,18 @@ impl Context {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::clone(lock));
     }
 
-    /// Closes every client that the case made.
+    /// Closes every client of the case.
     pub(crate) async fn close_all(&self) {
         let clients = std::mem::take(&mut *self.clients.lock().unwrap_or_else(PoisonError::into_inner));
         for client in clients {
-            // The case is over; what close answers has its own cases.
+            // Errors do not count here, because other cases test `close`.
             let _ = client.close().await;
         }
     }
 
     // ---- durations ----
 
-    /// What is added to each bound for the machine's own slowness.
+    /// Returns the time that is added to each bound for a slow machine.
     pub(crate) fn slack(&self) -> Duration {
         match self.time {
             Time::Virtual => Duration::from_millis(20),
@@ -170,8 +171,8 @@ impl Context {
         }
     }
 
-    /// A TTL that the store allows: a minute of virtual time, or as short as is sensible in real time.
-    /// On a store without leases, the same duration for other uses.
+    /// Returns a TTL that the store allows: near a minute in virtual time, near a second in real time.
+    /// Without leases, the same duration for other uses.
     pub fn ttl(&self) -> Duration {
         let wish = match self.time {
             Time::Virtual => Duration::from_secs(60),
@@ -180,7 +181,8 @@ impl Context {
         self.capabilities.lease.map_or(wish, |b| wish.clamp(b.min, b.max))
     }
 
-    /// The shortest TTL that the store allows; in real time not so short that a busy machine alone ends the lease.
+    /// Returns the shortest TTL that the store allows. In real time at least [`ttl`](Self::ttl), so that a
+    /// busy machine alone does not end the lease.
     pub(crate) fn shortest_ttl(&self) -> Duration {
         let min = self.lease().min;
         if self.is_virtual() { min } else { min.max(self.ttl()) }
@@ -190,7 +192,7 @@ impl Context {
         self.capabilities.lease.expect("a case about leases declares that it needs them")
     }
 
-    /// A wait budget that is not meant to end.
+    /// Returns a wait budget that is long enough for an acquire to succeed.
     pub fn patience(&self) -> Duration {
         match self.time {
             Time::Virtual => Duration::from_secs(3600),
@@ -198,7 +200,7 @@ impl Context {
         }
     }
 
-    /// A wait budget that is meant to end.
+    /// Returns a wait budget that ends during the case.
     pub(crate) fn short_wait(&self) -> Duration {
         match self.time {
             Time::Virtual => Duration::from_secs(4),
@@ -206,8 +208,8 @@ impl Context {
         }
     }
 
-    /// How long the engine may take to give a call to the store up and to mend what it left, whatever
-    /// the store's own limits are.
+    /// Returns the time in which the engine gives up a call and undoes its effects, regardless of the limits
+    /// of the store.
     pub(crate) fn call_limit(&self) -> Duration {
         match self.time {
             Time::Virtual => Duration::from_secs(120),
@@ -215,29 +217,29 @@ impl Context {
         }
     }
 
-    /// So many in virtual time, or so many in real time.
+    /// Returns the first count in virtual time, the second in real time.
     pub(crate) fn many(&self, in_virtual: usize, in_real: usize) -> usize {
         if self.is_virtual() { in_virtual } else { in_real }
     }
 
-    /// So many holds at a time, or as many as the store takes.
+    /// Returns `wished`, or the maximum number of holds of the store if it is less.
     pub(crate) fn at_once(&self, wished: usize) -> usize {
         self.capabilities
             .max_holds
             .map_or(wished, |most| usize::try_from(most).map_or(wished, |most| wished.min(most)))
     }
 
-    /// The bound of a hand-over to a waiter.
+    /// Returns the declared bound of a handover to a waiter.
     pub(crate) fn handover(&self) -> Duration {
         self.capabilities.handover
     }
 
-    /// The options of an acquire that should succeed in the end.
+    /// Returns the options of an acquire that waits for [`patience`](Self::patience).
     pub fn patient(&self) -> AcquireOptions {
         AcquireOptions::new().wait(self.patience())
     }
 
-    /// The options of an acquire with a lease of [`ttl`](Self::ttl).
+    /// Returns the options of a patient acquire with a lease of [`ttl`](Self::ttl).
     pub(crate) fn leased(&self) -> AcquireOptions {
         self.patient().ttl(self.ttl())
     }
@@ -248,11 +250,11 @@ impl Context {
         tokio::time::sleep(duration).await;
     }
 
-    /// Lets everybody who can run, run: until all tasks wait (virtual), or for a moment (real).
+    /// Lets the other tasks run: until all of them wait in virtual time, for a moment in real time.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it drops what the case has taken; a case that is dropped is over.
+    /// If dropped, nothing has changed.
     pub async fn settle(&self) {
         self.sleep(self.settling()).await;
     }
@@ -264,11 +266,12 @@ impl Context {
         }
     }
 
-    /// Awaits `work`; that it does not end within `bound` is a failure that says `what` hung.
+    /// Awaits `work`. Fails the case if `work` takes longer than `bound` plus some slack, with `what` in the
+    /// message.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it drops what the case has taken; a case that is dropped is over.
+    /// If dropped, `work` is dropped too.
     pub async fn within<F: Future>(&self, what: &str, bound: Duration, work: F) -> F::Output {
         let start = Instant::now();
         let limit = bound.saturating_add(self.slack());
@@ -278,12 +281,12 @@ impl Context {
         }
     }
 
-    /// Awaits `work` that needs no more than the store's answer.
+    /// Awaits `work` that should end after one reply of the store.
     pub(crate) async fn soon<F: Future>(&self, what: &str, work: F) -> F::Output {
         self.within(what, Duration::from_millis(100), work).await
     }
 
-    /// How long `work` took, with what it gave.
+    /// Returns the output of `work` and the time it took.
     pub(crate) async fn timed<F: Future>(&self, work: F) -> (F::Output, Duration) {
         let start = Instant::now();
         let output = work.await;
@@ -292,11 +295,11 @@ impl Context {
 
     // ---- taking and refusing ----
 
-    /// One try that must be granted.
+    /// Tries once to acquire `key`. Fails the case if the key is not granted.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it drops what the case has taken; a case that is dropped is over.
+    /// If dropped, the engine undoes an attempt that has started.
     pub async fn take(&self, lock: &Arc<dyn Lock>, key: &LockKey) -> LockGuard {
         self.take_with(lock, key, &AcquireOptions::new()).await
     }
@@ -323,11 +326,12 @@ impl Context {
         self.grants.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// One try that must answer that somebody else holds the key.
+    /// Tries once to acquire `key`. Fails the case unless the try returns `None`, because another holder has
+    /// the key.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it drops what the case has taken; a case that is dropped is over.
+    /// If dropped, the engine undoes an attempt that has started.
     pub async fn held(&self, lock: &Arc<dyn Lock>, key: &LockKey) {
         match lock.try_acquire(key, &AcquireOptions::new()).await {
             Ok(None) => {}
@@ -336,11 +340,11 @@ impl Context {
         }
     }
 
-    /// Tries until granted; more than `bound` is a failure.
+    /// Repeats the try until it is granted. Fails the case if `key` is still held after `bound`.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it drops what the case has taken; a case that is dropped is over.
+    /// If dropped, the engine undoes an attempt that has started.
     pub async fn free_within(&self, lock: &Arc<dyn Lock>, key: &LockKey, bound: Duration) -> LockGuard {
         let end = Instant::now() + bound + self.slack();
         loop {
@@ -353,22 +357,22 @@ impl Context {
         }
     }
 
-    /// The key is free within the declared bound of undoing, and is given back.
+    /// Asserts that the key is free within the declared undo bound, then releases it.
     pub(crate) async fn undone(&self, lock: &Arc<dyn Lock>, key: &LockKey) {
         let guard = self.free_within(lock, key, self.capabilities.undo).await;
         self.give(guard).await;
     }
 
-    /// How often to look while polling for a condition.
+    /// Returns the interval between two polls of a condition.
     pub(crate) fn interval(&self) -> Duration {
         Duration::from_millis(10)
     }
 
-    /// A release that must be `Ok`.
+    /// Releases the hold. Fails the case if the release returns an error.
     ///
     /// # Cancel safety
     ///
-    /// Dropping it drops what the case has taken; a case that is dropped is over.
+    /// If dropped, the engine completes the release in the background.
     pub async fn give(&self, guard: LockGuard) {
         let key = guard.key().clone();
         if let Err(error) = guard.release().await {
@@ -377,7 +381,7 @@ impl Context {
     }
 }
 
-/// An acquire with this budget.
+/// Acquires `key` with this wait budget.
 pub(crate) async fn acquire_for(
     lock: &Arc<dyn Lock>,
     key: &LockKey,
@@ -386,7 +390,7 @@ pub(crate) async fn acquire_for(
     lock.acquire(key, &AcquireOptions::new().wait(budget)).await
 }
 
-/// An acquire of several keys with this budget.
+/// Acquires several keys with this wait budget.
 pub(crate) async fn acquire_all_for(
     lock: &Arc<dyn Lock>,
     keys: &[LockKey],
@@ -395,12 +399,12 @@ pub(crate) async fn acquire_all_for(
     lock.acquire_all(keys, &AcquireOptions::new().wait(budget)).await
 }
 
-/// A try.
+/// Tries once to acquire `key`.
 pub(crate) async fn attempt_at(lock: &Arc<dyn Lock>, key: &LockKey) -> Result<Option<LockGuard>, Error> {
     lock.try_acquire(key, &AcquireOptions::new()).await
 }
 
-/// The output of a task; its panic is the case's panic.
+/// Returns the output of a task. A panic of the task becomes a panic of the case.
 pub(crate) async fn joined<T>(task: JoinHandle<T>) -> T {
     match task.await {
         Ok(output) => output,
@@ -411,10 +415,10 @@ pub(crate) async fn joined<T>(task: JoinHandle<T>) -> T {
     }
 }
 
-/// What a call may end with whose store has not answered: never with what says that somebody holds the key.
+/// The error kinds of a call whose store has not answered. None of them reports another holder.
 pub(crate) const NO_ANSWER: [ErrorKind; 2] = [ErrorKind::Unavailable, ErrorKind::OutcomeUnknown];
 
-/// The error of an outcome that must have failed, of one of these kinds.
+/// Returns the error of `outcome`. Panics if it succeeded or the kind is not one of `kinds`.
 #[track_caller]
 pub(crate) fn fails<T: std::fmt::Debug, E: Into<Error>>(outcome: Result<T, E>, kinds: &[ErrorKind]) -> Error {
     match outcome {

@@ -1,4 +1,4 @@
-//! Faults for any backend: a wrapper that a store author puts between the engine and the store.
+//! Faults for any backend. The author of a store puts this wrapper between the engine and the store.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -16,7 +16,8 @@ use tokio::sync::watch;
 
 use crate::harness::{ClientFaults, Fault, FaultSet, Op};
 
-/// A backend whose calls can be delayed, failed, lost and counted: [`ClientFaults`] for every store.
+/// A backend whose calls can be delayed, failed, lost and counted. It provides [`ClientFaults`] for any
+/// store.
 ///
 /// ```
 /// # use leasehold_conformance::{Disturbed, FaultyClient};
@@ -35,26 +36,28 @@ pub struct Disturbed<B> {
 }
 
 impl<B: Backend> Disturbed<B> {
-    /// Wraps a backend. Until told otherwise nothing is disturbed.
+    /// Wraps a backend, at first without faults.
     pub fn new(inner: B) -> Self {
         Self { inner: Arc::new(inner), script: Arc::default(), latency: Duration::ZERO }
     }
 
-    /// Each request takes so long to arrive, and each answer as long to come back. Nothing is answered without I/O.
+    /// Delays each request and each reply by `each_way`. Turns off the calls that the backend can answer
+    /// without I/O.
     #[must_use]
     pub fn latency(mut self, each_way: Duration) -> Self {
         self.latency = each_way;
         self
     }
 
-    /// What disturbs this client.
+    /// Returns the means to disturb this client.
     #[must_use]
     pub fn faults(&self) -> Arc<dyn ClientFaults> {
         Arc::clone(&self.script) as _
     }
 
-    /// What can be injected this way: silence, scripts, counts and late losses. Ending holds, muting, skew and restarts
-    /// need the store's help; events of the store arrive also during a silence.
+    /// Returns the faults that this wrapper can inject: silence, scripts for calls and keys, call counts and
+    /// late losses. Ending holds, muting, clock skew and restarts need the store's help. During a silence,
+    /// events of the store still arrive.
     #[must_use]
     pub const fn supports() -> FaultSet {
         let mut set = FaultSet::none();
@@ -68,7 +71,7 @@ impl<B: Backend> Disturbed<B> {
 }
 
 impl<B: Backend> Disturbed<B> {
-    /// Carries out a call that needs no I/O, if nothing disturbs it.
+    /// Runs a call that needs no I/O and counts it. `None` if a fault or a latency is set.
     fn without_io<T>(&self, op: Op, call: impl FnOnce() -> Option<T>) -> Option<T> {
         if !self.latency.is_zero() || !self.script.is_clear(op) {
             return None;
@@ -78,7 +81,8 @@ impl<B: Backend> Disturbed<B> {
         Some(answer)
     }
 
-    /// Carries out one call for all `items`, but for those whose own fault says otherwise.
+    /// Makes one call for all `items` except those whose fault replaces their request. Returns one reply per
+    /// item, in order.
     async fn each<I, T, F>(
         &self,
         op: Op,
@@ -117,7 +121,7 @@ impl<B: Backend> Disturbed<B> {
                 _ => answer,
             }),
         };
-        // A backend that answers too little does so here as well.
+        // Passes missing replies of the backend on to the engine.
         faults.into_iter().map_while(&mut answer).collect()
     }
 }
@@ -125,7 +129,7 @@ impl<B: Backend> Disturbed<B> {
 /// The faults of one client.
 struct Script {
     queued: [Mutex<VecDeque<Fault>>; Op::ALL.len()],
-    /// Of single keys.
+    /// The faults of single keys.
     keyed: Mutex<Vec<(Op, LockKey, Fault)>>,
     calls: [AtomicU64; Op::ALL.len()],
     silent: watch::Sender<bool>,
@@ -145,12 +149,12 @@ impl Default for Script {
 }
 
 impl Script {
-    /// Whether the next call of `op` passes as if there were no faults.
+    /// Returns whether the next call of `op` runs without a fault.
     fn is_clear(&self, op: Op) -> bool {
         !*self.silent.borrow() && self.queue(op).is_empty() && self.keyed().is_empty()
     }
 
-    /// Carries out `call` as the next fault of `op` says; a failure is that of each of its requests.
+    /// Runs `call` with the next queued fault of `op`. An error applies to each request of the call.
     async fn through<T, F>(
         &self,
         op: Op,
@@ -189,7 +193,7 @@ impl Script {
     }
 
     async fn heard(&self) {
-        // The sender is ours, so the wait cannot fail.
+        // Cannot fail, because `self` owns the sender.
         let _ = self.silent.subscribe().wait_for(|silent| !silent).await;
     }
 
@@ -205,7 +209,7 @@ impl Script {
         self.keyed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes out the next fault of `key` alone.
+    /// Removes and returns the next fault for `op` on this `key`.
     fn fault_of(&self, op: Op, key: &LockKey) -> Option<Fault> {
         let mut keyed = self.keyed();
         let at = keyed.iter().position(|(of, scripted, _)| *of == op && scripted == key)?;
@@ -219,8 +223,8 @@ async fn travels(latency: Duration) {
     }
 }
 
-/// Carries out `call` after `by`, also if nobody waits for its answer any more: what is on its way cannot be called back.
-/// A wait is a presence and not a request, and ends with its call.
+/// Runs `call` after `by` in a separate task, so that it runs even if the caller is dropped. A sent request
+/// cannot be recalled. A wait is different, because it ends with its caller.
 async fn arriving<T, F>(op: Op, by: Duration, call: F) -> T
 where
     F: Future<Output = T> + Send + 'static,
@@ -237,7 +241,7 @@ where
         Ok(answer) => answer,
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
-            // The runtime ends.
+            // The task was aborted because the runtime ends.
             Err(_) => pending().await,
         },
     }
@@ -279,20 +283,20 @@ impl<B: Backend> fmt::Display for Disturbed<B> {
     }
 }
 
-/// Why a call as a whole was not answered.
+/// An injected error of a call or of a single request.
 struct InjectedFailure {
     error: Error,
-    /// Nothing was begun, and the backend says so.
+    /// Set if the backend reports that nothing was started.
     refused: bool,
 }
 
 impl InjectedFailure {
-    /// The call was carried out, and its answer got lost.
+    /// Makes the failure of a call that was carried out and whose reply was lost.
     fn unanswered() -> Self {
         Self { error: scripted(ErrorKind::OutcomeUnknown), refused: false }
     }
 
-    /// What `fault` says instead of a request being carried out.
+    /// Returns the failure with which `fault` replaces a request. `None` if the request is sent.
     fn instead(fault: Option<Fault>) -> Option<Self> {
         match fault {
             Some(Fault::Error(kind)) => Some(Self { error: scripted(kind), refused: false }),

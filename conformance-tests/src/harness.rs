@@ -1,50 +1,53 @@
-//! What the author of a store provides: fresh stores, independent clients of one store, and the faults
-//! that can be injected.
+//! The interface that the author of a store implements: fresh stores, independent clients of one store, and
+//! faults.
 
 use std::fmt::Debug;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use leasehold_api::{Error, HolderId, Lock, LockKey, LossReason, MAX_KEY_BYTES};
-// What happens to a call, in the words that the test double of `leasehold-memory` uses too.
+// The test double of `leasehold-memory` uses the same fault types.
 pub use leasehold_engine::{ClientSetup, Fault, Op, Skew};
 
-/// Makes a fresh store for each case. The argument of [`suite!`](crate::suite).
+/// Makes a fresh store for each case. Its implementor is the argument of [`suite!`](crate::suite).
 #[async_trait]
 pub trait Factory: Send + Sync {
-    /// The clock that the store and its engine follow.
+    /// Returns the clock that the store and its engine follow.
     fn time(&self) -> Time;
 
-    /// A store that no other case has touched. Called on the runtime of the case.
+    /// Opens a store that no other case has used. Called on the runtime of the case.
     ///
     /// # Errors
     ///
-    /// Whatever keeps the store from starting; the case fails with it.
+    /// An error if the store cannot start. The case then fails with this error.
     ///
     /// # Cancel safety
     ///
     /// The suite never drops this future while the case runs.
     async fn open(&self) -> Result<Box<dyn Harness>, Error>;
 
-    /// A store like that of [`open`](Self::open) on a server of its own: the case [restarts](Faults::restart) it. Replace it
-    /// if the stores of several cases share a server.
+    /// Opens a fresh store on a separate server, because the case [restarts](Faults::restart) the server.
+    /// Override this method if the stores of several cases share a server. The default calls
+    /// [`open`](Self::open).
     ///
     /// # Errors
     ///
-    /// As [`open`](Self::open).
+    /// The same as for [`open`](Self::open).
     ///
     /// # Cancel safety
     ///
-    /// As [`open`](Self::open).
+    /// The same as for [`open`](Self::open).
     async fn open_alone(&self) -> Result<Box<dyn Harness>, Error> {
         self.open().await
     }
 
-    /// Connects from a child process to the store that [`Harness::child`] described.
+    /// Connects a child process to the store that `spec` describes. `spec` is the text from
+    /// [`Harness::child`].
     ///
     /// # Errors
     ///
-    /// Whatever keeps the child from connecting. The default: [`Unsupported`](leasehold_api::ErrorKind::Unsupported).
+    /// An error if the child cannot connect. The default returns
+    /// [`Unsupported`](leasehold_api::ErrorKind::Unsupported).
     ///
     /// # Cancel safety
     ///
@@ -55,69 +58,70 @@ pub trait Factory: Send + Sync {
     }
 }
 
-/// One fresh store and the ways to reach it.
+/// One fresh store and the ways to connect to it.
 #[async_trait]
 pub trait Harness: Debug + Send + Sync {
-    /// One more independent client of the store: its own engine, which shares nothing with the other
-    /// clients but the store itself.
+    /// Makes another independent client of the store. It has a separate engine and shares nothing with the
+    /// other clients except the store.
     ///
     /// # Errors
     ///
-    /// Whatever keeps it from connecting.
+    /// An error if the client cannot connect.
     ///
     /// # Cancel safety
     ///
     /// The suite never drops this future.
     async fn client(&self) -> Result<Arc<dyn Lock>, Error>;
 
-    /// The faults that can be injected, if there are any.
+    /// Returns the means to inject faults. `None` if the harness has none.
     fn faults(&self) -> Option<&dyn Faults> {
         None
     }
 
-    /// The longest key that clients take, in bytes: [`MAX_KEY_BYTES`], less what a wrapper adds.
+    /// Returns the longest key that clients accept, in bytes: [`MAX_KEY_BYTES`] minus the bytes that a
+    /// wrapper adds.
     fn longest_key(&self) -> usize {
         MAX_KEY_BYTES
     }
 
-    /// A text from which [`Factory::connect_child`] finds this store in another process. `None`: the
-    /// store cannot be reached from there.
+    /// Returns a text with which [`Factory::connect_child`] finds this store in another process. `None` if
+    /// another process cannot reach the store.
     fn child(&self) -> Option<String> {
         None
     }
 }
 
-/// Which clock the store and its engine follow.
+/// The clock that the store and its engine follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(clippy::exhaustive_enums)] // Time can be paused or it cannot.
+#[allow(clippy::exhaustive_enums)] // Time can be paused or not.
 pub enum Time {
-    /// The clock of tokio: cases run on one thread with paused time, and hours pass in no time.
+    /// The clock of tokio. Each case runs on one thread with paused time, so that hours pass at once.
     Virtual,
-    /// Real time: cases run on several threads, with durations as short as the declared bounds allow.
+    /// Real time. Each case runs on several threads, with durations as short as the declared bounds allow.
     Real,
 }
 
-/// Faults that a harness injects. A case that needs a fault which [`supports`](Faults::supports) does
-/// not name is reported as not applicable.
+/// The faults that a harness can inject. A case that needs a fault outside of [`supports`](Faults::supports)
+/// is reported as not applicable.
 #[async_trait]
 pub trait Faults: Debug + Send + Sync {
-    /// Which faults there are.
+    /// Returns the set of supported faults.
     fn supports(&self) -> FaultSet;
 
-    /// One more client, which can be disturbed.
+    /// Makes another client, together with the means to disturb it.
     ///
     /// # Errors
     ///
-    /// Whatever keeps it from connecting.
+    /// An error if the client cannot connect.
     ///
     /// # Cancel safety
     ///
     /// The suite never drops this future.
     async fn client(&self, setup: ClientSetup) -> Result<FaultyClient, Error>;
 
-    /// Ends the hold of `key` at the store, whoever has it, as a killed session would: its client is
-    /// told or notices by itself. Returns whether there was one. Only called where [`FaultSet::lose`]
-    /// is set.
+    /// Ends the hold of `key` at the store, regardless of its holder, as a killed session does. The client is
+    /// notified or detects the loss by itself. Returns whether the key was held. Called only if
+    /// [`FaultSet::lose`] is set.
     ///
     /// # Cancel safety
     ///
@@ -127,8 +131,8 @@ pub trait Faults: Debug + Send + Sync {
         false
     }
 
-    /// Ends the hold of `key` at the store without telling anybody, as if its row had been deleted.
-    /// Returns whether there was one. Only called where [`FaultSet::purge`] is set.
+    /// Ends the hold of `key` at the store without a notification, as a deleted row does. Returns whether the
+    /// key was held. Called only if [`FaultSet::purge`] is set.
     ///
     /// # Cancel safety
     ///
@@ -138,9 +142,9 @@ pub trait Faults: Debug + Send + Sync {
         false
     }
 
-    /// Stops the store as a crash does, without a word to its clients, and starts it again: what it had not written down by
-    /// then is gone. Returns once it answers. Only called where [`FaultSet::restart`] is set, on a store of
-    /// [`Factory::open_alone`].
+    /// Crashes the store without notice to its clients and starts it again. Data that the store had not
+    /// persisted is lost. Returns after the store accepts calls again. Called only if [`FaultSet::restart`]
+    /// is set, on a store of [`Factory::open_alone`].
     ///
     /// # Cancel safety
     ///
@@ -148,37 +152,37 @@ pub trait Faults: Debug + Send + Sync {
     async fn restart(&self) {}
 }
 
-/// Which faults a harness can inject.
+/// A set of faults that a harness can inject.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FaultSet {
-    /// [`Faults::lose`] ends a hold at the store.
+    /// Whether [`Faults::lose`] ends a hold at the store.
     pub lose: bool,
-    /// It ends with it whatever else the same session of the store holds. Not a fault, but what one brings
-    /// along: [`all`](Self::all) leaves it out.
+    /// Whether [`Faults::lose`] also ends the other holds of the same store session. [`all`](Self::all)
+    /// leaves it unset, because it is a side effect and not a fault.
     pub lose_together: bool,
-    /// [`Faults::purge`] ends a hold without telling.
+    /// Whether [`Faults::purge`] ends a hold without a notification.
     pub purge: bool,
-    /// [`ClientFaults::silence`] cuts one client off.
+    /// Whether [`ClientFaults::silence`] cuts one client off.
     pub silence: bool,
-    /// [`ClientFaults::script`] disturbs the next calls of one client.
+    /// Whether [`ClientFaults::script`] disturbs the next calls of one client.
     pub script: bool,
-    /// [`ClientFaults::mute`] loses the wake-ups of one client.
+    /// Whether [`ClientFaults::mute`] loses the wake-ups of one client.
     pub mute: bool,
-    /// [`ClientFaults::calls`] counts.
+    /// Whether [`ClientFaults::calls`] counts calls.
     pub calls: bool,
-    /// [`ClientSetup::skew`] is followed.
+    /// Whether clients follow [`ClientSetup::skew`].
     pub skew: bool,
-    /// [`Faults::restart`] restarts the store.
+    /// Whether [`Faults::restart`] restarts the store.
     pub restart: bool,
-    /// [`ClientFaults::script_key`] disturbs single keys.
+    /// Whether [`ClientFaults::script_key`] disturbs single keys.
     pub keys: bool,
-    /// [`ClientFaults::tell_lost`] notifies of losses.
+    /// Whether [`ClientFaults::tell_lost`] notifies clients of losses.
     pub late_losses: bool,
 }
 
 impl FaultSet {
-    /// All of them; unset what is missing.
+    /// Returns the set of all faults. Unset the missing ones.
     #[must_use]
     pub const fn all() -> Self {
         Self {
@@ -196,7 +200,7 @@ impl FaultSet {
         }
     }
 
-    /// None; set what there is.
+    /// Returns the empty set. Set the supported faults.
     #[must_use]
     pub const fn none() -> Self {
         Self {
@@ -215,55 +219,55 @@ impl FaultSet {
     }
 }
 
-/// A client and the means to disturb it alone.
+/// A client and the means to disturb only this client.
 #[non_exhaustive]
 #[derive(Clone, Debug)]
 pub struct FaultyClient {
     /// The client.
     pub lock: Arc<dyn Lock>,
-    /// What disturbs it.
+    /// The means to disturb the client.
     pub faults: Arc<dyn ClientFaults>,
 }
 
 impl FaultyClient {
-    /// Puts the two together.
+    /// Combines a client with the means to disturb it.
     #[must_use]
     pub fn new(lock: Arc<dyn Lock>, faults: Arc<dyn ClientFaults>) -> Self {
         Self { lock, faults }
     }
 }
 
-/// Disturbs one client. What [`FaultSet`] does not name is never called.
+/// Disturbs one client. The suite calls no method whose fault is missing from [`FaultSet`].
 pub trait ClientFaults: Debug + Send + Sync {
-    /// While `silent`, no request of this client reaches the store and none is answered: calls hang.
-    /// Those that still hang when the silence ends are carried out then. Events do not arrive either.
+    /// Cuts the client off from the store while `silent` is set. No request reaches the store, no event
+    /// arrives, and calls hang. Calls that still hang at the end of the silence are then carried out.
     fn silence(&self, silent: bool) {
         let _ = silent;
     }
 
-    /// Queues what happens to the next call of `op` that has no fault queued before it.
+    /// Queues `fault` for the next call of `op` that has no fault yet.
     fn script(&self, op: Op, fault: Fault) {
         let _ = (op, fault);
     }
 
-    /// Queues what happens to the next request of `op` for `key` alone, also where one call has several requests: `Error`,
-    /// `Refuse` and `LoseReply`. Other faults change nothing.
+    /// Queues `fault` for the next request of `op` for `key`, even if its call contains other requests.
+    /// `Error`, `Refuse` and `LoseReply` take effect, other faults change nothing.
     fn script_key(&self, op: Op, key: &LockKey, fault: Fault) {
         let _ = (op, key, fault);
     }
 
-    /// Notifies this client that `holder` has lost `key`, whatever the store says: as a message of the store does that was
-    /// late.
+    /// Notifies this client that `holder` has lost `key`, regardless of the state of the store. This imitates
+    /// a late message of the store.
     fn tell_lost(&self, key: &LockKey, holder: HolderId, reason: LossReason) {
         let _ = (key, holder, reason);
     }
 
-    /// While `muted`, wake-ups of this client are lost; everything else works.
+    /// Loses the wake-ups of this client while `muted` is set. Everything else works.
     fn mute(&self, muted: bool) {
         let _ = muted;
     }
 
-    /// How many calls of `op` this client has made to its store so far. A call with several requests
+    /// Returns how many calls of `op` this client has made to its store so far. A call with several requests
     /// counts once.
     fn calls(&self, op: Op) -> u64 {
         let _ = op;

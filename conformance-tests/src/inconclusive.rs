@@ -1,4 +1,4 @@
-//! What a case has seen that does not show whether the store is at fault.
+//! Observations that do not prove a fault of the store.
 
 use std::panic::panic_any;
 
@@ -7,13 +7,13 @@ use tokio::time::Instant;
 
 use crate::context::Context;
 
-/// The payload of a panic of a case that failed, perhaps not by a fault of the store. Reported as inconclusive.
+/// The payload of a panic that ends a case as inconclusive, because the store is perhaps not at fault.
 #[derive(Debug)]
 pub(crate) struct InconclusivePanic(pub(crate) String);
 
 impl Context {
-    /// In real time a hold can have ended because its renewals came too late, and its holder knows. That it was granted to
-    /// another then is no breach; only a holder that reads valid after the grant shows one.
+    /// Ends the case after another client was granted a key that the case holds. Inconclusive if the earlier
+    /// hold is lost, because late renewals can end a hold in real time. Otherwise the case fails.
     pub(crate) fn granted_again(&self, guard: &LockGuard) -> ! {
         let key = guard.key();
         let before = self.grants().get(key).cloned();
@@ -28,16 +28,16 @@ impl Context {
         }
     }
 
-    /// Ends the case as inconclusive if `end` has passed: what the case saw shows something only if it saw it before. In real time
-    /// `end` can pass although this process was never stopped, because the server had no time.
+    /// Ends the case as inconclusive if `end` has passed in real time, because the observation counts only
+    /// before `end`. A slow server can cause this even if this process never stood still.
     pub(crate) fn inconclusive_after(&self, end: Instant, otherwise: &str) {
         if !self.is_virtual() && Instant::now() >= end {
             panic_any(InconclusivePanic(format!("it took so long that {otherwise}")))
         }
     }
 
-    /// Fails the case because a call that nothing disturbed has failed. In real time a store that does not answer breaks no rule,
-    /// because its server might have no time: the case is inconclusive then.
+    /// Fails the case because an undisturbed call failed. In real time `Unavailable` makes it inconclusive,
+    /// because a busy server breaks no rule.
     pub(crate) fn call_failed(&self, what: &str, error: &Error) -> ! {
         if !self.is_virtual() && error.kind() == ErrorKind::Unavailable {
             panic_any(InconclusivePanic(format!("{what}, and the store did not answer: {error}")))
@@ -71,7 +71,7 @@ mod tests {
         }
     }
 
-    /// Whether each way to ask for a key doubts a call that ends with this error.
+    /// Returns for three kinds of acquire whether an error of `kind` makes the case inconclusive.
     async fn doubted(time: Time, kind: ErrorKind) -> [bool; 3] {
         let cx = Context::new(Box::new(Fails(kind)), time, None).await.unwrap();
         let (a, b, c, key) = (cx.client().await, cx.client().await, cx.client().await, cx.key());

@@ -2,7 +2,7 @@
 #![doc = include_str!("../README.md")]
 
 mod case;
-// A case is a test: an expectation that is not met is its verdict. So in the modules it is made of.
+// Cases and the modules they use fail by panic, because a case is a test.
 #[allow(clippy::expect_used)]
 mod cases;
 #[allow(clippy::expect_used)]
@@ -43,5 +43,5 @@ pub use run::{Run, run_all};
 pub use runner::{Mount, run_case};
 pub use verdict::{Declaration, Verdict};
 
-// Store authors write `#[async_trait]` impls of the traits above.
+// Authors of stores write `#[async_trait]` impls of the traits above.
 pub use leasehold_api::async_trait;

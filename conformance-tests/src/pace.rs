@@ -1,28 +1,28 @@
-//! How slowly cases run in real time.
+//! The slow-down of cases in real time.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Names by how much the durations of cases in real time are multiplied.
+/// The environment variable with the factor for all durations in real time.
 pub(crate) const PACE: &str = "LEASEHOLD_CONFORMANCE_PACE";
 const LARGEST: u32 = 100;
 
-/// By how much more a case that is run again is slowed down. It runs alone, so that one factor for the process is enough.
+/// The additional factor of a retry. One factor for the process is enough, because a retry runs alone.
 static SLOWER: AtomicU32 = AtomicU32::new(1);
 
-/// By how much the durations of the case that runs are multiplied in real time: 1 to 100; what
-/// `LEASEHOLD_CONFORMANCE_PACE` says, or 1, and more where an inconclusive case is run again. A harness multiplies its
-/// own by it, such as the TTL and the timeouts of the clients that it makes, when it makes them.
+/// Returns the factor by which the running case multiplies its durations in real time, from 1 to 100. It is
+/// the value of `LEASEHOLD_CONFORMANCE_PACE`, or 1, and greater in a retry of an inconclusive case. A harness
+/// multiplies the TTL and the timeouts of each new client by it.
 ///
 /// # Panics
 ///
-/// When the environment says what is not a number from 1 to 100.
+/// If the environment variable is set to anything except a number from 1 to 100.
 pub fn pace() -> u32 {
     (usual_pace() * SLOWER.load(Ordering::Acquire)).min(LARGEST)
 }
 
-/// That of a case that is run for the first time.
+/// Returns the factor without the slow-down of a retry.
 pub(crate) fn usual_pace() -> u32 {
     static SET: OnceLock<u32> = OnceLock::new();
     *SET.get_or_init(|| match std::env::var(PACE) {
@@ -33,12 +33,12 @@ pub(crate) fn usual_pace() -> u32 {
     })
 }
 
-/// So many milliseconds, on a slow machine more.
+/// Returns a number of milliseconds, multiplied by the pace.
 pub(crate) fn real(milliseconds: u64) -> Duration {
     Duration::from_millis(milliseconds) * pace()
 }
 
-/// While it lives, the pace of all cases in real time is slower by a factor: for a case that runs alone.
+/// Slows all cases in real time down by a factor until it is dropped. Used by a case that runs alone.
 #[derive(Debug)]
 pub(crate) struct Slower(());
 

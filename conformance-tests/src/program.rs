@@ -1,4 +1,4 @@
-//! The verdict as a program of the store's author.
+//! A program that judges a store.
 
 use std::env;
 use std::process::ExitCode;
@@ -16,12 +16,14 @@ Runs the cases of the suite, or those with such a name or of such a rule (C1 to 
   --badge FILE   the verdict as an endpoint badge of shields.io
 Exit code: 0 proven, 1 failed, 2 inconclusive, 3 unproven, 64 no verdict.";
 
-/// What the exit code says where there is no verdict.
+/// The exit code without a verdict.
 const NO_VERDICT: u8 = 64;
 
-/// All of a program that judges a store: runs the suite as its arguments say (`--help`), with itself as the child
-/// processes, prints the [`Report`](crate::Report), and exits with 0 if the store is proven, 1 if it failed, 2 if that was
-/// inconclusive, 3 if something is unproven, and 64 if there is no verdict.
+/// Runs the suite as the `main` of a program that judges a store. `--help` shows the arguments. The program
+/// starts itself as the child processes and prints the [`Report`](crate::Report).
+///
+/// The exit code is 0 if the store is proven, 1 if a case failed, 2 if one was inconclusive, 3 if something
+/// is unproven, and 64 if there is no verdict.
 ///
 /// ```no_run
 /// # struct MyStoreFactory;

@@ -20,58 +20,59 @@ const RULES: [&str; 18] = [
 /// The version of the suite.
 const SUITE: &str = env!("CARGO_PKG_VERSION");
 
-/// What a run of the suite has shown of one store.
+/// The results of a run of the suite on one store.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Report {
     /// One entry per case, in the order of the suite.
     pub cases: Vec<CaseReport>,
-    /// What the store declares.
+    /// The declarations of the store.
     pub declarations: Vec<Declaration>,
     pub(crate) about: About,
 }
 
-/// What was tried, and how.
+/// The store under test and the conditions of the run.
 #[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct About {
-    /// The store's name for itself.
+    /// The store's name, from the `Display` of its client.
     pub(crate) store: String,
-    /// The package that ran it, with its version, if cargo has started it.
+    /// The package that ran the suite, with its version. Set if cargo started it.
     pub(crate) package: Option<String>,
     pub(crate) time: &'static str,
     pub(crate) threads: usize,
     pub(crate) pace: u32,
-    /// What the machine was asked to do on average in the minute before and in the last one, where it says so.
+    /// The average load of the machine in the minute before the start and in the last minute, if the system
+    /// reports it.
     pub(crate) load: [Option<f64>; 2],
-    /// Words that chose the cases; none: all.
+    /// The filters of the run. Empty if all cases ran.
     pub(crate) filter: Vec<String>,
 }
 
-/// What one case has shown.
+/// The result of one case.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CaseReport {
     /// The case.
     pub case: Case,
-    /// How it ended.
+    /// The outcome of the case.
     pub outcome: Outcome,
-    /// How long it took by the wall clock.
+    /// The wall time of the case.
     pub took: Duration,
 }
 
 impl Report {
-    /// Whether no case failed, and none was inconclusive.
+    /// Returns whether no case failed and none was inconclusive.
     #[must_use]
     pub fn is_ok(&self) -> bool {
         self.cases.iter().all(|c| c.outcome.is_ok())
     }
 
-    /// The cases that failed.
+    /// Returns the failed cases.
     pub fn failures(&self) -> impl Iterator<Item = &CaseReport> {
         self.cases.iter().filter(|c| matches!(c.outcome, Outcome::Failed { .. }))
     }
 
-    /// What the store declares and could not be tried, each with the reason. Neither shown nor refuted.
+    /// Returns each declaration that cannot be tried completely, with the reason.
     #[must_use]
     pub fn unproven(&self) -> Vec<String> {
         let reason = |declaration: &Declaration| {
@@ -80,7 +81,7 @@ impl Report {
         self.declarations.iter().filter_map(reason).collect()
     }
 
-    /// What is known of the store. A store of which not every case was run is unproven.
+    /// Returns the verdict on the store. [`Verdict::Unproven`] at best if some case was left out.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         let is_all = self.cases.len() == all_cases().len();
@@ -89,7 +90,7 @@ impl Report {
         least.max(Verdict::of(self.cases.iter()))
     }
 
-    /// What is known of a rule, such as `"C8"`.
+    /// Returns the verdict on a rule, such as `"C8"`.
     #[must_use]
     pub fn verdict_of_rule(&self, rule: &str) -> Verdict {
         let hindered = self
@@ -100,14 +101,14 @@ impl Report {
         least.max(Verdict::of(self.cases.iter().filter(|entry| entry.case.rules.contains(&rule))))
     }
 
-    /// What is known of something that the store declares.
+    /// Returns the verdict on a declaration.
     #[must_use]
     pub fn verdict_of(&self, declaration: &Declaration) -> Verdict {
         let least = if declaration.hindrance.is_some() { Verdict::Unproven } else { Verdict::Proven };
         least.max(Verdict::of(self.cases.iter().filter(|entry| declaration.concerns(&entry.case))))
     }
 
-    /// The verdict as shields.io's endpoint badge wants it: a file that is served somewhere, for
+    /// Returns the verdict as JSON for an endpoint badge of shields.io. Serve it as a file and refer to it as
     /// `https://img.shields.io/endpoint?url=...`.
     #[must_use]
     pub fn badge(&self) -> String {
@@ -121,7 +122,8 @@ impl Report {
         badge.to_string()
     }
 
-    /// For each rule, how many cases passed, were refused, could not run, failed, and were inconclusive, in this order.
+    /// Returns for each rule how many cases passed, were refused, were not applicable, failed and were
+    /// inconclusive, in this order.
     #[must_use]
     pub fn rules(&self) -> BTreeMap<&'static str, [usize; 5]> {
         let mut rules: BTreeMap<_, _> = RULES.into_iter().map(|r| (r, [0; 5])).collect();
@@ -142,14 +144,15 @@ impl Report {
         rules
     }
 
-    /// The rules that at least one case has shown and none has refuted.
+    /// Returns the rules for which at least one case passed and none failed.
     #[must_use]
     pub fn shown(&self) -> Vec<&'static str> {
         let rules = self.rules();
         RULES.into_iter().filter(|r| rules[r][0] > 0 && rules[r][3] == 0).collect()
     }
 
-    /// The report as JSON lines: one object per case, then one with the verdict, by what is declared and by rule.
+    /// Returns the report as JSON lines: one object per case, then one with the verdicts on the store, its
+    /// declarations and the rules.
     #[must_use]
     pub fn to_json_lines(&self) -> String {
         let mut text: String = self.cases.iter().map(|c| c.to_json() + "\n").collect();
@@ -168,7 +171,7 @@ impl Report {
         let end = serde_json::json!({
             "verdict": self.verdict().to_string(),
             "suite": SUITE,
-            // What cases decide at random is drawn from numbers in the suite.
+            // Random choices in cases use seeds that the suite fixes.
             "seed": "fixed by the suite's version",
             "about": self.about,
             "claims": self.declarations.iter().map(declaration).collect::<Vec<_>>(),
@@ -183,7 +186,7 @@ impl Report {
 }
 
 impl fmt::Display for Report {
-    /// For people: counts, every case that did not simply pass, and the verdict by what is declared and by rule.
+    /// Writes the report for people: the counts, every case that did not pass, and all verdicts.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let passed = self.cases.iter().filter(|c| c.outcome == Outcome::Passed).count();
         writeln!(f, "{passed} of {} cases passed", self.cases.len())?;
@@ -229,7 +232,7 @@ impl fmt::Display for About {
 }
 
 impl CaseReport {
-    /// One line of JSON.
+    /// Returns the result as one line of JSON.
     #[must_use]
     pub fn to_json(&self) -> String {
         let (outcome, detail) = match &self.outcome {
@@ -246,16 +249,16 @@ impl CaseReport {
             detail,
             milliseconds: self.took.as_secs_f64() * 1000.0,
         };
-        // A struct of strings and numbers always has a JSON form.
+        // Strings and numbers always serialize.
         serde_json::to_string(&line).unwrap_or_default()
     }
 
-    /// Says on stdout what did not simply pass, and appends to the file that
-    /// `LEASEHOLD_CONFORMANCE_REPORT` names.
+    /// Prints the result if the case did not pass. Appends it to the file in `LEASEHOLD_CONFORMANCE_REPORT`
+    /// if this variable is set.
     pub(crate) fn publish(&self) {
         if !matches!(self.outcome, Outcome::Passed) {
-            // Past the capture of the test harness, which swallows only what `print!` writes: a case
-            // that did not run shall be seen.
+            // Written to stdout directly, because the test harness captures `print!` and would hide a case
+            // that did not run.
             let _ = writeln!(std::io::stdout().lock(), "{self}");
         }
         if let Some(path) = std::env::var_os(REPORT) {
@@ -281,7 +284,7 @@ impl fmt::Display for CaseReport {
     }
 }
 
-/// Names the file that mounted cases append their line to.
+/// The environment variable with the file to which mounted cases append their results.
 const REPORT: &str = "LEASEHOLD_CONFORMANCE_REPORT";
 
 #[derive(Serialize)]

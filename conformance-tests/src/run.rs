@@ -1,4 +1,4 @@
-//! All cases in one go, or those that are wanted, on several threads.
+//! A run of all cases or of selected ones, on one or several threads.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,12 +13,12 @@ use crate::report::{About, CaseReport, Report};
 use crate::runner::run;
 use crate::verdict::{StoreDeclarations, declared};
 
-/// Runs all cases, one after the other. Those that need a child process are not applicable.
+/// Runs all cases one after the other. Cases that need a child process are not applicable.
 pub fn run_all(factory: &dyn Factory) -> Report {
     Run::new(factory).run()
 }
 
-/// A run of the suite without the test harness: all cases, one after the other, unless told otherwise.
+/// A run of the suite without the test harness. By default it runs all cases one after the other.
 #[must_use = "nothing runs before run is called"]
 pub struct Run<'a> {
     factory: &'a dyn Factory,
@@ -28,34 +28,36 @@ pub struct Run<'a> {
 }
 
 impl<'a> Run<'a> {
-    /// A run on stores of `factory`.
+    /// Makes a run on stores of `factory`.
     pub fn new(factory: &'a dyn Factory) -> Self {
         Self { factory, filter: Vec::new(), threads: 1, child_test: None }
     }
 
-    /// Cases of this rule, such as `C8`, or with this in their names. Said several times: what any of them means.
+    /// Selects the cases of this rule, such as `C8`, or with this text in their name. Repeated calls select
+    /// more cases.
     pub fn only(mut self, rule_or_name: impl Into<String>) -> Self {
         self.filter.push(rule_or_name.into());
         self
     }
 
-    /// So many cases at a time. In real time they mostly wait.
+    /// Runs so many cases at a time. In real time cases mostly wait, so that many can run in parallel.
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = threads.max(1);
         self
     }
 
-    /// Children are this executable with the test of that name, which is one that calls
-    /// [`Mount::child_entry`](crate::Mount::child_entry); [`main`](crate::main) needs none.
+    /// Sets the test that acts as the child process. It calls
+    /// [`Mount::child_entry`](crate::Mount::child_entry). Children are this executable, started with this
+    /// test. [`main`](crate::main) needs no such test.
     pub fn child_test(mut self, name: impl Into<String>) -> Self {
         self.child_test = Some(name.into());
         self
     }
 
-    /// Runs them.
+    /// Runs the selected cases and returns their report.
     #[must_use]
     pub fn run(self) -> Report {
-        // What cannot even be opened fails every case.
+        // Continue if the store does not open, because each case then fails with its own message.
         let declared = declared(self.factory, self.child_test.is_some());
         let StoreDeclarations { store, declarations } = declared.unwrap_or_else(|_| StoreDeclarations {
             store: "that does not open".to_owned(),
@@ -102,13 +104,13 @@ impl<'a> Run<'a> {
     }
 }
 
-/// The package that cargo runs.
+/// Returns the name and the version of the package that cargo runs.
 fn package() -> Option<String> {
     let of = |name: &str| std::env::var(name).ok();
     Some(format!("{} {}", of("CARGO_PKG_NAME")?, of("CARGO_PKG_VERSION")?))
 }
 
-/// How many tasks wanted to run in the last minute, where the system says so.
+/// Returns the average load of the last minute. `None` if the system does not report it.
 fn load() -> Option<f64> {
     std::fs::read_to_string("/proc/loadavg").ok()?.split(' ').next()?.parse().ok()
 }

@@ -1,4 +1,4 @@
-//! Runs cases: a runtime for each, a limit on each, a verdict on each.
+//! Runs single cases, each with a runtime, a time limit and an outcome.
 
 use std::any::Any;
 use std::fmt;
@@ -24,51 +24,53 @@ use crate::report::{CaseReport, Report};
 use crate::stall::{Stall, StallWatch};
 use crate::verdict::declared;
 
-/// The longest that one case may take: of virtual time.
+/// The limit of virtual time for one case.
 const VIRTUAL_LIMIT: Duration = Duration::from_secs(27 * 3600);
-/// The longest that one case may take by the wall clock, whatever its clock, at the usual pace.
+/// The limit of wall time for one case at the usual pace, in virtual and in real time.
 const WALL_LIMIT: Duration = Duration::from_secs(120);
 
-/// How often a case is run whose outcome may be the machine's.
+/// The maximum number of attempts of a case that is inconclusive.
 const ATTEMPTS: u32 = 3;
 
-/// By how much slower each attempt is than the one before: at the same pace a busy machine makes it inconclusive again.
+/// The slow-down factor of each retry, because a busy machine would be inconclusive again at the same pace.
 const SLOWER_BY: u32 = 3;
 
-/// The pause before a case is run again, times the attempts so far: what the last one has left at the store goes meanwhile.
+/// The pause before the first retry, longer before each further one. In this time the store can end what the
+/// last attempt left.
 const PAUSE: Duration = Duration::from_secs(2);
 
-/// Locked by each case in real time while it runs: shared the first time, and exclusively when it is run again, so that what others
-/// ask of the machine and the server is no reason for it to be inconclusive once more.
+/// Locked by each case in real time while it runs: shared in the first attempt, exclusively in a retry. Other
+/// cases then cannot load the machine and the server during the retry.
 static RUNNING: RwLock<()> = RwLock::new(());
 
-/// Runs one case against a fresh store of `factory`, in real time again if it was
-/// [inconclusive](Outcome::Inconclusive): three times at most, without other cases of this process beside in real time, and
-/// each time at a slower [`pace`](crate::pace()); each is said on stdout. Blocks until the case has ended: not for a case to
-/// call.
+/// Runs one case against a fresh store of `factory`. In real time an [inconclusive](Outcome::Inconclusive)
+/// case runs at most three times. Each retry has a slower [`pace`](crate::pace()), excludes other cases of
+/// this process, and is reported on stdout.
+///
+/// Blocks until the case has ended. Do not call it in a case.
 pub fn run_case(case: &Case, factory: &dyn Factory) -> CaseReport {
     run(case, factory, None)
 }
 
-/// A store whose cases are tests, made by [`suite!`](crate::suite).
+/// A store whose cases are mounted as tests. Made by [`suite!`](crate::suite).
 pub struct Mount {
     factory: Box<dyn Factory>,
     module: String,
 }
 
 impl Mount {
-    /// `module` is what `module_path!()` says where the suite is mounted.
+    /// Makes a mount. `module` is the value of `module_path!()` at the mounting place.
     pub fn new(factory: impl Factory + 'static, module: &str) -> Self {
-        // Test names do not begin with the crate's name.
+        // Names of tests do not start with the name of the crate.
         let module = module.split_once("::").map_or("", |(_, rest)| rest);
         Self { factory: Box::new(factory), module: module.to_owned() }
     }
 
-    /// The test of the case `name`.
+    /// Runs the case `name` as a test.
     ///
     /// # Panics
     ///
-    /// When the store breaks the rule, or the machine did not let the case run in time.
+    /// If the store breaks the rule, or the case is inconclusive in every attempt.
     pub fn run(&self, name: &str) {
         let Some(case) = all_cases().iter().find(|c| c.name == name) else {
             panic!("there is no case {name}");
@@ -84,11 +86,12 @@ impl Mount {
         }
     }
 
-    /// The test that what the store declares can be tried.
+    /// Checks that the harness can try everything that the store declares.
     ///
     /// # Panics
     ///
-    /// When something of it cannot; it says what, and what is missing.
+    /// If something cannot be tried, with its name and the missing ability in the message. Also if no store
+    /// opens.
     pub fn judge(&self) {
         let mut report = Report::default();
         match declared(&*self.factory, true) {
@@ -99,11 +102,12 @@ impl Mount {
         assert!(unproven.is_empty(), "UNPROVEN: {}", unproven.join("; "));
     }
 
-    /// The test that acts as the child process when the suite starts it as one.
+    /// Acts as the child process if the suite started this process as a child. Otherwise checks that this
+    /// test can be started as one.
     ///
     /// # Panics
     ///
-    /// When the child does not answer.
+    /// If the started child does not answer.
     pub fn child_entry(&self) {
         crate::child::entry(&*self.factory, &self.child_test());
     }
@@ -139,7 +143,7 @@ pub(crate) fn run(case: &Case, factory: &dyn Factory, child_test: Option<String>
         if attempt == ATTEMPTS || !matches!(report.outcome, Outcome::Inconclusive { .. }) {
             return report;
         }
-        // Past the capture of the test harness, as every outcome.
+        // Written to stdout directly, because the test harness captures `print!`.
         let _ = writeln!(std::io::stdout().lock(), "{report} (attempt {attempt} of {ATTEMPTS})");
         thread::sleep(PAUSE * attempt);
         attempt += 1;
@@ -153,7 +157,7 @@ fn run_once(case: &Case, factory: &dyn Factory, child_test: Option<String>) -> C
         Ok(runtime) => {
             let limit = WallLimit::new();
             let outcome = runtime.block_on(limited(&limit, judge_and_run(case, factory, child_test, &limit)));
-            // A case that hung must not hang its report as well.
+            // Do not wait for tasks, because a case that hangs would delay its report.
             runtime.shutdown_background();
             outcome
         }
@@ -162,7 +166,7 @@ fn run_once(case: &Case, factory: &dyn Factory, child_test: Option<String>) -> C
     CaseReport { case: *case, outcome: excused(outcome, watch.map(StallWatch::end)), took: start.elapsed() }
 }
 
-/// What failed in real time while the machine stood still shows nothing.
+/// Turns a failure in real time into an inconclusive outcome if the machine stood still too long.
 fn excused(outcome: Outcome, stall: Option<Stall>) -> Outcome {
     match (outcome, stall) {
         (Outcome::Failed { message }, Some(stall)) if stall.may_excuse(pace()) => {
@@ -221,7 +225,7 @@ async fn judge_and_run(
         outcome
     };
     let work = AssertUnwindSafe(work).catch_unwind();
-    // In real time the limit of the wall clock is the same, and says how long it was.
+    // In real time `limited` ends the case earlier.
     match tokio::time::timeout(VIRTUAL_LIMIT, work).await {
         Ok(Ok(outcome)) => outcome,
         Ok(Err(panic)) => match panic.downcast::<InconclusivePanic>() {
@@ -232,7 +236,7 @@ async fn judge_and_run(
     }
 }
 
-/// What a case may have to wait out in real time.
+/// Returns the extra wall time for the declared bounds that a case in real time waits out.
 fn declared_bounds(declared: &Capabilities) -> Duration {
     let lease = declared.lease.and_then(|lease| lease.default).unwrap_or_default();
     let crash = declared.crash_release.unwrap_or_default();
@@ -244,8 +248,8 @@ fn failed(message: String) -> Outcome {
     Outcome::Failed { message }
 }
 
-/// Ends a case that keeps its runtime busy without letting virtual time pass, or that hangs in real time: a thread
-/// outside wakes the case once its wall time is over.
+/// Fails `work` when its wall time is over. A thread outside of the runtime wakes it, because the case can
+/// hang in real time or keep the runtime busy without progress of virtual time.
 async fn limited(limit: &WallLimit, work: impl Future<Output = Outcome>) -> Outcome {
     let mut work = std::pin::pin!(work);
     let mut alarm = None;
@@ -259,7 +263,7 @@ async fn limited(limit: &WallLimit, work: impl Future<Output = Outcome>) -> Outc
     .await
 }
 
-/// How long a case may take by the wall clock.
+/// The limit of the wall time of a case.
 #[derive(Clone, Debug)]
 struct WallLimit {
     start: Instant,
@@ -280,7 +284,7 @@ impl WallLimit {
         limit.saturating_sub(self.start.elapsed())
     }
 
-    /// How long the limit was, when it is over.
+    /// Returns the elapsed time if the limit is over.
     fn over(&self) -> Option<Duration> {
         self.left().is_zero().then(|| self.start.elapsed())
     }
@@ -310,7 +314,7 @@ pub(crate) fn panic_text(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("a panic without a text").to_owned()
 }
 
-/// Lets a shared factory be mounted.
+/// Makes a shared factory mountable.
 #[leasehold_api::async_trait]
 impl<F: Factory + ?Sized> Factory for Arc<F> {
     fn time(&self) -> Time {

@@ -1,4 +1,4 @@
-//! How long the machine did not let a case run.
+//! Measures how long the machine did not let a case run.
 
 use std::fmt;
 use std::sync::Arc;
@@ -6,14 +6,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How often to look. A look costs next to nothing.
+/// The interval between two measurements.
 const EVERY: Duration = Duration::from_millis(5);
 
-/// A stop of this length can be the cause of a failure in real time, where cases let others run for 100 ms and the shortest
-/// lease has a second.
+/// The shortest stop that can cause a failure in real time. Cases wait 100 ms for other tasks, and the
+/// shortest lease has a second.
 const NOTICEABLE: Duration = Duration::from_millis(80);
 
-/// As can be many shorter ones: more than this part of the time.
+/// The divisor of the elapsed time: many short stops excuse a failure if they add up to this part.
 const PART: u32 = 10;
 
 /// A thread that sleeps and measures by how much it woke up late.
@@ -26,13 +26,13 @@ pub(crate) struct StallWatch {
 #[derive(Debug, Default)]
 struct WakeupDelays {
     is_over: AtomicBool,
-    /// When the thread was last awake, since the start; this and the others in nanoseconds.
+    /// The time since the start at which the thread was last awake. All three are in nanoseconds.
     awake: AtomicU64,
     longest: AtomicU64,
     total: AtomicU64,
 }
 
-/// What a [`StallWatch`] has seen.
+/// The delays that a [`StallWatch`] has measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stall {
     longest: Duration,
@@ -44,7 +44,7 @@ impl StallWatch {
     pub(crate) fn start() -> Self {
         let seen = Arc::<WakeupDelays>::default();
         let watched = Arc::clone(&seen);
-        // Without it nothing is excused.
+        // If no thread starts, `awake` stays 0 and the whole case counts as one stop.
         let start = Instant::now();
         let _ = thread::Builder::new().name("stall-watch".to_owned()).spawn(move || watched.look(start));
         Self { seen, start }
@@ -54,7 +54,8 @@ impl StallWatch {
         let [awake, longest, total] = [&self.seen.awake, &self.seen.longest, &self.seen.total]
             .map(|seen| Duration::from_nanos(seen.load(Ordering::Acquire)));
         let of = self.start.elapsed();
-        // A case may be continued, and end, before the thread is.
+        // Adds the stop that the thread has not measured yet, because the case can end before the thread
+        // wakes up.
         let late = of.saturating_sub(awake + EVERY);
         Stall { longest: longest.max(late), total: total + late, of }
     }
@@ -91,7 +92,7 @@ impl Stall {
         Self { longest, total: longest, of: Duration::from_secs(3600) }
     }
 
-    /// Whether a failure in real time may be the machine's, with cases that are this many times slower than usual.
+    /// Returns whether the delays can have caused a failure in real time at this pace.
     pub(crate) fn may_excuse(&self, pace: u32) -> bool {
         self.longest >= NOTICEABLE * pace || self.total * PART >= self.of
     }
@@ -130,7 +131,7 @@ mod tests {
         }
         let stall = watch.end();
         assert!(stall.longest <= stall.total && stall.total <= stall.of, "{stall}");
-        // Of a thread that has not run since the start.
+        // A thread that has not run since the start.
         let start = Instant::now() - Duration::from_secs(3);
         let stall = StallWatch { seen: Arc::default(), start }.end();
         assert!(stall.longest > Duration::from_secs(2), "{stall}");

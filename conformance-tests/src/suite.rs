@@ -1,7 +1,7 @@
 //! Mounts every case as a test of its own.
 
-/// Mounts each case of the suite as a `#[test]` named `group::case`, against the
-/// [`Factory`](crate::Factory) that the expression gives.
+/// Mounts each case of the suite as a `#[test]` named `group::case`. The argument is an expression for the
+/// [`Factory`](crate::Factory) under test.
 ///
 /// ```
 /// # struct MyStoreFactory;
@@ -17,9 +17,11 @@
 /// leasehold_conformance::suite!(MyStoreFactory);
 /// ```
 ///
-/// It also mounts `verdict::all_that_is_declared_can_be_tried`, which fails where the store declares what the harness has
-/// no means to try, such as durable tokens without a child process: unproven is not green. And `child::entry`, the test that the suite starts again as a child process. To mount
-/// it twice in one file, put each into a module of its own.
+/// Two more tests are mounted. `verdict::all_that_is_declared_can_be_tried` fails if the harness cannot try
+/// something that the store declares, such as durable tokens without a child process. The suite starts
+/// `child::entry` again as a child process.
+///
+/// To mount the suite twice in one file, put each call into a separate module.
 #[macro_export]
 macro_rules! suite {
     ($factory:expr) => {
@@ -45,7 +47,7 @@ macro_rules! suite {
     };
 }
 
-/// For [`suite!`]: turns the list of cases into tests.
+/// Turns the list of cases into tests. Used by [`suite!`].
 #[doc(hidden)]
 #[macro_export]
 macro_rules! mount_cases {

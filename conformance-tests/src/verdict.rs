@@ -1,4 +1,4 @@
-//! What is known in the end: of a store, of a rule, of each thing that the store declares.
+//! The verdict on a store, a rule or a declaration.
 
 use std::fmt;
 
@@ -9,29 +9,31 @@ use crate::harness::{Factory, Harness, Time};
 use crate::report::CaseReport;
 use crate::runner::runtime;
 
-/// What is known in the end; the worst of several counts.
+/// The verdict on a store, a rule or a declaration. The variants are ordered: the verdict on several parts is
+/// the greatest.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
-    /// It was tried and holds.
+    /// Every part was tried and holds.
     Proven,
-    /// It was not tried, or not all of it.
+    /// Some part was not tried.
     Unproven,
-    /// It failed, and that may be the fault of the machine.
+    /// A case failed, perhaps because of the machine.
     Inconclusive,
-    /// It does not hold.
+    /// A case has refuted it.
     Failed,
 }
 
 impl Verdict {
-    /// Of these cases, which are all that there are of something.
+    /// Returns the worst outcome of `cases`. [`Unproven`](Self::Unproven) at best if none of them passed or
+    /// was refused.
     pub(crate) fn of<'a>(cases: impl Iterator<Item = &'a CaseReport>) -> Self {
         let (mut worst, mut tried) = (Self::Proven, false);
         for entry in cases {
             let one = match entry.outcome {
                 Outcome::Failed { .. } => Self::Failed,
                 Outcome::Inconclusive { .. } => Self::Inconclusive,
-                // What is not declared was seen to be refused.
+                // A refusal of an undeclared capability is proof too.
                 Outcome::Passed | Outcome::Refused { .. } => {
                     tried = true;
                     Self::Proven
@@ -43,7 +45,7 @@ impl Verdict {
         if tried { worst } else { worst.max(Self::Unproven) }
     }
 
-    /// What a program says with its exit code.
+    /// Returns the exit code of the program for this verdict.
     pub(crate) const fn exit_code(self) -> u8 {
         match self {
             Self::Proven => 0,
@@ -74,18 +76,18 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Something that a store declares.
+/// A capability or bound that the store declares.
 #[non_exhaustive]
 #[derive(Clone, Debug)]
 pub struct Declaration {
-    /// In words, with its bound.
+    /// The declaration with its bound, for people.
     pub text: String,
-    /// Why it cannot be tried, or not all of it.
+    /// The reason why it cannot be tried completely.
     pub hindrance: Option<String>,
     concerns: TriedBy,
 }
 
-/// Which cases try it.
+/// The cases that try a declaration.
 #[derive(Clone, Copy, Debug)]
 enum TriedBy {
     Rule(&'static str),
@@ -107,14 +109,14 @@ impl Declaration {
     }
 }
 
-/// What is known of a store before any case is run.
+/// The facts about a store that are known before any case runs.
 #[derive(Clone, Debug)]
 pub(crate) struct StoreDeclarations {
     pub(crate) store: String,
     pub(crate) declarations: Vec<Declaration>,
 }
 
-/// What the store of `factory` declares.
+/// Opens a store of `factory` and returns its declarations.
 pub(crate) fn declared(factory: &dyn Factory, child_test: bool) -> Result<StoreDeclarations, Error> {
     let runtime = runtime(factory.time())
         .map_err(|error| Error::new(leasehold_api::ErrorKind::Unavailable, error.to_string()))?;

@@ -1,4 +1,4 @@
-//! Acquires that wait while a case goes on.
+//! Acquires that wait in the background of a case.
 
 use std::sync::Arc;
 use std::task::Poll;
@@ -10,7 +10,7 @@ use tokio::task::JoinHandle;
 use crate::context::{Context, joined};
 
 impl Context {
-    /// An acquire that was polled once, so that it is queued, and goes on as a task.
+    /// Starts an acquire, polls it once so that it enters the queue, and continues it in a task.
     pub(crate) async fn queue(&self, lock: &Arc<dyn Lock>, key: &LockKey) -> Waiter {
         self.queue_with(lock, key, self.patient()).await
     }
@@ -34,8 +34,8 @@ impl Context {
         Waiter(task)
     }
 
-    /// Like [`Context::queue`], and returns only after the store has the waiter, if the store counts its waiters. To
-    /// reach the store can need a new connection, which a busy machine delays for longer than [`Context::settle`].
+    /// Queues like [`Context::queue`]. If the store counts its waiters, returns only after the store counts
+    /// this one. Needed because a new connection on a busy machine can take longer than [`Context::settle`].
     pub(crate) async fn queue_at_store(&self, lock: &Arc<dyn Lock>, key: &LockKey) -> Waiter {
         let waiter = self.queue(lock, key).await;
         let Some(admin) = lock.admin().filter(|_| self.capabilities().admin.inspect && !self.is_virtual())
@@ -62,7 +62,7 @@ impl Waiter {
         self.0.is_finished()
     }
 
-    /// Drops the acquire where it is.
+    /// Drops the waiting acquire. Fails the case if it has already ended.
     pub(crate) async fn cancel(self) {
         self.0.abort();
         match self.0.await {
@@ -72,7 +72,7 @@ impl Waiter {
         }
     }
 
-    /// Drops the acquire where it is; the guard, if it was granted first.
+    /// Drops the waiting acquire. Returns the guard if the acquire was granted first.
     pub(crate) async fn leave(self) -> Option<LockGuard> {
         self.0.abort();
         match self.0.await {
@@ -86,7 +86,7 @@ impl Waiter {
         joined(self.0).await
     }
 
-    /// The guard, which must come within `bound`.
+    /// Returns the guard. Fails the case if the grant takes longer than `bound`.
     pub(crate) async fn granted(self, cx: &Context, bound: Duration) -> LockGuard {
         match cx.within("the waiter's grant", bound, self.outcome()).await {
             Ok(guard) => guard,
