@@ -1,4 +1,4 @@
-//! The memory store as the suite tests it.
+//! Variants of the memory store for the suite.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use leasehold_memory::MemoryStore;
 
 const NAMESPACE: &str = "some:where";
 
-/// Makes memory stores.
+/// A factory of memory stores.
 #[derive(Clone, Debug, Default)]
 pub struct Memory {
     polling: bool,
@@ -25,42 +25,42 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Clients wait in the store's queue; grants have no lease.
+    /// Returns a factory whose clients wait in the store's queue and whose grants have no lease.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Clients poll instead of waiting in the store's queue.
+    /// Makes clients poll instead of waiting in the store's queue.
     pub fn polling(mut self) -> Self {
         self.polling = true;
         self
     }
 
-    /// Polling clients are not told when a key may be free.
+    /// Turns off the hints that wake polling clients when a key might be free.
     pub fn without_hints(mut self) -> Self {
         self.silent = true;
         self
     }
 
-    /// Every grant has a lease unless the caller says otherwise.
+    /// Gives every grant a lease of 30 s unless the caller sets a TTL.
     pub fn leased(mut self) -> Self {
         self.leased = true;
         self
     }
 
-    /// Clients that can be disturbed confirm their holds, and leave those in the store that they could not confirm.
+    /// Makes disturbed clients confirm their holds and leave unconfirmed holds in the store.
     pub fn sticky(mut self) -> Self {
         self.sticky = true;
         self
     }
 
-    /// Clients are a millisecond away from the store, and nothing is answered without I/O.
+    /// Puts clients a millisecond away from the store, so no call is answered at once.
     pub fn remote(mut self) -> Self {
         self.remote = true;
         self
     }
 
-    /// Cases see the store through a wrapper.
+    /// Wraps clients in [`Namespaced`].
     pub fn namespaced(mut self) -> Self {
         self.namespaced = true;
         self
@@ -137,7 +137,8 @@ impl Harness for OneStore {
 impl Faults for OneStore {
     fn supports(&self) -> FaultSet {
         let mut set = FaultSet::all();
-        // Its tokens do not outlive it. The test double knows neither single keys nor late losses, the wrapper no hints.
+        // The memory store loses its tokens on a restart. Its clients support no faults of single keys and no late
+        // losses, and `Disturbed` cannot mute hints.
         set.restart = false;
         (set.keys, set.late_losses, set.mute) = (self.remote, self.remote, !self.remote);
         set

@@ -1,10 +1,10 @@
-//! The model-based test: random operations of several clients, compared with what a lock must do.
+//! The model-based test: random operations of several clients, compared with a model of a lock.
 //!
-//! Each seed gives one sequence of steps. What must come of a step is known as long as nothing is in
-//! flight (see `model/world.rs`); everything is recorded besides, and the record is checked as a whole. A
-//! sequence that fails is shrunk to the shortest that does.
+//! Each seed gives one sequence of steps. The outcome of a step is known while no call is in
+//! flight (see `model/world.rs`). All calls are also recorded, and the record is checked as a whole. A
+//! sequence that fails is shrunk to a minimal failing one.
 
-// A store that does not work fails the sequence.
+// An expectation that fails is a failed sequence, so `expect` is allowed.
 #[allow(clippy::expect_used)]
 mod world;
 
@@ -21,27 +21,27 @@ use proptest_state_machine::{ReferenceStateMachine, StateMachineTest};
 
 use self::world::World;
 
-/// How many clients a sequence has.
+/// Number of clients of a sequence.
 pub(crate) const CLIENTS: usize = 3;
-/// How many keys it has.
+/// Number of keys of a sequence.
 pub(crate) const KEYS: usize = 3;
-/// The longest sequence.
+/// Upper limit of the length of a sequence.
 const STEPS: usize = 40;
 
-/// Runs `seeds` sequences against fresh stores of `factory`, beginning with the seed `first`.
+/// Runs `seeds` sequences against fresh stores of `factory`, starting with the seed `first`.
 ///
 /// The store must follow tokio's paused clock. A seed gives the same sequence each time.
 ///
 /// # Errors
 ///
-/// The first seed that fails, with the shortest sequence of steps found that does, and how.
+/// [`Failure`] if a sequence fails: the first failing seed, its shrunk steps and the message.
 ///
 /// # Panics
 ///
-/// When the store follows real time.
+/// If the store follows real time.
 pub fn run(factory: Arc<dyn Factory>, seeds: u64, first: u64) -> Result<(), Failure> {
     assert_eq!(factory.time(), Time::Virtual, "the model test needs a store in virtual time");
-    // A sequence that failed shall fail in the next process as well.
+    // Fixes the hash seed, because a failed sequence must also fail in the next process.
     LockKey::fix_hashes();
     FACTORY.set(Some(factory));
     let outcome = (first..first.saturating_add(seeds)).try_for_each(run_seed);
@@ -49,15 +49,15 @@ pub fn run(factory: Arc<dyn Factory>, seeds: u64, first: u64) -> Result<(), Fail
     outcome
 }
 
-/// A sequence that a store did not stand.
+/// A failed sequence.
 #[non_exhaustive]
 #[derive(Clone, Debug)]
 pub struct Failure {
-    /// The seed that gave it.
+    /// Seed of the sequence.
     pub seed: u64,
-    /// The shortest steps found, one per line.
+    /// Shrunk steps, one per line.
     pub steps: Vec<String>,
-    /// What went wrong.
+    /// Message of the failed check.
     pub message: String,
 }
 
@@ -69,7 +69,7 @@ impl fmt::Display for Failure {
 }
 
 thread_local! {
-    /// The store under test: the traits of the state machine cannot carry it.
+    /// Factory of the store under test, because the traits of the state machine cannot pass it.
     static FACTORY: RefCell<Option<Arc<dyn Factory>>> = const { RefCell::new(None) };
 }
 
@@ -110,7 +110,7 @@ fn panic_text(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string)).unwrap_or_default()
 }
 
-/// One step. Numbers choose among what there is when the step is made.
+/// One step. The indices select among the clients, keys, guards and pending calls that exist when it runs.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     Try {
@@ -127,20 +127,20 @@ pub(crate) enum Step {
         keys: u8,
         millis: u64,
     },
-    /// Polls an acquire so often, then drops it.
+    /// Polls an acquire up to `polls` times, then drops it.
     Cancelled {
         client: usize,
         key: usize,
         polls: u8,
     },
-    /// Drops an acquire that is under way.
+    /// Drops a pending acquire.
     Cancel {
         which: usize,
     },
     Release {
         which: usize,
     },
-    /// Polls a release so often, then drops it.
+    /// Polls a release up to `polls` times, then drops it.
     ReleaseCancelled {
         which: usize,
         polls: u8,
@@ -185,7 +185,7 @@ pub(crate) enum Step {
     },
 }
 
-/// The plan of a sequence. Every step can be made at any time, so that any part of a sequence is one.
+/// The plan of a sequence. It has no state: every step is valid at any time, so every part of a sequence is a sequence.
 #[derive(Clone, Debug)]
 struct Plan;
 

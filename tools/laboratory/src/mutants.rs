@@ -1,8 +1,8 @@
-//! Stores and locks with one known fault each: what the suite must catch.
+//! Stores and locks with one known fault each, which the suite must catch.
 //!
-//! Two small correct implementations, a [`Backend`](leasehold_engine::Backend) under the engine and a
-//! [`Lock`] of its own, share a server in memory and have one fault switch each. The suite is known to
-//! test a rule when it catches the mutants that break the rule and passes the versions without a fault.
+//! There are two small correct implementations: a [`Backend`](leasehold_engine::Backend) under the engine, and a
+//! separate [`Lock`]. They share a server in memory, and each has a fault switch. The suite tests a rule
+//! if it catches the mutants that break the rule and passes the versions without a fault.
 
 mod backend;
 mod connection;
@@ -39,7 +39,7 @@ enum MutantKind {
     Lock(LockFault),
 }
 
-/// Every mutant, in a fixed order.
+/// Returns every mutant, in a fixed order.
 #[must_use]
 pub fn all_mutants() -> Vec<Mutant> {
     let backends = BackendFault::ALL.iter().map(|(fault, name, rules)| Mutant {
@@ -55,7 +55,7 @@ pub fn all_mutants() -> Vec<Mutant> {
     backends.chain(locks).collect()
 }
 
-/// The versions without a fault, which must pass everything.
+/// Returns the versions without a fault, which must pass every case.
 #[must_use]
 pub fn unmutated() -> Vec<Mutant> {
     let of = |name: &str, kind| Mutant { name: name.into(), rules: &[], kind };
@@ -68,13 +68,13 @@ pub fn unmutated() -> Vec<Mutant> {
 }
 
 impl Mutant {
-    /// What is wrong with it: `backend:` or `lock:` and a name.
+    /// Returns the name of the mutant: `backend:` or `lock:`, and the name of its fault.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The rules of the contract that it breaks, such as `"C1"`.
+    /// Returns the rules of the contract that the mutant breaks, such as `"C1"`.
     #[must_use]
     pub const fn rules(&self) -> &'static [&'static str] {
         self.rules

@@ -1,10 +1,10 @@
-//! Every mutant against the cases of the rules that it breaks, until one catches it; the versions without a fault against
-//! every case, and caught by none.
+//! Runs the suite against every mutant and against the versions without a fault.
 //!
-//! Prints which case caught which. `LEASEHOLD_MUTANT` restricts the run to mutants whose name contains it, all if it is empty,
-//! and prints every case that fails with them, and why.
+//! A mutant runs the cases of the rules that it breaks until one catches it. The versions without a fault run every case
+//! and must pass. The test prints which case caught which mutant. If `LEASEHOLD_MUTANT` is set, only mutants whose name
+//! contains it run (all if it is empty), and every case that fails is printed with its reason.
 
-// What fails here fails the test.
+// An `expect` that fails is a failed test.
 #![allow(clippy::expect_used)]
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -18,10 +18,10 @@ use std::time::{Duration, Instant};
 use laboratory::mutants::{Mutant, all_mutants, unmutated};
 use leasehold_conformance::{Case, CaseReport, Outcome, all_cases, run_case};
 
-/// By the wall clock: a case of a mutant that has not ended by then is taken for one that never does.
+/// Wall-clock time after which a case of a mutant counts as hanging.
 const CASE_LIMIT: Duration = Duration::from_secs(20);
 
-/// The same for versions without a fault, which end, however busy the machine is.
+/// The same limit for versions without a fault. It is long because a busy machine slows their cases down.
 const SOUND_LIMIT: Duration = Duration::from_secs(600);
 
 const RULES: [&str; 18] = [
@@ -51,7 +51,7 @@ fn every_mutant_is_caught() {
     let mutants: Vec<_> = all_mutants().into_iter().filter(|m| m.name().contains(&only)).collect();
     assert!(!mutants.is_empty(), "no mutant is named like {only}");
     let start = Instant::now();
-    // The cheap ones first: one is enough.
+    // Cheap cases first, because one that catches the mutant is enough.
     let mut cases: Vec<_> = all_cases().iter().collect();
     cases.sort_by_key(|case| sound().iter().filter_map(|row| row.took.get(case.name)).sum::<Duration>());
     let rows = run_matrix(mutants, cases);
@@ -68,7 +68,7 @@ fn every_mutant_is_caught() {
     assert!(strays.is_empty(), "caught, but by no case of a rule that they break: {}", strays.join(", "));
 }
 
-/// What the suite says of the versions without a fault.
+/// Returns the outcomes of the versions without a fault.
 fn sound() -> &'static [Row] {
     static SOUND: OnceLock<Vec<Row>> = OnceLock::new();
     SOUND.get_or_init(|| run_matrix(unmutated(), all_cases().iter().collect()))
@@ -101,7 +101,7 @@ fn shows(case: &Case, mutant: &Mutant) -> bool {
     case.rules.iter().any(|rule| mutant.rules().contains(rule))
 }
 
-/// What the suite says of one mutant.
+/// Outcomes of the cases that ran against one mutant.
 struct Row {
     mutant: Mutant,
     passed: usize,
@@ -111,7 +111,7 @@ struct Row {
 
 /// Runs each of `mutants` against `cases`, in that order.
 fn run_matrix(mutants: Vec<Mutant>, cases: Vec<&'static Case>) -> Vec<Row> {
-    // Mutants panic by design; their panics are outcomes, not news.
+    // Mutants panic by design, so their panics are not printed.
     std::panic::set_hook(Box::new(|info| {
         if thread::current().name().is_none_or(|name| !name.starts_with("mutant")) {
             eprintln!("{info}");
@@ -138,7 +138,7 @@ fn run_matrix(mutants: Vec<Mutant>, cases: Vec<&'static Case>) -> Vec<Row> {
 fn run_row(mutant: &Mutant, cases: &[&'static Case]) -> Row {
     let mut row =
         Row { mutant: mutant.clone(), passed: 0, killed_by: BTreeMap::new(), took: BTreeMap::new() };
-    // Without a fault it breaks no rule, and every case is run.
+    // A version without a fault breaks no rule and runs every case.
     let all = mutant.rules().is_empty() || std::env::var_os("LEASEHOLD_MUTANT").is_some();
     let (first, others): (VecDeque<&Case>, _) = cases.iter().partition(|case| all || shows(case, mutant));
     for mut cases in [first, others] {
@@ -149,8 +149,8 @@ fn run_row(mutant: &Mutant, cases: &[&'static Case]) -> Row {
     row
 }
 
-/// Runs cases on one thread, until all are done, until one has caught the mutant if that is enough, or until one hangs,
-/// which is left behind.
+/// Runs cases on one thread until all are done, one has caught the mutant (if `one_is_enough`), or one hangs. A hanging
+/// case counts as failed, and its thread is abandoned.
 fn run_cases(row: &mut Row, cases: &mut VecDeque<&'static Case>, one_is_enough: bool) {
     let outcomes = start(&row.mutant, cases.iter().copied().collect(), one_is_enough);
     loop {
@@ -176,12 +176,12 @@ fn run_cases(row: &mut Row, cases: &mut VecDeque<&'static Case>, one_is_enough: 
     }
 }
 
-/// When this case of that mutant is taken for one that never ends.
+/// Returns the time after which `case` of `mutant` counts as hanging.
 fn limit_of(case: &Case, mutant: &Mutant) -> Duration {
     if mutant.rules().is_empty() {
         return SOUND_LIMIT;
     }
-    // On a busy machine the versions without a fault take their time as well.
+    // Scales with the versions without a fault, because a busy machine slows them down as well.
     let took = sound().iter().filter_map(|row| row.took.get(case.name)).max();
     CASE_LIMIT.max(took.copied().unwrap_or_default() * 10)
 }
@@ -226,7 +226,7 @@ fn show(rows: &[Row], why: bool) -> String {
     text
 }
 
-/// Where the time goes, over all mutants.
+/// Returns the eight slowest cases with their total time over all mutants.
 fn slowest(rows: &[Row]) -> String {
     let mut sums: BTreeMap<&str, Duration> = BTreeMap::new();
     for (case, took) in rows.iter().flat_map(|r| &r.took) {

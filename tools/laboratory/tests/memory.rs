@@ -1,7 +1,6 @@
-//! The suite on the memory store: with each way to wait, with a lease by default, behind a wrapper, and at a
-//! distance.
+//! The suite on the memory store: with each way to wait, with a default lease, in a namespace, and with latency.
 
-// What fails here fails the test.
+// An `expect` that fails is a failed test.
 #![allow(clippy::expect_used)]
 
 use laboratory::memory::Memory;
@@ -35,8 +34,8 @@ mod remote_polls {
     leasehold_conformance::suite!(super::Memory::new().polling().leased().remote());
 }
 
-/// A store that keeps what was held by somebody who is gone must still let go of what nobody ever got. The other
-/// cases are not for it: it declares no more than the store beneath.
+/// A sticky store leaves lost holds in place, but must still release a grant that no caller received. The other cases
+/// do not fit, because it declares the capabilities of a store that is not sticky.
 #[test]
 fn late_grants_are_given_back_by_a_store_that_keeps_lost_holds() {
     let name = "faults::a_grant_that_comes_too_late_is_given_back";

@@ -1,9 +1,9 @@
-//! Random operations against stores, compared with a model of what a lock must do.
+//! Random operations against stores, compared with a model of a lock.
 //!
-//! `LEASEHOLD_MODEL_SEEDS` says how many sequences to try (by default a thousand; fewer for the
-//! stores of the mutants), `LEASEHOLD_MODEL_FIRST` with which seed to begin. A seed that fails is printed.
+//! `LEASEHOLD_MODEL_SEEDS` sets the number of sequences, by default a thousand. Some tests run only a
+//! half or a quarter of them. `LEASEHOLD_MODEL_FIRST` sets the first seed. A seed that fails is printed.
 
-// What fails here fails the test.
+// An `expect` that fails is a failed test.
 #![allow(clippy::expect_used)]
 
 use std::sync::Arc;
@@ -28,7 +28,7 @@ fn stands(factory: Arc<dyn Factory>, share: u64) {
     }
 }
 
-/// A sequence that fails is tried many times while it is shrunk: only the outcome is worth reading.
+/// Hides the panics of the model, because shrinking repeats a failed sequence many times.
 fn be_quiet() {
     let loud = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -77,7 +77,7 @@ fn the_small_lock() {
     stands(correct("lock"), 2);
 }
 
-/// The model is known to look: each of these is caught within a few hundred sequences.
+/// Checks the model itself: it must catch each of these mutants within 300 sequences.
 #[test]
 fn mutants_are_caught() {
     be_quiet();

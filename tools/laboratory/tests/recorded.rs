@@ -1,4 +1,4 @@
-//! The checker of histories on what stores really did: correct ones pass, and mutants are flagged.
+//! The checker of histories on recorded traffic: correct stores pass, and mutants are flagged.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,7 +14,7 @@ fn show(history: &History) -> String {
     history.events.iter().enumerate().map(|(i, e)| format!("{i:>3} {e}\n")).collect()
 }
 
-/// Two clients hand keys to and fro; one guard is ended by force, one is dropped, one call cancelled.
+/// Records two clients that compete for two keys, with dropped guards, one cancelled call and one forced release.
 async fn traffic(store: &Mutant) -> (History, Capabilities) {
     let harness = store.open().await.unwrap();
     let log = Log::new();
@@ -34,7 +34,7 @@ async fn traffic(store: &Mutant) -> (History, Capabilities) {
                     if round == 2 {
                         drop(guard);
                     } else {
-                        // Lost is an answer as well.
+                        // `Lost` is also in the record.
                         let _ = guard.release().await;
                     }
                 }
@@ -46,12 +46,12 @@ async fn traffic(store: &Mutant) -> (History, Capabilities) {
     }
     let guard = clients[0].key("c").acquire().await.unwrap();
     let waiting = tokio::time::timeout(Duration::from_millis(10), clients[1].key("c").acquire());
-    // Cancelled, unless the lock is one that grants it.
+    // Cancelled unless a mutant grants it.
     drop(waiting.await);
     clients[1].admin().unwrap().force_release(guard.key(), guard.holder()).await.unwrap();
     let next = clients[1].key("c").acquire().await.unwrap();
     tokio::time::sleep(Duration::from_secs(1)).await;
-    // What these answer is in the record.
+    // The record has the results of these releases.
     let _ = guard.release().await;
     let _ = next.release().await;
     (log.history(), capabilities)

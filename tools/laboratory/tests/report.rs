@@ -1,4 +1,4 @@
-//! The suite about itself: every way a case can end, and how it is told.
+//! Tests of the suite: every outcome of a case, and how the suite reports it.
 
 #![allow(clippy::expect_used)]
 
@@ -150,7 +150,7 @@ fn a_run_has_so_many_cases_at_a_time() {
     assert_eq!(crowd.most.load(SeqCst), 4);
 }
 
-/// Opens no store, and counts how many are opened at a time: each waits for others, but not for ever.
+/// Opens no store and counts concurrent opens. Each open waits up to two seconds until four run at a time.
 #[derive(Default)]
 struct Crowd {
     now: AtomicUsize,
@@ -201,14 +201,14 @@ fn the_verdict_is_one_word_on_the_report_and_on_the_badge() {
     assert_eq!(said(&part), words("unproven", "yellow"));
 }
 
-/// Factories of stores that nobody wants.
+/// Factories of broken stores.
 #[derive(Clone, Copy)]
 enum Odd {
-    /// Grants whatever is asked for.
+    /// Grants every request.
     Open,
-    /// As open, and declares what nobody can try.
+    /// As `Open`, and declares capabilities that its harness cannot test.
     Boasts,
-    /// As open, and declares tokens that outlive its process, which nobody restarts.
+    /// As `Open`, and declares durable tokens, although its harness cannot restart the store.
     Remembers,
     /// Never answers.
     Hangs,
@@ -249,7 +249,7 @@ struct OpenHarness(Capabilities);
 impl Harness for OpenHarness {
     async fn client(&self) -> Result<Arc<dyn leasehold_api::Lock>, Error> {
         let backend = Single::new(OpenStore(self.0.clone()));
-        // Undisturbed, the wrapper changes nothing.
+        // Without scripted faults, the wrapper changes no call.
         Ok(Arc::new(Engine::start(Disturbed::new(backend))?))
     }
 }

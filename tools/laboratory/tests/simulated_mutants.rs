@@ -1,8 +1,8 @@
-//! The mutants under simulation: which of them the simulator kills alone.
+//! Checks which mutants the simulator catches without the suite.
 //!
-//! A mutant dies by a schedule in which the judge finds something wrong, or because it never does what its sound version
-//! does often. `LEASEHOLD_MUTANT` restricts the run to mutants whose name contains it, or is it where it is out of reach, and
-//! prints the schedules.
+//! A mutant is caught if the judge finds a violation in a schedule, or if it never reaches a situation that its version
+//! without a fault reaches often. `LEASEHOLD_MUTANT` restricts the run to mutants whose name contains it. A mutant that is
+//! listed as out of reach runs only under its full name.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -15,13 +15,13 @@ use std::thread;
 use laboratory::mutants::{Mutant, all_mutants, unmutated};
 use leasehold_conformance::simulation::{Coverage, Disturbances, Simulation, Situation};
 
-/// How many schedules each of them gets.
+/// Number of schedules of each mutant.
 const SCHEDULES: u64 = 1_000;
 
-/// What is seen this often of a sound version is not missed by chance.
+/// Number of times that a version without a fault must reach a situation before a mutant that never does is caught.
 const OFTEN: u64 = 50;
 
-/// What the simulator does not reach, and why. The suite kills all of them.
+/// Mutants that the simulator cannot catch, with the reason. The suite catches all of them.
 const OUT_OF_REACH: [(&str, &[&str]); 21] = [
     (
         "the order between clients, and among the callers of one, is not judged",
@@ -214,7 +214,8 @@ fn every_mutant_in_reach_dies() {
     assert!(survivors.is_empty(), "{survivors:?} survive {SCHEDULES} schedules");
 }
 
-/// Where clients are stopped together with their clocks, only the next question to the store tells them.
+/// Checks the simulator itself: an engine that does not check the store between two renewals must violate C1. A client that
+/// is stopped together with its clock notices its loss only by the next call to the store.
 #[test]
 fn an_engine_that_never_looks_dies() {
     let simulation = Simulation::of_an_engine_that_never_looks();
@@ -228,7 +229,7 @@ fn an_engine_that_never_looks_dies() {
     assert!(wrong.is_some_and(|wrong| wrong.contains("C1")), "it survives {SCHEDULES} schedules");
 }
 
-/// Plays schedules until one shows something wrong: what was seen, and what was wrong in which.
+/// Plays schedules until one has a violation. Returns the coverage, and the violation with its seed.
 fn play(mutant: &Mutant) -> (Coverage, Option<String>) {
     let (simulation, all) = (mutant.simulation(), Coverage::default());
     for seed in 0..SCHEDULES {
@@ -241,7 +242,7 @@ fn play(mutant: &Mutant) -> (Coverage, Option<String>) {
     (all, None)
 }
 
-/// What `work` makes of each, in order.
+/// Returns the results of `work` for each mutant, in order.
 fn in_parallel<T: Send>(mutants: &[Mutant], work: impl Fn(&Mutant) -> T + Sync) -> Vec<T> {
     let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
     thread::scope(|scope| {

@@ -1,9 +1,8 @@
-//! What the model test knows of its store, and what it expects of each step.
+//! State that the model test expects of its store, and the checks of each step.
 //!
-//! Knowledge comes from what clients saw: who was given a guard, and which guards ended. A key about
-//! which something is in flight (a dropped call, a silent client, a lost hold) is *unsettled* until a
-//! time by which the declared bounds say that it has come to rest; what is expected of an unsettled key
-//! is only what holds at any time.
+//! The state follows from the results that clients saw: which client was given a guard, and which guards ended.
+//! A key is *unsettled* while a dropped call, a silent client or a lost hold might still change it. The declared
+//! bounds say when it is settled again. For an unsettled key, only the rules that hold at any time are checked.
 
 mod expect;
 
@@ -22,15 +21,15 @@ use super::{CLIENTS, KEYS, Step};
 use leasehold_conformance::history::{Log, Recorder};
 use leasehold_conformance::{ClientFaults, ClientSetup, Factory, Fault, FaultSet, Faults, Harness, Op};
 
-/// What the machine itself may take of virtual time, in timer ticks and polls.
+/// Tolerance in virtual time for timer ticks and polls.
 const SLACK: Duration = Duration::from_millis(25);
-/// Until everything that a disturbed client left behind has come to rest: leases have ended, calls
-/// have reached their limits, and releases were retried.
+/// Time after which a disturbed client's effects are over: leases have ended, calls have timed out, and releases
+/// were retried.
 const LONG: Duration = Duration::from_secs(180);
 
-/// A store, its clients, and what is known of it.
+/// A store, its clients, and the state that the model expects.
 pub(crate) struct World {
-    // Before the runtime, so that they end while it is there.
+    // Declared before the runtime, because clients and guards must be dropped while the runtime exists.
     state: WorldState,
     runtime: Runtime,
 }
@@ -45,12 +44,13 @@ struct WorldState {
     made: u32,
     guards: Vec<HeldGuard>,
     pending: Vec<PendingAcquire>,
-    /// Per key: until when something may be in flight, and since when it has been free at rest.
+    /// Time until which each key is unsettled.
     unsettled: Vec<Instant>,
+    /// Time since which each key is free and settled, if it is.
     idle_since: Vec<Option<Instant>>,
-    /// Who released the key last, and until when it may yield to others.
+    /// Client that released each key last, and time until which the key may go to other clients first.
     stands_back: Vec<(usize, Instant)>,
-    /// The pending calls that have ended, in order.
+    /// Pending calls that have ended, in order.
     ended: Arc<Mutex<Vec<u64>>>,
     calls: u64,
 }
@@ -59,40 +59,40 @@ struct ModelClient {
     lock: Arc<dyn Lock>,
     faults: Option<Arc<dyn ClientFaults>>,
     silent: bool,
-    /// Something was done to it after which single calls may fail, until then.
+    /// Time until which single calls might fail after a disturbance.
     troubled_until: Instant,
 }
 
-/// A guard that is out.
+/// A guard that the model holds.
 struct HeldGuard {
     guard: LockGuard,
     client: usize,
     key: usize,
-    /// Whether it is known to have a lease.
+    /// Whether the hold is known to have a lease.
     leased: bool,
-    /// When the store was made to end the hold.
+    /// Time at which the test made the store end the hold.
     ended_at: Option<Instant>,
-    /// By when it must read lost whatever happens.
+    /// Time by which the guard must read lost, set when its client is silenced.
     lost_by: Option<Instant>,
-    /// Whether its client was disturbed since the grant.
+    /// Whether the client was disturbed since the grant.
     shaky: bool,
 }
 
-/// An acquire that is under way.
+/// An acquire whose result is pending.
 struct PendingAcquire {
     id: u64,
     client: usize,
     keys: Vec<usize>,
     asked_at: Instant,
     ends: Option<Instant>,
-    /// Whether its client was disturbed since it was asked.
+    /// Whether the client was disturbed since the acquire started.
     shaky: bool,
     task: JoinHandle<Result<Vec<LockGuard>, Error>>,
 }
 
 impl World {
     pub(crate) fn open(factory: &dyn Factory) -> Self {
-        // Polls are jittered: the same steps shall give the same times.
+        // Fixes the jitter of polls, because the same steps must give the same times.
         fastrand::seed(0);
         let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
         let runtime = runtime.expect("a runtime");
@@ -107,7 +107,7 @@ impl World {
         });
     }
 
-    /// Everything is given back; afterwards everything is free.
+    /// Releases all guards and checks that all keys are free afterwards.
     pub(crate) fn finish(&mut self) {
         self.runtime.block_on(self.state.finish());
     }
@@ -269,7 +269,7 @@ impl WorldState {
         for key in &pending.keys {
             self.unsettle(*key, pending.client);
         }
-        // It may have been granted in this very moment: then its guards are dropped here.
+        // The acquire might have ended before the abort. Then its guards are dropped here.
         drop(pending.task.await);
     }
 
@@ -341,7 +341,7 @@ impl WorldState {
         else {
             return;
         };
-        // Nobody's hold: a guard that has ended, or one of another key, is not to be found.
+        // Without a guard of this key, the model knows no holder to name.
         let Some(out) = self.guards.iter().find(|o| o.key == key) else { return };
         let (holder, good) = (out.guard.holder(), self.is_calmly_held(key) == Some(out.guard.holder()));
         if self.clients[client].silent {
@@ -382,7 +382,7 @@ impl WorldState {
         self.clients[client].silent = true;
         self.shake(client);
         for out in self.guards.iter_mut().filter(|o| o.client == client) {
-            // Nothing that was sent is answered, so this cannot be put off.
+            // No renewal is answered during the silence, so the deadline cannot move.
             let lost_by = out.guard.remaining().map(|left| now + left + SLACK);
             out.lost_by = out.lost_by.or(lost_by);
         }
@@ -393,7 +393,7 @@ impl WorldState {
             faults.silence(false);
             self.clients[client].silent = false;
             self.shake(client);
-            // What it gave up during its silence comes to rest only now.
+            // Releases that the client made during its silence reach the store only now.
             (0..KEYS).for_each(|key| self.unsettle(key, client));
             for out in self.guards.iter_mut().filter(|o| o.client == client) {
                 out.lost_by = out.lost_by.filter(|at| *at <= Instant::now());
@@ -415,7 +415,7 @@ impl WorldState {
             _ => Fault::LoseReplyHang,
         };
         faults.script(op, fault);
-        // Nobody knows when the call comes that it waits for.
+        // The time of the next call of `op`, which takes the fault, is unknown.
         self.clients[client].troubled_until = Instant::now() + Duration::from_secs(86_400);
         self.shake(client);
     }
@@ -443,7 +443,7 @@ impl WorldState {
             assert!(out.guard.lost().reason().is_some(), "C17: a guard of a closed client was not told");
         }
         let mut touched: Vec<_> = self.guards.iter().filter(|o| o.client == client).map(|o| o.key).collect();
-        // Whoever is still out there belongs to nobody in the table.
+        // The guards of the closed client are dropped, because the table now has the new client in its place.
         self.guards.retain(|o| o.client != client);
         for pending in std::mem::take(&mut self.pending) {
             if pending.client != client {
@@ -469,7 +469,7 @@ impl WorldState {
     }
 }
 
-/// Polls `work` so many times, letting others run between, then drops it. The output if it came.
+/// Polls `work` up to `polls` times, yielding after each, then drops it. Returns the output if `work` ended.
 async fn poll_some<F: Future>(work: F, polls: u8) -> Option<F::Output> {
     let mut work = Box::pin(work);
     for _ in 0..polls {

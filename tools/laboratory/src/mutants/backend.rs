@@ -1,4 +1,4 @@
-//! A small correct backend over the small store, with one fault at a time.
+//! A small correct backend over the mutants' server, with one optional fault.
 
 pub(crate) mod fault;
 
@@ -22,7 +22,7 @@ use super::connection::Connection;
 use super::server::{EventSink, FEW_HOLDS, Requester, Server};
 use leasehold_conformance::Op;
 
-/// How often a waiter asks again.
+/// Interval between the checks of a waiter.
 const POLL: Duration = Duration::from_millis(250);
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -37,7 +37,7 @@ pub(crate) struct SmallBackend {
 }
 
 impl SmallBackend {
-    /// `queues`: waits in the store's own queue rather than by polling.
+    /// Creates a backend that waits in the store's queue if `queues`, otherwise by polling.
     pub(crate) fn new(connection: Arc<Connection>, queues: bool) -> Self {
         let fault = connection.server().fault();
         let mut capabilities = capabilities(fault);
@@ -47,7 +47,7 @@ impl SmallBackend {
         Self { connection, capabilities, fault, queues, events: OnceLock::new() }
     }
 
-    /// Carries out `work` for each of `items`, one call for all.
+    /// Runs `work` for each of `items` in one call.
     async fn each<I: Sync, T: Send>(
         &self,
         op: Op,
@@ -82,7 +82,7 @@ impl SmallBackend {
     }
 }
 
-/// What the store declares, also where that is a lie.
+/// Returns the capabilities that the store declares. Under some faults they are untrue.
 pub(crate) fn capabilities(fault: Fault) -> Capabilities {
     let mut has = Capabilities::new(Scope::Process);
     let default = Duration::from_secs(10);
@@ -173,7 +173,7 @@ impl Backend for SmallBackend {
         let first = has_it();
         let mut latest = first;
         loop {
-            // The server grants after this, however long the wait has been.
+            // The lease of a grant counts from this time, not from the start of a wait that might have been long.
             let asked_at = self.events.get().map(Events::now);
             let ends = server.inspect(&request.key).holder().and_then(|hold| hold.expires_in);
             let pause = match self.fault {
@@ -201,7 +201,7 @@ impl Backend for SmallBackend {
                     server.leave(self.connection.client(), &request.key, request.holder);
                     return Ok(answer.try_recv().unwrap_or_else(|_| Attempt::Contended(Contended::new())));
                 }
-                // A lease's end is no event: the server looks when it is asked to.
+                // The end of a lease sends no event, so the server must be called to notice it.
                 () = tokio::time::sleep(pause) => {
                     latest = has_it().or(latest);
                     let unaware = latest != first && !server.was_announced(&request.key, request.holder);
@@ -210,7 +210,7 @@ impl Backend for SmallBackend {
                     }
                     server.serve(self.connection.client(), &request.key);
                     if let Some(held) = server.cooling(self.connection.requester(), &request.key) {
-                        // The engine knows whether its caller waits for the end of a cooldown.
+                        // Returns to the engine, which knows whether its caller waits for the end of a cooldown.
                         server.leave(self.connection.client(), &request.key, request.holder);
                         return Ok(Attempt::Contended(held));
                     }
@@ -305,7 +305,7 @@ impl SmallBackend {
     }
 }
 
-/// The engine's end of what the server tells.
+/// Passes the server's events to the engine.
 #[derive(Debug)]
 struct Listener(Events);
 

@@ -1,4 +1,4 @@
-//! One client's connection to the server, and what disturbs it.
+//! One client's connection to the server, and its faults.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Debug;
@@ -14,7 +14,7 @@ use super::server::{EventSink, Requester, Server};
 use leasehold_conformance::simulation::NetworkLink;
 use leasehold_conformance::{ClientFaults, Fault, Op, Skew};
 
-/// One client's way to the server.
+/// The connection of one client to the server.
 #[derive(Debug)]
 pub(crate) struct Connection {
     server: Arc<Server>,
@@ -29,7 +29,7 @@ pub(crate) struct Connection {
 #[derive(Debug, Default)]
 struct LinkFaults {
     scripts: BTreeMap<usize, VecDeque<Fault>>,
-    /// Of single keys.
+    /// Faults of single keys.
     keyed: Vec<(Op, LockKey, Fault)>,
     calls: [u64; Op::ALL.len()],
     silent: bool,
@@ -66,14 +66,14 @@ impl Connection {
         self.server.listen(self.client, Arc::new(GatedSink { connection: Arc::clone(self), sink }));
     }
 
-    /// Lets go of everything at the server, if it can be reached.
+    /// Releases all holds of the client at the server unless the client is silenced.
     pub(crate) fn abort(&self) {
         if !self.gate().silent {
             self.server.abort(self.client);
         }
     }
 
-    /// Carries out `work` at the server as the faults allow.
+    /// Runs `work` at the server, subject to the next scripted fault of `op`.
     pub(crate) async fn call<T>(
         &self,
         op: Op,
@@ -100,12 +100,12 @@ impl Connection {
             Fault::DelayReply(duration) => tokio::time::sleep(duration).await,
             _ => {}
         }
-        // What was carried out just before the silence is not answered during it.
+        // A silence that started during the work also holds back its answer.
         self.reachable().await;
         Ok(answer)
     }
 
-    /// The next call of `op` as one that the store turns down, if it is scripted to: the kind of its error.
+    /// Takes the next scripted fault of `op` if it is a refusal. Returns the kind of its error.
     pub(crate) async fn refusal(&self, op: Op) -> Option<ErrorKind> {
         let kind = {
             let mut gate = self.gate();
@@ -119,14 +119,14 @@ impl Connection {
         Some(kind)
     }
 
-    /// Takes out the next fault of `key` alone.
+    /// Removes and returns the next fault scripted for `op` of `key`.
     fn fault_of(&self, op: Op, key: &LockKey) -> Option<Fault> {
         let keyed = &mut self.gate().keyed;
         let at = keyed.iter().position(|(of, scripted, _)| *of == op && scripted == key)?;
         Some(keyed.remove(at).2)
     }
 
-    /// One attempt at the server, as the next fault of its key says.
+    /// Makes one attempt at the server, subject to the next fault of its key.
     pub(crate) fn attempt(&self, requester: Requester, request: &Request) -> Result<Attempt, Error> {
         let scripted = |kind| Error::new(kind, "the store was told to answer so");
         match self.fault_of(Op::Acquire, &request.key) {
@@ -139,7 +139,7 @@ impl Connection {
         }
     }
 
-    /// One release at the server, as the next fault of its key says.
+    /// Makes one release at the server, subject to the next fault of its key.
     pub(crate) fn release(&self, requester: Requester, hold: &HoldRef) -> Result<ReleaseReply, ErrorKind> {
         match self.fault_of(Op::Release, &hold.key) {
             Some(Fault::Refuse(kind) | Fault::Error(kind)) => Err(kind),
@@ -215,7 +215,7 @@ fn index(op: Op) -> usize {
     Op::ALL.iter().position(|o| *o == op).unwrap_or_default()
 }
 
-/// A sink that gets no events while its client is silenced.
+/// A sink that drops events while its client is silenced, and wake-ups also while it is muted.
 #[derive(Debug)]
 struct GatedSink {
     connection: Arc<Connection>,

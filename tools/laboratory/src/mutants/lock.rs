@@ -1,5 +1,4 @@
-//! A small correct lock, written against the API alone, with one fault at a time in what an engine
-//! does.
+//! A small correct lock that implements the API without the engine, with one optional fault in the engine's part.
 
 mod batch;
 mod client;
@@ -65,7 +64,7 @@ impl SmallLock {
         let mut closing = client.closing.subscribe();
         client.handle.spawn(async move {
             let _end = end;
-            // The sender goes with the client.
+            // Ends when the client is dropped, because the client owns the sender.
             while closing.changed().await.is_ok() {}
         });
         Ok(Self(client))
@@ -73,7 +72,7 @@ impl SmallLock {
 }
 
 impl SmallLock {
-    /// Releases in the background: what the store answers changes nothing, the caller has no lock.
+    /// Releases in the background. The answer does not matter because the caller has no lock.
     fn give_back(&self, guards: Vec<(usize, LockGuard)>, holds: &[Arc<Hold>]) {
         holds.iter().for_each(|hold| hold.mark_unused());
         let guards: MultiGuard = guards.into_iter().map(|(_, guard)| guard).collect();
@@ -172,7 +171,7 @@ impl Lock for SmallLock {
             }
             drop(behind.take().map(|grant: SmallGrant| LockGuard::new(Arc::new(grant))));
         }
-        // Some may have been lost while others were waited for.
+        // An early guard might have been lost during the wait for a later one.
         let lost = guards.iter().find_map(|(i, g)| Some((keys[*i].clone(), g.lost().reason()?)));
         if let Some((key, reason)) = lost {
             self.give_back(guards, &holds);
@@ -212,7 +211,7 @@ impl Lock for SmallLock {
             for task in freeing {
                 let _ = task.await;
             }
-            // Also what another call has begun, once its tasks have.
+            // Lets tasks of a concurrent call register their undo first.
             tokio::task::yield_now().await;
             left.wait_for(Vec::is_empty).await.is_ok()
         };

@@ -1,7 +1,7 @@
-//! The 'server' of the mutants: holds in memory, shared by all clients of one store.
+//! The server of the mutants: keeps holds in memory, shared by all clients of one store.
 //!
-//! Everything happens under one mutex and on tokio's clock, so that paused time is virtual. What is
-//! to be told to clients is told after the mutex was let go.
+//! All state is behind one mutex and uses tokio's clock, so paused time is virtual. Events are
+//! delivered to clients after the mutex is unlocked.
 
 mod admin;
 mod record;
@@ -19,19 +19,19 @@ use tokio::time::Instant;
 use self::record::{QueuedRequest, Record, StoredHold, ends, name_of, renewed_for};
 use super::backend::fault::BackendFault as Fault;
 
-/// How many holds the store takes under [`Fault::CapacityIsContended`].
+/// Number of holds from which the store reports *contended* under [`Fault::CapacityIsContended`].
 const FEW: usize = 50;
 
-/// How many holds the store takes under [`Fault::FewHolds`], as it declares.
+/// Number of holds that the store accepts and declares under [`Fault::FewHolds`].
 pub(crate) const FEW_HOLDS: u64 = 256;
 
-/// How many keys the store knows of before it forgets under faults that name many keys.
+/// Number of keys above which the store forgets state, under the faults named `*AfterManyKeys`.
 const MANY: usize = 1_500;
 
-/// What counts as for ever.
+/// Longest cooldown, because later instants might overflow.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
 
-/// Where a client receives the server's events.
+/// Receives the server's events for one client.
 pub(crate) trait EventSink: Debug + Send + Sync {
     fn lost(&self, key: &LockKey, holder: HolderId, reason: LossReason);
     fn wake(&self, key: &LockKey);
@@ -56,18 +56,18 @@ struct ServerState {
     sinks: BTreeMap<u64, Arc<dyn EventSink>>,
     clients: u64,
     last_draw: Option<Instant>,
-    /// When the clock of [`Fault::TokenFromClock`] started: with the first token of this server.
+    /// Start of the clock of [`Fault::TokenFromClock`], set with the first token of this server.
     clock_origin: Option<Instant>,
     drawn: u64,
-    /// What a restart leaves of `drawn` under [`Fault::TokenSavedAtTheEnd`].
+    /// Value of `drawn` after a restart under [`Fault::TokenSavedAtTheEnd`], set by each release.
     saved: u64,
     drawn_by: BTreeMap<u64, u64>,
     contended: u64,
-    /// Nobody hears of the next release.
+    /// Whether the next wake-up of the clients is skipped.
     wakes_suppressed: bool,
 }
 
-/// Events to deliver once the mutex is free.
+/// Events to deliver after the mutex is unlocked.
 #[derive(Default)]
 struct Notifications {
     lost: Vec<(Arc<dyn EventSink>, LockKey, HolderId, LossReason)>,
@@ -94,19 +94,19 @@ impl Server {
         self.fault
     }
 
-    /// A number for one more client.
+    /// Returns the number of a new client.
     pub(crate) fn join(&self) -> u64 {
         let mut state = self.lock();
         state.clients += 1;
         state.clients
     }
 
-    /// Where to tell the client what happens.
+    /// Registers the sink that receives the events of `client`.
     pub(crate) fn listen(&self, client: u64, sink: Arc<dyn EventSink>) {
         self.lock().sinks.insert(client, sink);
     }
 
-    /// Tells `client` of a loss, whoever has the key.
+    /// Notifies `client` of a loss without checking the holder of the key.
     pub(crate) fn tell_lost(&self, client: u64, key: &LockKey, holder: HolderId, reason: LossReason) {
         let sink = self.lock().sinks.get(&client).cloned();
         if let Some(sink) = sink {
@@ -114,7 +114,7 @@ impl Server {
         }
     }
 
-    /// Crashes and comes back: whoever waits has to ask again. What is held stays.
+    /// Restarts the store. Holds survive, but waiters are forgotten and must retry.
     pub(crate) fn restart(&self) {
         let state = &mut *self.lock();
         for record in state.records.values_mut() {
@@ -126,7 +126,8 @@ impl Server {
         }
     }
 
-    /// For [`LockFault::DropForgetsWaiters`](super::lock::fault::LockFault), whose release follows.
+    /// Forgets the waiters of `key` and skips the wake-up of the release that follows. Used by
+    /// [`LockFault::DropForgetsWaiters`](super::lock::fault::LockFault).
     pub(crate) fn forget_waiters(&self, key: &LockKey) {
         let state = &mut *self.lock();
         if let Some(record) = state.records.get_mut(&self.name(0, key)) {
@@ -174,7 +175,7 @@ impl Server {
         Ok(attempt)
     }
 
-    /// Enters the queue of the key.
+    /// Adds the request to the queue of its key. Returns the receiver of the reply.
     pub(crate) fn enqueue(&self, requester: Requester, request: Request) -> oneshot::Receiver<Attempt> {
         let (reply, answer) = oneshot::channel();
         let name = self.name(requester.client, &request.key);
@@ -185,13 +186,13 @@ impl Server {
         answer
     }
 
-    /// Grants the key to the first in its queue, if it is free.
+    /// Grants the key to the first request in its queue if the key is free.
     pub(crate) fn serve(&self, client: u64, key: &LockKey) {
         let name = self.name(client, key);
         self.lock().serve(self.fault, &name);
     }
 
-    /// Leaves the queue of the key.
+    /// Removes `holder` from the queue of the key.
     pub(crate) fn leave(&self, client: u64, key: &LockKey, holder: HolderId) {
         let name = self.name(client, key);
         if let Some(record) = self.lock().records.get_mut(&name) {
@@ -298,7 +299,8 @@ impl Server {
         })
     }
 
-    /// Ends the hold of `key`: that of `holder` only, if one is named. `tell`: its client hears of it.
+    /// Ends the hold of `key` if `holder` is `None` or matches, and notifies its client if `tell`. Returns whether the
+    /// hold was live.
     pub(crate) fn end(
         &self,
         key: &LockKey,
@@ -338,13 +340,13 @@ impl Server {
         live
     }
 
-    /// How much longer a cooldown of the key lasts, whoever holds it.
+    /// Returns the rest of the key's cooldown, also while the key is held.
     pub(crate) fn cooldown(&self, requester: Requester, key: &LockKey) -> Option<Duration> {
         let name = self.name(requester.client, key);
         self.lock().records.get(&name)?.cooldown(requester.now)
     }
 
-    /// Whether the key is free but for a cooldown.
+    /// Returns the reply of a key that no client holds but whose cooldown lasts.
     pub(crate) fn cooling(&self, requester: Requester, key: &LockKey) -> Option<Contended> {
         let name = self.name(requester.client, key);
         let mut state = self.lock();
@@ -355,7 +357,7 @@ impl Server {
         record.hindrance(self.fault, requester)
     }
 
-    /// Forgets that `client` waits for anything.
+    /// Removes `client` from the waiters of all keys.
     pub(crate) fn leave_all(&self, client: u64) {
         for record in self.lock().records.values_mut() {
             record.queue.retain(|t| t.requester.client != client);
@@ -363,7 +365,7 @@ impl Server {
         }
     }
 
-    /// Lets go of everything that `client` holds or awaits.
+    /// Releases all holds of `client` and removes it from all queues.
     pub(crate) fn abort(&self, client: u64) {
         let mut state = self.lock();
         let mut freed = Vec::new();
@@ -434,7 +436,7 @@ impl ServerState {
         let number = match fault {
             Fault::TokenMissing => return None,
             Fault::TokenConstant => 7,
-            // Two grants within a tenth of a second have the same.
+            // The clock is coarse, so two grants within a tenth of a second have the same token.
             Fault::TokenFromClock => {
                 let origin = *self.clock_origin.get_or_insert(requester.now);
                 let tenths = requester.now.saturating_duration_since(origin).as_millis() / 100;

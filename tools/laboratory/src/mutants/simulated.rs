@@ -15,11 +15,11 @@ use super::connection::Connection;
 use super::lock::SmallLock;
 use super::{Mutant, MutantKind, MutantStore};
 
-/// How far the clock of every other client is ahead, where a store looks at it.
+/// Lead of every second client's clock, for stores that read it.
 const AHEAD: Duration = Duration::from_secs(20);
 
 impl Mutant {
-    /// Schedules with clients of this mutant.
+    /// Returns a simulation whose clients use this mutant.
     #[must_use]
     pub fn simulation(&self) -> Simulation {
         let kind = self.kind;

@@ -1,4 +1,4 @@
-//! What holds after each step, what is known of keys and clients, and what holds in the end.
+//! Checks after each step, the known state of keys and clients, and the checks at the end.
 
 use std::sync::PoisonError;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use crate::model::{CLIENTS, KEYS};
 use leasehold_conformance::history::check;
 
 impl WorldState {
-    // ---- what holds after each step ----
+    // ---- checks after each step ----
 
     pub(super) async fn look(&mut self) {
-        // Whoever can run, runs.
+        // Lets all runnable tasks run.
         sleep(Duration::from_millis(1)).await;
         self.collect().await;
         let now = Instant::now();
@@ -22,7 +22,7 @@ impl WorldState {
             let told = out.guard.lost().reason().is_some();
             let validity = out.guard.validity();
             let key = &self.keys[out.key];
-            // Whoever could not be reached when it happened hears of it with its next word, if it has one.
+            // A client that was disturbed since the grant learns of the end at an unknown time.
             let ended = out.ended_at.filter(|_| !out.shaky);
             let due = [ended.map(|at| at + self.capabilities.loss_detection + SLACK), out.lost_by];
             if due.iter().flatten().any(|at| now > *at) {
@@ -57,7 +57,7 @@ impl WorldState {
         }
     }
 
-    /// A key that is free and at rest goes to whoever waits for it.
+    /// Checks that a free, settled key is granted to its waiters in time.
     pub(super) fn progress(&mut self, key: usize, now: Instant) {
         let at_rest = now >= self.unsettled[key]
             && self.guards.iter().all(|o| o.key != key)
@@ -79,7 +79,7 @@ impl WorldState {
         }
     }
 
-    /// Takes in the calls that have ended.
+    /// Takes over the guards and errors of calls that have ended.
     pub(super) async fn collect(&mut self) {
         let ended = std::mem::take(&mut *self.ended.lock().unwrap_or_else(PoisonError::into_inner));
         for id in ended {
@@ -122,14 +122,14 @@ impl WorldState {
         }
     }
 
-    // ---- what is known ----
+    // ---- known state ----
 
     pub(super) fn is_calm(&self, client: usize) -> bool {
         let client = &self.clients[client];
         !client.silent && Instant::now() >= client.troubled_until
     }
 
-    /// Whether a try by `client` must succeed.
+    /// Returns whether a try by `client` must succeed.
     pub(super) fn is_free(&self, key: usize, client: usize) -> bool {
         let now = Instant::now();
         let (releaser, until) = self.stands_back[key];
@@ -144,7 +144,7 @@ impl WorldState {
         self.guards.iter().any(|o| o.key == key && o.ended_at.is_none() && o.guard.validity().is_held())
     }
 
-    /// The holder of the key, if nothing can have happened to it.
+    /// Returns the holder of the key if it has a live guard and its client was not disturbed.
     pub(super) fn is_calmly_held(&self, key: usize) -> Option<HolderId> {
         let calm = |o: &&HeldGuard| {
             o.key == key
@@ -158,7 +158,7 @@ impl WorldState {
 
     pub(super) fn keep(&mut self, guard: LockGuard, client: usize, key: usize) {
         let shaky = !self.is_calm(client);
-        // A guard that came late out of a silence may be over already.
+        // A guard that arrives after a silence might have ended already.
         let leased = guard.validity().is_held() && guard.remaining().is_some();
         self.guards.push(HeldGuard { guard, client, key, leased, ended_at: None, lost_by: None, shaky });
     }
@@ -167,14 +167,14 @@ impl WorldState {
         (!self.guards.is_empty()).then(|| self.guards.remove(which % self.guards.len()))
     }
 
-    /// The store ended the hold of `key`.
+    /// Records that the store ended the hold of `key`.
     pub(super) fn ended(&mut self, key: usize) {
         let now = Instant::now();
         self.log.ended(&self.keys[key]);
         for out in self.guards.iter_mut().filter(|o| o.key == key) {
             out.ended_at.get_or_insert(now);
         }
-        // It may have been the first of several keys that somebody is still collecting.
+        // The hold might have belonged to an acquire of several keys that is still pending.
         for pending in self.pending.iter_mut().filter(|p| p.keys.len() > 1 && p.keys.contains(&key)) {
             pending.shaky = true;
         }
@@ -182,13 +182,13 @@ impl WorldState {
         self.unsettled[key] = self.unsettled[key].max(now + rest);
     }
 
-    /// Something of `client` about `key` is in flight.
+    /// Marks `key` as unsettled because a call of `client` might still change it.
     pub(super) fn unsettle(&mut self, key: usize, client: usize) {
         let rest = if self.is_calm(client) { self.capabilities.undo + SLACK } else { LONG };
         self.unsettled[key] = self.unsettled[key].max(Instant::now() + rest);
     }
 
-    /// `client` was disturbed: nothing of what it has in flight is certain.
+    /// Records a disturbance of `client`: its guards and pending calls are no longer certain.
     pub(super) fn shake(&mut self, client: usize) {
         let troubled = &mut self.clients[client].troubled_until;
         *troubled = (*troubled).max(Instant::now() + LONG);
@@ -223,7 +223,7 @@ impl WorldState {
         }
         let fresh = self.connect().await;
         self.clients.push(fresh);
-        // What nobody disturbed is free within the declared bounds; the rest in the long run.
+        // A settled key is free within the declared bounds. An unsettled key is free after `LONG`.
         sleep(self.capabilities.undo + self.capabilities.handover + SLACK).await;
         for key in 0..KEYS {
             self.try_one(CLIENTS, key).await;

@@ -1,11 +1,11 @@
-//! The faults of the small store and of the backend before it.
+//! Faults of the mutants' server and of the small backend.
 
-/// What is wrong with a [`SmallBackend`](super::SmallBackend); one thing at a time.
+/// The single fault of a [`SmallBackend`](super::SmallBackend) and its server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum BackendFault {
-    /// Nothing.
+    /// No fault.
     None,
-    /// Nothing: it takes as few holds as it declares.
+    /// No fault: the store accepts few holds and declares so.
     FewHolds,
     AlwaysGrants,
     GrantsEveryThousandth,
@@ -198,7 +198,7 @@ impl BackendFault {
         (F::FifoIsPolled, "fifo-is-polled", &["C12", "C16"]),
     ];
 
-    /// Whether the store has a queue of its own rather than being polled.
+    /// Returns whether the fault needs waiting in the store's queue instead of polling.
     pub(crate) fn queues(self) -> bool {
         matches!(
             self,

@@ -10,11 +10,11 @@ use super::client::{CALL, SmallClient, lock};
 use super::grant::{Hold, Released};
 use leasehold_conformance::Op;
 
-/// What is released in the next call.
+/// The releases of the next call.
 #[derive(Default)]
 pub(super) struct Batch(Mutex<Vec<Entry>>);
 
-/// One guard, and where its release is answered.
+/// One release, and the sender of its result.
 struct Entry {
     hold: Arc<Hold>,
     released: Released,
@@ -22,7 +22,8 @@ struct Entry {
 }
 
 impl Batch {
-    /// Adds one. The call is made once the caller has added all of its own, as it does without awaiting.
+    /// Adds the release of `hold` to the batch. The spawned call runs only when the caller awaits, so it contains all
+    /// releases added before.
     pub(super) fn release(client: &Arc<SmallClient>, hold: Arc<Hold>) -> Release {
         let (reply, answer) = oneshot::channel();
         let released = hold.end();
@@ -62,7 +63,7 @@ impl SmallClient {
                 Ok(permit) => hold.confirm_release(permit, answers.next().unwrap_or(Err(()))),
                 Err(reason) => Err(hold.lost_error(reason)),
             };
-            // Whoever dropped the future does not want to know.
+            // The caller might have dropped the future.
             let _ = reply.send(outcome);
         }
     }

@@ -1,4 +1,4 @@
-//! One client of the small lock: attempts, waits, and undoing what nobody wants any more.
+//! One client of the small lock: attempts, waits, and the undo of abandoned attempts.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,9 +23,9 @@ use super::permits::{Permit, Permits, Waiter};
 use super::undo::{AwaitedAttempt, UndeliveredGrant};
 use leasehold_conformance::Op;
 
-/// How often a waiter asks again.
+/// Interval between the attempts of a waiter.
 const POLL: Duration = Duration::from_millis(250);
-/// The longest that one call to the store may take.
+/// Timeout of one call to the store.
 pub(super) const CALL: Duration = Duration::from_secs(10);
 
 pub(super) struct SmallClient {
@@ -38,7 +38,7 @@ pub(super) struct SmallClient {
     pub(super) outages: Outages,
     pub(super) batch: Batch,
     pub(super) wakeups: Mutex<BTreeMap<LockKey, Arc<Notify>>>,
-    /// Somebody here has begun a cooldown.
+    /// Notified when a grant of this client starts a cooldown.
     pub(super) windows: Notify,
     pub(super) closing: watch::Sender<bool>,
     pub(super) closed_once: AtomicBool,
@@ -47,18 +47,18 @@ pub(super) struct SmallClient {
     pub(super) serial: AtomicU64,
 }
 
-/// Why there was no grant.
+/// Reason why an acquire got no grant.
 pub(super) enum AcquireFailure {
     Contended,
     NotDue(Duration),
     Failed(Error),
 }
 
-/// What the store said to one attempt.
+/// Reply of the store to one attempt.
 enum AttemptReply {
     Granted(UndeliveredGrant),
     Contended(Contended),
-    /// Nothing was begun.
+    /// The store rejected the request before it changed any state.
     Refused(Error),
 }
 
@@ -131,7 +131,7 @@ impl SmallClient {
         Error::new(kind, "the store was told to answer so")
     }
 
-    /// When a wait that begins now ends.
+    /// Returns the deadline of a wait that starts now. `None` if it has no limit.
     pub(super) fn deadline(&self, wait: Wait) -> Option<Instant> {
         let budget = match (wait, self.fault) {
             (Wait::For(_), Fault::TimeoutIgnored) => return None,
@@ -150,7 +150,7 @@ impl SmallClient {
         }
     }
 
-    /// Gets one grant, or says why not. `once`: does not wait for another holder.
+    /// Acquires one grant. Does not wait for another holder if `once`.
     pub(super) async fn obtain(
         self: &Arc<Self>,
         key: &LockKey,
@@ -185,7 +185,7 @@ impl SmallClient {
             let answer = self.bounded(key, end.filter(|_| !once), self.ask(&request)).await;
             let answer = answer.map_err(|refusal| self.at_end(refusal, failed.take(), was_contended, key))?;
             let answer = match answer {
-                // Dropped, it is undone, and the store is asked again.
+                // The drop undoes the late grant, and the loop retries.
                 Ok(AttemptReply::Granted(mut fresh)) if self.is_late(&fresh) => {
                     let error =
                         Error::new(ErrorKind::Unavailable, "the lease had ended when the grant arrived");
@@ -207,7 +207,7 @@ impl SmallClient {
                     let error = self.named(error.clone(), key);
                     outage.goes_on(error.clone());
                     failed = Some(error);
-                    // What the store may have of this attempt is undone by its id.
+                    // A new holder id, because the undo of the failed attempt releases the old id.
                     request.holder = holder.unwrap_or_else(|| self.mint());
                     let pause = if self.fault == Fault::RetriesWithoutPause { Duration::ZERO } else { POLL };
                     let paused = self.bounded(key, end, sleep(pause)).await;
@@ -255,7 +255,7 @@ impl SmallClient {
                 _ => held.retry_after.map_or(POLL, |d| d.min(POLL)).max(Duration::from_millis(1)),
             };
             let pause = timeout(poll, async {
-                // Waiters that ask late are easy to barge past.
+                // Ignores the wake-up, because a waiter that retries late is easy to overtake.
                 match self.fault {
                     Fault::TryBarges => std::future::pending().await,
                     _ => wakeup.notified().await,
@@ -269,7 +269,8 @@ impl SmallClient {
         }
     }
 
-    /// What a budget that ends means: only a store that has said so is one whose key somebody has.
+    /// Returns the failure that the caller gets when its budget ends. The failure is *contended* only if the store
+    /// has reported another holder.
     fn at_end(
         &self,
         refusal: AcquireFailure,
@@ -286,8 +287,8 @@ impl SmallClient {
         }
     }
 
-    /// Whether the store is asked again after a failure that may pass. `may_cool`: a grant that nobody heard of may
-    /// have begun a cooldown, which the next attempt would meet.
+    /// Returns whether to retry after a passing failure. Does not retry if `may_cool`, because an unconfirmed grant
+    /// might have started a cooldown that the retry would run into.
     fn asks_again(&self, options: &AcquireOptions, once: bool, may_cool: bool) -> bool {
         let may_cool = may_cool && self.fault != Fault::RetriesIntoCooldown;
         match self.fault {
@@ -298,7 +299,7 @@ impl SmallClient {
         }
     }
 
-    /// Waits for the permit behind others of this client, or says why not.
+    /// Waits for the permit of the key behind other callers of this client.
     async fn permit(
         &self,
         key: &LockKey,
@@ -333,14 +334,15 @@ impl SmallClient {
         if !waiter.behind_release || self.fault == Fault::OwnReleaseIsContended {
             return Err(AcquireFailure::Contended);
         }
-        // Nobody has the key any more, as far as this client knows: only the store can tell.
+        // Only an unanswered release of this client is ahead, so only the store knows whether the key is free.
         match self.bounded(key, None, timeout(CALL, waiter.permit())).await? {
             Ok(permit) => permit.ok_or(AcquireFailure::Contended),
             Err(_) => Err(AcquireFailure::Failed(self.named(no_answer(), key))),
         }
     }
 
-    /// Why a caller that does not wait for a cooldown is not due, once somebody here has begun one.
+    /// Resolves when another caller of this client has started a cooldown that blocks this one. Never resolves if
+    /// the caller waits for cooldowns.
     async fn told(&self, key: &LockKey, options: &AcquireOptions) -> AcquireFailure {
         let deaf = matches!(self.fault, Fault::NotDueQueues | Fault::NotDueHearsOfNoBegin);
         if deaf || options.on_cooldown != OnCooldown::NotDue {
@@ -354,7 +356,7 @@ impl SmallClient {
         }
     }
 
-    /// Asks the store whether a cooldown lasts, for a caller that does not wait for its end.
+    /// Checks at the store that the key has no cooldown, for a caller that does not wait for one.
     async fn check_due(&self, key: &LockKey) -> Result<(), AcquireFailure> {
         let asked = self.connection.call(Op::Acquire, |server, requester| server.cooldown(requester, key));
         match timeout(CALL, asked).await {
@@ -368,7 +370,7 @@ impl SmallClient {
         }
     }
 
-    /// Awaits `work` until the budget ends or the client is closed.
+    /// Awaits `work` until `end` or until the client is closed.
     async fn bounded<T>(
         &self,
         key: &LockKey,
@@ -391,7 +393,7 @@ impl SmallClient {
         }
     }
 
-    /// One attempt, in a task of its own: whoever drops the answer has it undone.
+    /// Makes one attempt in a separate task. If the returned future is dropped, the attempt is undone.
     async fn ask(self: &Arc<Self>, request: &Request) -> Result<AttemptReply, Error> {
         let (reply, answer) = oneshot::channel();
         let (client, request) = (Arc::clone(self), request.clone());
@@ -461,7 +463,7 @@ impl SmallClient {
         SmallGrant(hold)
     }
 
-    /// Whether the lease had ended when the grant arrived.
+    /// Returns whether the lease had ended when the grant arrived.
     fn is_late(&self, fresh: &UndeliveredGrant) -> bool {
         self.fault != Fault::LateGrantIsValid && fresh.ttl().mul_f64(0.9) <= fresh.sent.elapsed()
     }

@@ -1,4 +1,4 @@
-//! What reaches the small lock from outside: operators, the server, the end of the runtime.
+//! Events from outside the small lock: operators' commands, events of the server, and the end of the runtime.
 
 use std::sync::Weak;
 
@@ -25,7 +25,7 @@ impl LockAdmin for SmallLock {
     }
 }
 
-/// What the server tells this client.
+/// Applies the server's events to this client.
 #[derive(Debug)]
 pub(super) struct Listener(pub(super) Weak<SmallClient>);
 
@@ -48,7 +48,7 @@ impl EventSink for Listener {
     }
 }
 
-/// Loses everything when the runtime takes its tasks away.
+/// Ends all holds as lost when the runtime shuts down and drops this value with its task.
 pub(super) struct RuntimeEnd(pub(super) Weak<SmallClient>);
 
 impl Drop for RuntimeEnd {

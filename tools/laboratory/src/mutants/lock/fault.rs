@@ -1,9 +1,9 @@
-//! The faults of the small lock.
+//! Faults of the small lock.
 
-/// What is wrong with a [`SmallLock`](super::SmallLock) client; one thing at a time.
+/// The single fault of a [`SmallLock`](super::SmallLock) client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum LockFault {
-    /// Nothing.
+    /// No fault.
     None,
     TryWaits,
     TryBarges,

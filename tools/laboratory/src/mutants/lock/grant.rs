@@ -1,4 +1,4 @@
-//! The grants of the small lock.
+//! Grants of the small lock.
 
 use std::any::{Any, TypeId};
 use std::fmt;
@@ -32,9 +32,9 @@ pub(crate) struct Hold {
     pub(super) life: Mutex<HoldLife>,
     signal: Arc<LossSignal>,
     permit: Mutex<Option<Permit>>,
-    /// When it ends even if it is renewed.
+    /// End of the maximum hold, which renewals do not extend.
     pub(super) ends: Option<Instant>,
-    /// The lease runs otherwise than before.
+    /// Notified when the deadline or the phase changes.
     pub(super) changed: Notify,
     renewing: tokio::sync::Mutex<()>,
     pub(super) request: Request,
@@ -42,12 +42,12 @@ pub(crate) struct Hold {
 
 pub(super) struct HoldLife {
     pub(super) phase: Phase,
-    /// No caller has had it.
+    /// Whether the hold is released before a caller received it.
     unused: bool,
     pub(super) ttl: Duration,
-    /// The longest lease that the store may have heard of.
+    /// Longest lease sent to the store so far, whether or not the store answered.
     longest: Duration,
-    /// The last renewal failed.
+    /// Whether the last renewal failed.
     pub(super) failing: bool,
     pub(super) deadline: Instant,
     doubt: Instant,
@@ -104,7 +104,7 @@ impl Hold {
         lock(&self.life).phase == Phase::Live
     }
 
-    /// It is given back before its caller had it.
+    /// Marks the hold as released before a caller received it.
     pub(super) fn mark_unused(&self) {
         lock(&self.life).unused = true;
     }
@@ -119,7 +119,7 @@ impl Hold {
         reference
     }
 
-    /// The store has confirmed what was sent at `sent`: the lease runs for `ttl` from then.
+    /// Sets the deadline after the store confirmed a request sent at `sent`. The lease lasts `ttl` from that time.
     pub(super) fn confirm(&self, sent: Instant, ttl: Duration) {
         let mut life = lock(&self.life);
         let far = Duration::from_secs(1 << 30);
@@ -134,7 +134,7 @@ impl Hold {
         self.changed.notify_waiters();
     }
 
-    /// Ends the hold as lost, once.
+    /// Ends a live hold as lost.
     pub(super) fn lose(&self, reason: LossReason) {
         {
             let mut life = lock(&self.life);
@@ -150,13 +150,13 @@ impl Hold {
         self.changed.notify_waiters();
         let kept = reason == LossReason::HeldTooLong && self.client.fault == Fault::MaxHoldKeepsLease;
         if matches!(reason, LossReason::Expired | LossReason::HeldTooLong) && !kept {
-            // The store may still have it, if only the answers were lost.
+            // The store might still have the hold, because only its answers might have been lost.
             let (client, reference) = (Arc::clone(&self.client), self.reference());
             self.client.handle.spawn(async move { client.undo(reference).await });
         }
     }
 
-    /// For [`Fault::CloseIsSilent`].
+    /// Ends the hold without the loss signal, for [`Fault::CloseIsSilent`].
     pub(super) fn end_silently(&self) {
         lock(&self.life).phase = Phase::Released;
         drop(lock(&self.permit).take());
@@ -189,7 +189,7 @@ impl Hold {
         }
     }
 
-    /// Whether its maximum hold has passed.
+    /// Returns whether the maximum hold has passed.
     pub(super) fn is_overdue(&self, now: Instant) -> bool {
         self.ends.is_some_and(|end| now >= end)
     }
@@ -206,11 +206,12 @@ impl Hold {
         life.deadline = life.deadline.min(deadline);
     }
 
-    /// Renews once, within `limit`. `Ok(false)`: the store does not have it any more.
+    /// Renews once, within `limit`. Returns `false` if the store no longer has the hold.
     pub(super) async fn renew_once(&self, ttl: Duration, limit: Duration) -> Result<bool, Error> {
         let mut reference = self.reference();
         reference.ttl = Some(ttl);
-        // One after the other, and a shorter lease counts from when it is asked for: the store may have it first.
+        // Renewals run one at a time. A shorter lease counts from its request, because the store might apply it
+        // without an answer.
         let _one = self.renewing.lock().await;
         let sent = Instant::now();
         let shorter = sent + ttl.mul_f64(0.9);
@@ -252,7 +253,7 @@ impl Hold {
         }
     }
 
-    /// Ends the hold for a release. `Err`: it was lost before.
+    /// Ends the hold for a release. Returns the loss reason as an error if the hold was lost before.
     pub(super) fn end(&self) -> Released {
         self.validity();
         let mut life = lock(&self.life);
@@ -275,7 +276,7 @@ impl Hold {
         Ok(permit)
     }
 
-    /// What the store's answer to a release means. Where there is none, it is asked for again.
+    /// Converts the store's answer to the result of a release. Retries in the background if the answer is missing.
     pub(super) fn confirm_release(
         self: &Arc<Self>,
         permit: Option<Permit>,
@@ -293,7 +294,7 @@ impl Hold {
             Fault::ReleaseNotRetried => {}
             Fault::ReleaseWedges => std::mem::forget(permit),
             _ => {
-                // From here on the next in line asks the store itself.
+                // Passes the permit, so the next waiter tries at the store.
                 drop(permit);
                 let (again, reference) = (Arc::clone(client), self.reference());
                 client.handle.spawn(async move { again.undo(reference).await });
@@ -310,7 +311,7 @@ impl Hold {
     }
 }
 
-/// What a guard is made of.
+/// The grant inside a guard.
 pub(crate) struct SmallGrant(pub(super) Arc<Hold>);
 
 impl Grant for SmallGrant {
@@ -392,7 +393,7 @@ impl Grant for SmallGrant {
                 Ok(())
             });
         }
-        // A renewal is sent after the call, and answered by the store.
+        // A renewal confirms the hold because it is sent after this call.
         self.renew(None)
     }
 
@@ -403,7 +404,7 @@ impl Grant for SmallGrant {
             return Release::pending(async move { release(hold.end(), hold).await });
         }
         let permit = hold.end();
-        // In a task of its own: it goes on when the caller does not.
+        // A separate task, so the release continues if the caller drops the future.
         let done = client.handle.spawn(release(permit, hold));
         Release::pending(async move { done.await.unwrap_or_else(|_| Err(Error::closed())) })
     }
@@ -426,12 +427,12 @@ impl Grant for SmallGrant {
             if hold.client.fault == Fault::DropForgetsWaiters {
                 hold.client.connection.server().forget_waiters(&hold.key);
             }
-            // Nobody is there to be told.
+            // No caller receives the result.
             let _ = release(Ok(permit), hold).await;
         };
         match client.fault {
             Fault::DropLeaves => {}
-            // A second panic while one is under way would end the process, and the matrix with it.
+            // During a panic it does nothing, because a second panic would abort the whole test process.
             Fault::DropNeedsRuntime if Handle::try_current().is_err() => {
                 assert!(std::thread::panicking(), "there is no runtime here");
             }
@@ -440,7 +441,7 @@ impl Grant for SmallGrant {
     }
 }
 
-/// The permit of a hold that was let go of, or why it was lost before.
+/// The permit of a released hold, or the reason why the hold was lost before.
 pub(super) type Released = Result<Option<Permit>, LossReason>;
 
 async fn release(released: Released, hold: Arc<Hold>) -> Result<(), Error> {

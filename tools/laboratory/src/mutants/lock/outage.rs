@@ -1,4 +1,5 @@
-//! The keys whose next caller here finds the store failing, for those behind it that do not wait that out.
+//! Keys for which the first caller of this client finds the store failing. Callers behind it that do not wait for an
+//! outage to end read them here.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,7 @@ impl Outages {
         self.0.borrow().get(key).cloned()
     }
 
-    /// The failure of `key`, once there is one.
+    /// Waits until `key` has a failure and returns it.
     pub(super) async fn begun(&self, key: &LockKey) -> Error {
         loop {
             let mut changes = self.0.subscribe();
@@ -27,7 +28,7 @@ impl Outages {
     }
 }
 
-/// What one caller knows of the store. Dropped, it is over for those behind as well.
+/// An outage as one caller observes it. Its drop ends the outage for the callers behind as well.
 pub(super) struct Outage<'a> {
     outages: &'a Outages,
     key: &'a LockKey,
@@ -53,7 +54,7 @@ impl Drop for Outage<'_> {
     }
 }
 
-/// Whether a failure may pass by itself.
+/// Returns whether a retry after the failure might succeed.
 pub(super) fn is_passing(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::OutcomeUnknown | ErrorKind::Capacity)
 }

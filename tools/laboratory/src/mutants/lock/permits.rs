@@ -1,4 +1,4 @@
-//! Who of one client's callers may ask the store for a key: one at a time, in order of arrival.
+//! Permits that let one caller of a client at a time try at the store for a key, in order of arrival.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::{self, Debug};
@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 
 use super::fault::LockFault as Fault;
 
-/// The permits of all keys. A key has a slot while somebody has its permit.
+/// The permits of all keys. A key has a slot while its permit is taken.
 #[derive(Debug)]
 pub(crate) struct Permits {
     fault: Fault,
@@ -19,21 +19,21 @@ pub(crate) struct Permits {
 #[derive(Debug, Default)]
 struct Slot {
     waiters: VecDeque<oneshot::Sender<Permit>>,
-    /// Whoever has the permit has let go of the key; the store has not answered yet.
+    /// Whether the owner of the permit has released the key and awaits the store's answer.
     releasing: bool,
 }
 
-/// The permit of one key. Dropping it hands it on.
+/// The permit of one key. Its drop passes it to the next waiter.
 pub(crate) struct Permit {
     permits: Arc<Permits>,
     key: LockKey,
 }
 
-/// One that waits for the permit of a key. Dropping it leaves the queue.
+/// A waiter for the permit of a key. Its drop leaves the queue.
 #[derive(Debug)]
 pub(crate) struct Waiter {
     fault: Fault,
-    /// Whether only a release that the store has not answered is before it.
+    /// Whether only an unanswered release is ahead of this waiter.
     pub(crate) behind_release: bool,
     permit: Option<oneshot::Receiver<Permit>>,
 }
@@ -43,7 +43,7 @@ impl Permits {
         Arc::new(Self { fault, slots: Mutex::default() })
     }
 
-    /// The permit, or a waiter in the queue for it.
+    /// Takes the permit, or joins its queue and returns the waiter.
     pub(crate) fn enter(self: &Arc<Self>, key: &LockKey) -> Result<Permit, Waiter> {
         let mut slots = self.lock();
         match slots.get_mut(key) {
@@ -84,7 +84,7 @@ impl Permits {
         };
         match next {
             Some(sender) if sender.is_closed() && self.fault == Fault::HeadSwallowsWake => {}
-            // Whoever left in this very moment gives the permit back by its drop.
+            // If the waiter has just left, the drop of the permit passes it again.
             Some(sender) => drop(sender.send(self.permit(key))),
             None => {}
         }
@@ -96,7 +96,7 @@ impl Permits {
 }
 
 impl Permit {
-    /// Its owner lets go of the key and awaits the store's answer.
+    /// Records that the owner has released the key and awaits the store's answer.
     pub(crate) fn begin_release(&self) {
         if let Some(slot) = self.permits.lock().get_mut(&self.key) {
             slot.releasing = true;

@@ -1,4 +1,4 @@
-//! What goes on while the small lock holds a key: renewals, and the watch on its deadline.
+//! Background tasks of a hold of the small lock: renewals, and the watch of its deadline.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use super::fault::LockFault as Fault;
 use super::grant::{Hold, Phase};
 use leasehold_conformance::Op;
 
-/// Fires the loss when the deadline has passed, whatever the store does.
+/// Ends the hold as lost when its deadline or maximum hold has passed, without a call to the store.
 pub(super) async fn watch_deadline(hold: Weak<Hold>) {
     loop {
         let deadline = |hold: &Hold| {
@@ -35,7 +35,7 @@ pub(super) async fn watch_deadline(hold: Weak<Hold>) {
     }
 }
 
-/// Renews while the hold lives.
+/// Renews until the hold ends.
 pub(super) async fn renew_while_live(weak: Weak<Hold>, client: Arc<SmallClient>, reference: HoldRef) {
     let fault = client.fault;
     let mut failed = false;
@@ -61,7 +61,7 @@ pub(super) async fn renew_while_live(weak: Weak<Hold>, client: Arc<SmallClient>,
             (true, _) => ttl / 12,
             (false, _) => ttl / 3,
         };
-        // Whoever changed the lease has renewed it.
+        // A change of the lease was a renewal, so the pause starts again.
         let early = timeout(pause, hold.changed.notified()).await.is_ok();
         if early && fault != Fault::RenewsAfterRelease {
             failed = false;
@@ -81,7 +81,7 @@ pub(super) async fn renew_while_live(weak: Weak<Hold>, client: Arc<SmallClient>,
     }
 }
 
-/// For [`Fault::LostRevoked`]: takes the key again under the old grant.
+/// Acquires the key again under the old grant, for [`Fault::LostRevoked`].
 async fn resume(hold: &Hold, ttl: Duration) {
     if lock(&hold.life).phase == Phase::Released {
         return;

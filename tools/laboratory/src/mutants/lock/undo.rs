@@ -1,4 +1,4 @@
-//! Undoing what the store may have granted and nobody wants any more.
+//! Undo of grants that no caller received.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use super::client::{CALL, SmallClient};
 use super::fault::LockFault as Fault;
 use leasehold_conformance::Op;
 
-/// A grant on its way to the caller. Dropped on the way, it is undone.
+/// A grant on its way to the caller. The drop undoes it unless `taken` is set.
 pub(super) struct UndeliveredGrant {
     pub(super) client: Arc<SmallClient>,
     pub(super) request: Request,
@@ -21,7 +21,7 @@ pub(super) struct UndeliveredGrant {
 }
 
 impl UndeliveredGrant {
-    /// The store has a default, so every hold here is a lease.
+    /// Returns the TTL of the grant. Every hold has one because the store has a default.
     pub(super) fn ttl(&self) -> Duration {
         self.request.ttl.unwrap_or(Duration::from_secs(10))
     }
@@ -38,8 +38,8 @@ impl Drop for UndeliveredGrant {
     }
 }
 
-/// An attempt that its caller waits for. Dropped before its task is over, it counts as one that is being undone until the task
-/// has seen to that.
+/// An attempt whose caller waits for it. If dropped before the attempt is over, it counts as unconfirmed until its task
+/// has undone it.
 pub(super) struct AwaitedAttempt {
     pub(super) client: Arc<SmallClient>,
     pub(super) hold: HoldRef,
@@ -62,7 +62,7 @@ impl Drop for AwaitedAttempt {
 }
 
 impl SmallClient {
-    /// The store may have the hold, and is not to keep it.
+    /// Records that the store might have the hold and that it must be released.
     pub(super) fn begin_undo(&self, hold: &HoldRef) {
         self.undoing.send_modify(|left| {
             if left.iter().all(|other| other.holder != hold.holder) {
@@ -71,12 +71,12 @@ impl SmallClient {
         });
     }
 
-    /// The store has not got the hold.
+    /// Records that the store does not have the hold.
     pub(super) fn end_undo(&self, hold: &HoldRef) {
         self.undoing.send_modify(|left| left.retain(|other| other.holder != hold.holder));
     }
 
-    /// Frees what may be held, again and again until the store has confirmed it or the lease is over.
+    /// Releases `hold` and retries until the store confirms the release or the lease is over.
     pub(super) async fn undo(&self, hold: HoldRef) {
         self.begin_undo(&hold);
         self.undo_until_confirmed(&hold).await;
@@ -92,7 +92,7 @@ impl SmallClient {
         loop {
             let call =
                 self.connection.call(Op::Release, |_, requester| self.connection.release(requester, hold));
-            // Whoever closes has time to ask again.
+            // A shorter timeout, so a closing client has time for a retry.
             let hurries = *self.closing.borrow() && self.fault != Fault::CloseAsksOnce;
             if let Ok(Ok(Ok(_))) = timeout(if hurries { CALL / 4 } else { CALL }, call).await {
                 return;

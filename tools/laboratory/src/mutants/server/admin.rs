@@ -1,4 +1,4 @@
-//! The operator's view of the server, and what a look may do to it.
+//! The operator's view of the server, and the faults of an inspection.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ impl Server {
         info
     }
 
-    /// Whether `holder` was next in the queue of `key` when that last went to somebody in it.
+    /// Returns whether `holder` was next in the queue of `key` at the latest grant from that queue.
     pub(crate) fn was_announced(&self, key: &LockKey, holder: HolderId) -> bool {
         self.lock().records.get(&self.name(0, key)).is_some_and(|record| record.told == Some(holder))
     }

@@ -1,4 +1,4 @@
-//! What the server knows of one key.
+//! The server's state of one key.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, SystemTime};
@@ -11,28 +11,28 @@ use tokio::time::Instant;
 use super::super::backend::fault::BackendFault as Fault;
 use super::Requester;
 
-/// How long after its last attempt a poller counts as waiting: a little longer than it takes to ask again.
+/// Time after its last attempt for which a poller counts as waiting, a little longer than its interval.
 const WAITS_FOR: Duration = Duration::from_millis(400);
 
 #[derive(Default)]
 pub(super) struct Record {
     pub(super) hold: Option<StoredHold>,
-    /// The key as it was first asked for.
+    /// The key of the latest grant, before a fault changed its name.
     pub(super) key: Option<LockKey>,
     pub(super) not_before: Option<Instant>,
     pub(super) last_token: u64,
     pub(super) permits: u32,
-    /// Which clients it was refused lately. One caller of each asks at a time.
+    /// Latest refused attempt of each client. One entry is enough because a client makes one attempt at a time.
     pub(super) refused: BTreeMap<u64, RefusedAttempt>,
     pub(super) queue: VecDeque<QueuedRequest>,
-    /// Who was next in the queue at the latest grant from it, for [`Fault::QueueTellsTheNextAlone`].
+    /// Next holder in the queue after the latest grant from it, for [`Fault::QueueTellsTheNextAlone`].
     pub(super) told: Option<HolderId>,
-    /// Whether somebody looked or tried while it was held, under [`Fault::LookCountsAsWaiting`] or
-    /// [`Fault::TryCountsAsWaiting`].
+    /// Whether the key was held at its latest inspection under [`Fault::LookCountsAsWaiting`], or at its latest try
+    /// under [`Fault::TryCountsAsWaiting`].
     pub(super) looked_at: bool,
 }
 
-/// An attempt that was refused.
+/// A refused attempt and its retries.
 pub(super) struct RefusedAttempt {
     holder: HolderId,
     times: u32,
@@ -50,7 +50,7 @@ pub(super) struct StoredHold {
     pub(super) request: Request,
 }
 
-/// A waiter in the store's own queue.
+/// A waiter in the store's queue.
 pub(super) struct QueuedRequest {
     pub(super) requester: Requester,
     pub(super) request: Request,
@@ -58,7 +58,7 @@ pub(super) struct QueuedRequest {
 }
 
 impl Record {
-    /// Why the key cannot be had now.
+    /// Returns why the key cannot be granted now. `None` if it can.
     pub(super) fn hindrance(&mut self, fault: Fault, requester: Requester) -> Option<Contended> {
         let mut held = Contended::new();
         held.cooling_for = self.cooldown(requester.now);
@@ -80,12 +80,13 @@ impl Record {
         held.cooling_for.is_some().then_some(held)
     }
 
-    /// How much longer a cooldown lasts.
+    /// Returns the rest of the cooldown.
     pub(super) fn cooldown(&self, now: Instant) -> Option<Duration> {
         self.not_before.filter(|at| *at > now).map(|at| at - now)
     }
 
-    /// Whether somebody else is before `request`: in the store's own queue, or by asking for longer.
+    /// Returns whether another waiter comes before `request`: the first in the store's queue, or another client that
+    /// has polled for longer.
     pub(super) fn is_awaited(&mut self, fault: Fault, requester: Requester, request: &Request) -> bool {
         let is_lapsed = self.hold.as_ref().is_none_or(|h| !h.is_live(fault, requester.now));
         let is_passed = fault == Fault::QueueIsPassedAtALapse && is_lapsed;
@@ -108,7 +109,7 @@ impl Record {
         self.refused.retain(|_, asked| now.saturating_duration_since(asked.last) < WAITS_FOR);
         let own = self.refused.get(&requester.client).filter(|asked| asked.holder == request.holder);
         let own = own.map_or(now, |asked| asked.first);
-        // Whoever asks twice for one grant waits. Within one client its own order counts.
+        // Only a client that retries counts as waiting. Callers of one client are ordered by their permits.
         self.refused
             .iter()
             .any(|(client, asked)| *client != requester.client && asked.times > 1 && asked.first < own)
@@ -171,13 +172,13 @@ pub(super) fn ends(fault: Fault, now: Instant, ttl: Duration) -> Option<Instant>
     })
 }
 
-/// For how long a renewal for `ttl` is.
+/// Returns the lease that a renewal for `ttl` gives.
 pub(super) fn renewed_for(fault: Fault, ttl: Duration) -> Duration {
     let whole = Duration::from_secs(ttl.as_secs());
     if fault == Fault::RenewInWholeSeconds && !whole.is_zero() { whole } else { ttl }
 }
 
-/// Under which name the store keeps a key.
+/// Returns the name under which the store keeps a key.
 pub(super) fn name_of(fault: Fault, client: u64, text: &str) -> String {
     match fault {
         Fault::ExcludesPerClient if client != 0 => format!("{client}/{text}"),
