@@ -1,4 +1,4 @@
-//! Every future may be dropped at any poll; afterwards nothing of it is left.
+//! Every future can be dropped at any poll and leaves nothing behind.
 
 use std::sync::Arc;
 use std::task::Poll;
@@ -22,7 +22,7 @@ pub(crate) async fn dropped_tries(cx: &Context) {
             break;
         }
     }
-    // Of a held key: the holder notices nothing.
+    // A dropped try at a held key does not disturb the holder.
     let key = cx.key();
     let guard = cx.take(&b, &key).await;
     for polls in each_poll() {
@@ -53,7 +53,7 @@ pub(crate) async fn dropped_waits(cx: &Context) {
     let c = cx.client().await;
     let mut guards = Vec::new();
     for polls in 0..6 {
-        // Behind a holder of another client, and behind one of its own.
+        // Behind a holder in another client, and behind one in the same client.
         for lock in [&b, &a] {
             let key = cx.key();
             guards.push(cx.take(&a, &key).await);
@@ -65,7 +65,7 @@ pub(crate) async fn dropped_waits(cx: &Context) {
     for guard in guards {
         let key = guard.key().clone();
         cx.give(guard).await;
-        // Nobody is queued: the next try succeeds at once, whoever makes it.
+        // No dropped waiter is left in the queue, so the next try of each client succeeds at once.
         for next in [&c, &b, &a] {
             cx.give(cx.take(next, &key).await).await;
         }
@@ -87,7 +87,7 @@ pub(crate) async fn dropped_while_it_is_granted(cx: &Context) {
             let behind = cx.queue(lock, &key).await;
             cx.give(guard).await;
             drop(dropped_after(cx, polls, waiting).await);
-            // It has let in the one behind, and after it anybody.
+            // The dropped waiter must let in the waiter behind it. Afterwards the key is free.
             let bound = cx.capabilities().undo + cx.handover();
             cx.give(behind.granted(cx, bound).await).await;
             cx.undone(&c, &key).await;
@@ -104,7 +104,7 @@ pub(crate) async fn dropped_acquires_of_several_keys(cx: &Context) {
             finished = dropped_after(cx, polls, a.acquire_all(&keys, &cx.patient())).await.is_some();
             all_free(cx, &[&b, &a], &keys).await;
         }
-        // The one in the middle is held: the first may be taken already, the last not yet.
+        // The middle key is held, so the call can already have the first key, but never the last.
         let guard = cx.take(&b, &keys[1]).await;
         let done = dropped_after(cx, polls, a.acquire_all(&keys, &cx.patient())).await;
         assert!(done.is_none(), "all granted while one is held");
@@ -145,12 +145,12 @@ pub(crate) async fn unpolled_releases(cx: &Context) {
     let key = cx.key();
     drop(cx.take(&a, &key).await.release());
     cx.undone(&b, &key).await;
-    // The grant's own future as well, which wrappers hold. The store knows that the key is free a moment
-    // before the client that freed it does.
+    // The release future of a bare grant, because wrappers hold grants. `free_within` waits because the store knows
+    // slightly before the releasing client that the key is free.
     let undo = cx.capabilities().undo;
     drop(cx.free_within(&a, &key, undo).await.into_grant().release());
     cx.undone(&b, &key).await;
-    // And that of several guards.
+    // The release future of several guards.
     let other = cx.key();
     let guards = [cx.free_within(&a, &key, undo).await, cx.take(&a, &other).await];
     drop(MultiGuard::from_iter(guards).release());
@@ -203,7 +203,7 @@ pub(crate) async fn dropped_closes(cx: &Context) {
         let guard = cx.take(&a, &key).await;
         drop(dropped_after(cx, polls, a.close()).await);
         if polls > 0 {
-            // Once begun, it goes on.
+            // A close that was polled once goes on after the drop.
             cx.undone(&b, &key).await;
             assert_eq!(guard.validity(), Validity::Lost);
         }
@@ -313,7 +313,7 @@ pub(crate) async fn dropped_acquires_of_a_disturbed_store(cx: &Context) {
     let b = cx.client().await;
     for fault in disturbances(cx) {
         for polls in 0..8 {
-            // A client of its own: the call may have been dropped before it met the fault.
+            // A separate client, because a call dropped early leaves its fault to the next call.
             let a = cx.faulty().await;
             let key = cx.key();
             a.faults.script(Op::Acquire, fault);
@@ -354,7 +354,7 @@ pub(crate) async fn dropped_renewals_to_a_disturbed_store(cx: &Context) {
     }
 }
 
-/// {ok, error, slow, never}, before and after the store has acted.
+/// Returns the faults to script: none, error, delay and no answer, before or after the store has acted.
 fn disturbances(cx: &Context) -> Vec<Fault> {
     let slow = if cx.is_virtual() { Duration::from_millis(700) } else { Duration::from_millis(30) };
     let mut faults = vec![
@@ -365,25 +365,25 @@ fn disturbances(cx: &Context) -> Vec<Fault> {
         Fault::LoseReply,
     ];
     if cx.is_virtual() {
-        // Each costs the time limit of a call.
+        // Only in virtual time, because each takes a call's whole time limit.
         faults.extend([Fault::Hang, Fault::LoseReplyHang]);
     }
     faults
 }
 
-/// The key becomes free for both, and nothing of the dropped call comes back later.
+/// Asserts that the key becomes free for both clients, and that the dropped call is not granted later.
 async fn is_mended(cx: &Context, a: &FaultyClient, b: &Arc<dyn Lock>, key: &LockKey) {
     let guard = cx.free_within(b, key, cx.call_limit()).await;
     cx.settle().await;
     if let Ok(Some(second)) = attempt_at(&a.lock, key).await {
-        // An error may be a fault that the dropped call did not meet.
+        // An error is tolerated, because it can be a fault that the dropped call did not use.
         panic!("granted while held: {second:?}");
     }
     cx.give(guard).await;
     is_free_in_the_end(cx, a, key).await;
 }
 
-/// As `free_within`, but a fault that is left over may come first.
+/// Waits as `free_within` does, but tolerates one unused fault before that.
 async fn is_free_in_the_end(cx: &Context, a: &FaultyClient, key: &LockKey) {
     if let Ok(Some(guard)) = cx.within("a try", cx.call_limit(), attempt_at(&a.lock, key)).await {
         return drop(guard);
@@ -391,7 +391,8 @@ async fn is_free_in_the_end(cx: &Context, a: &FaultyClient, key: &LockKey) {
     cx.give(cx.free_within(&a.lock, key, cx.call_limit()).await).await;
 }
 
-/// The store hears of the attempt only when its caller has gone: it is undone then, and not before.
+/// The request reaches the store only after its caller has gone. A client that undoes the attempt earlier leaves the
+/// key held.
 pub(crate) async fn dropped_while_the_request_is_on_its_way(cx: &Context) {
     let a = cx.faulty().await;
     let b = cx.client().await;

@@ -69,7 +69,7 @@ pub(crate) async fn all_or_none(cx: &Context) {
     let (a, b) = cx.two().await;
     let c = cx.client().await;
     let mut held = Vec::new();
-    // Whichever of them is held, by another client or by the same.
+    // Any of the keys can be held, by another client or by the same one.
     for (i, holder) in [(0, &b), (1, &b), (2, &b), (1, &a)] {
         let keys = cx.some_keys(3);
         let guard = cx.take(holder, &keys[i]).await;
@@ -196,7 +196,8 @@ pub(crate) async fn philosophers_dine(cx: &Context) {
     let tasks: Vec<_> = (0..5)
         .map(|at| {
             let lock = if at % 2 == 0 { a.clone() } else { b.clone() };
-            // Right before left for one, left before right for the other: the library orders them.
+            // Every philosopher names the next fork first. Taken in that order the forks deadlock, so the library
+            // must order them.
             let pair = [forks[(at + 1) % 5].clone(), forks[at].clone()];
             let options = cx.patient();
             tokio::spawn(async move {
@@ -220,7 +221,7 @@ pub(crate) async fn a_failure_gives_all_back(cx: &Context) {
     for fault in [Fault::Error(ErrorKind::PermissionDenied), Fault::LoseReply] {
         for calls_before in 0..3 {
             let keys = cx.some_keys(3);
-            // One of them is held, so that a store which takes all in one call needs several.
+            // One key is held, because otherwise a store could take all of them in one call.
             let guard = cx.take(&b, &keys[1]).await;
             for _ in 0..calls_before {
                 a.faults.script(Op::Acquire, Fault::Pass);
@@ -239,7 +240,7 @@ pub(crate) async fn a_failure_gives_all_back(cx: &Context) {
     }
 }
 
-/// Spends what is left of the scripted faults.
+/// Uses up the scripted faults that are left.
 async fn use_up(cx: &Context, client: &crate::harness::FaultyClient) {
     let key = cx.key();
     let guard = cx.client().await;
@@ -273,14 +274,14 @@ pub(crate) async fn each_can_be_released_alone(cx: &Context) {
     guards.into_iter().collect::<MultiGuard>().release().await.expect("held until now");
 }
 
-/// On a store with I/O, many guards are released in one call.
+/// Releases 64 guards with one call to the store. An engine that releases them one by one makes 64 calls.
 pub(crate) async fn is_released_in_one_call(cx: &Context) {
     const KEYS: usize = 64;
     let a = cx.faulty().await;
     let b = cx.client().await;
     let keys = cx.some_keys(KEYS);
     let guards = a.lock.keys(&keys).acquire().await.expect("free keys");
-    // A store that could answer without I/O has to make calls as long as its next ones are scripted.
+    // While faults are scripted, a store that could answer without I/O makes calls instead.
     for _ in 0..KEYS {
         a.faults.script(Op::Release, Fault::Pass);
     }
@@ -292,7 +293,8 @@ pub(crate) async fn is_released_in_one_call(cx: &Context) {
     }
 }
 
-/// One that was lost before takes nothing from the release of the others.
+/// Releasing several guards reports the lost one and releases the others. A release that stops at the lost one leaves
+/// keys held.
 pub(crate) async fn a_release_tells_of_the_one_that_was_lost(cx: &Context) {
     let (a, b) = cx.two().await;
     let keys = cx.some_keys(3);
@@ -307,14 +309,15 @@ pub(crate) async fn a_release_tells_of_the_one_that_was_lost(cx: &Context) {
     }
 }
 
-/// As above, where nobody was told: the release itself finds out, wherever in the order of the keys.
+/// As above, but no loss was reported before. The release itself finds the purged hold, at any position among the
+/// keys.
 pub(crate) async fn a_release_frees_the_others_of_one_that_was_purged(cx: &Context) {
     for purged in 0..3 {
         let (a, b) = (cx.faulty().await, cx.client().await);
         let keys = cx.some_keys(3);
         let guards = a.lock.keys(&keys).acquire().await.expect("free keys");
         assert!(cx.faults().purge(&keys[purged]).await, "there was no hold of {} to purge", keys[purged]);
-        // A store that could answer without I/O has to make calls as long as its next ones are scripted.
+        // While faults are scripted, a store that could answer without I/O makes calls instead.
         for _ in &keys {
             a.faults.script(Op::Release, Fault::Pass);
         }
@@ -326,7 +329,7 @@ pub(crate) async fn a_release_frees_the_others_of_one_that_was_purged(cx: &Conte
     }
 }
 
-/// Whichever of them it is, in whatever order they are given, and however they are asked for.
+/// The error names the key that failed, at any position and in any order, for each kind of acquire and for a release.
 pub(crate) async fn an_error_names_the_key_that_failed(cx: &Context) {
     let a = cx.faulty().await;
     let b = cx.client().await;
@@ -357,7 +360,7 @@ pub(crate) async fn an_error_names_the_key_that_failed(cx: &Context) {
                 cx.give(cx.free_within(&b, key, cx.call_limit()).await).await;
             }
         }
-        // And of a release.
+        // The same for a release.
         let keys = cx.some_keys(3);
         let guards = a.lock.acquire_all(&keys, &cx.patient()).await.expect("free keys");
         a.faults.script_key(Op::Release, &keys[failing], Fault::Error(ErrorKind::Unavailable));
@@ -369,7 +372,8 @@ pub(crate) async fn an_error_names_the_key_that_failed(cx: &Context) {
     }
 }
 
-/// They are held in their order only: nobody waits with a key in hand for one before it.
+/// Keys are acquired in one fixed order, so a call that waits for a key holds none behind it. Two calls that do can
+/// deadlock.
 pub(crate) async fn keys_behind_one_that_is_awaited_are_free(cx: &Context) {
     let (a, b) = cx.two().await;
     let c = cx.client().await;

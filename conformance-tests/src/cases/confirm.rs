@@ -1,4 +1,4 @@
-//! Confirming a grant: the answer of the store to a question that was sent after the call.
+//! Confirming a grant: only the store's answer to a request sent after the call counts.
 
 use std::future::{Future as _, poll_fn};
 use std::pin::pin;
@@ -23,7 +23,8 @@ pub(crate) async fn is_ok_while_it_is_held(cx: &Context) {
     cx.give(guard).await;
 }
 
-/// What this client knew before the call is not enough.
+/// A confirmation calls the store. A client that answers from its own state returns `Ok` although the store is
+/// silent.
 pub(crate) async fn asks_after_the_call(cx: &Context) {
     let a = cx.faulty().await;
     let key = cx.key();
@@ -37,7 +38,8 @@ pub(crate) async fn asks_after_the_call(cx: &Context) {
     drop(guard);
 }
 
-/// Nor is the answer to a renewal that was under way, which the store gave before.
+/// The answer to a renewal sent before the call confirms nothing, because the store can have ended the hold since
+/// then.
 pub(crate) async fn asks_again_behind_a_renewal(cx: &Context) {
     let a = cx.faulty().await;
     let key = cx.key();
@@ -60,7 +62,8 @@ pub(crate) async fn finds_what_the_store_has_ended(cx: &Context) {
     let key = cx.key();
     let guard = cx.take(&lock, &key).await;
     cx.lose(&key, LossReason::Gone).await;
-    // A session that ends while it is asked leaves the answer open, the next question does not. Never is it `Ok`.
+    // A session that ends during a call leaves the outcome unknown, and the next call finds the loss. No call returns
+    // `Ok`.
     let answered = async {
         loop {
             let open = [ErrorKind::Lost, ErrorKind::Unavailable, ErrorKind::OutcomeUnknown];

@@ -1,4 +1,4 @@
-//! A grant may forbid the next one for a time: minimum hold, and at most once per window.
+//! A grant can block the next one for a time, as a minimum hold or as at most one run per window.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -41,13 +41,13 @@ pub(crate) async fn runs_at_most_once_per_window(cx: &Context) {
         let early = due_in(&b, &key, window).await;
         if before.elapsed() < window {
             let retry_after = early.expect("ran twice in one window");
-            // A store may round up to its clock's granularity.
+            // A store can round up to its clock's granularity.
             let rounding = if cx.is_virtual() { Duration::ZERO } else { Duration::from_millis(2) };
             let most = window.saturating_sub(asked - granted) + rounding;
             assert!(retry_after <= most, "{retry_after:?} is more than {most:?}");
             tokio::time::sleep_until(granted + window + Duration::from_millis(2)).await;
         } else {
-            // Too slow a machine for this look: it ran in the next window.
+            // The machine was too slow, so this call ran in the next window.
             tokio::time::sleep(window).await;
         }
     }
@@ -58,7 +58,7 @@ pub(crate) async fn outlives_many_other_keys(cx: &Context) {
     let (a, b) = cx.two().await;
     let (key, hour) = (cx.key(), Duration::from_secs(3_600));
     assert_eq!(due_in(&a, &key, hour).await, None, "due, and did not run");
-    // So many that a store which forgets keys that nobody holds does so, though their windows last as well.
+    // So many that a store which forgets unused keys starts to do so, although their windows last too.
     for other in cx.some_keys(cx.many(2_500, 100)) {
         assert_eq!(due_in(&b, &other, hour).await, None, "due, and did not run");
     }
@@ -116,7 +116,7 @@ pub(crate) async fn a_try_reads_held(cx: &Context) {
         assert!(error.retry_after().is_some_and(|d| d <= window(cx)), "{error}");
         assert_eq!(error.key(), Some(&key));
     }
-    // Other keys know nothing of it.
+    // The cooldown does not affect other keys.
     cx.give(cx.take(&b, &cx.key()).await).await;
 }
 
@@ -175,7 +175,7 @@ pub(crate) async fn counts_from_the_grant(cx: &Context) {
     let key = cx.key();
     let guard = a.key(&key).cooldown(window(cx)).acquire().await.expect("a free key");
     cx.sleep(window(cx) + cx.interval()).await;
-    // Held for longer than the window: nothing is left of it.
+    // Nothing is left of the window, because the hold lasted longer.
     cx.give(guard).await;
     cx.give(cx.take(&b, &key).await).await;
 }
@@ -206,8 +206,8 @@ pub(crate) async fn an_absurd_one_is_refused_or_kept(cx: &Context) {
     }
 }
 
-/// Whoever does not wait for a cooldown is told of it also while the job that began it still runs, in whichever
-/// client, and whoever waits for its end.
+/// A caller that does not wait for cooldowns gets `NotDue` while the job still runs, in each client, with and without
+/// waiters. A wrong engine lets it wait for the job's end.
 pub(crate) async fn is_told_while_the_job_still_runs(cx: &Context) {
     let (a, b) = cx.two().await;
     let key = cx.key();
@@ -239,8 +239,8 @@ pub(crate) async fn is_told_while_the_job_still_runs(cx: &Context) {
     cx.give(job).await;
 }
 
-/// Whoever asks while the attempt that begins it is under way learns of it when that is granted, and not when the job is done:
-/// first in line, behind one that waits for its end, and others after them.
+/// Callers that arrive while the job's acquire is in flight get `NotDue` when it is granted, also behind a caller
+/// that waits. A wrong engine lets them wait for the job's end.
 pub(crate) async fn is_told_when_the_job_begins(cx: &Context) {
     let a = cx.faulty().await;
     let slow = Duration::from_millis(if cx.is_virtual() { 1_000 } else { 200 });
@@ -316,8 +316,8 @@ pub(crate) async fn is_moved_by_no_renewal(cx: &Context) {
     cx.give(cx.take(&b, &key).await).await;
 }
 
-/// A grant that no caller had was nobody's run: its answer was lost, it came too late, or the caller had gone. The next
-/// attempt that asks for the window is granted, by whichever client.
+/// A grant that reached no caller ends with its window, because nothing ran. A store that keeps the window returns
+/// `NotDue` to the next caller of either client.
 pub(crate) async fn goes_with_an_attempt_that_is_undone(cx: &Context) {
     let a = cx.faulty().await;
     let b = cx.client().await;
@@ -354,7 +354,8 @@ pub(crate) async fn goes_with_an_attempt_that_is_undone(cx: &Context) {
     }
 }
 
-/// An attempt whose answer is lost, on a key whose window somebody else has begun: what it has begun ends, which is nothing.
+/// Undoing an attempt whose answer was lost must not end the window of another client's grant. Otherwise a second run
+/// follows in the same window.
 pub(crate) async fn is_ended_by_no_undone_attempt_of_others(cx: &Context) {
     let (a, b) = (cx.client().await, cx.faulty().await);
     let hour = Duration::from_secs(3_600);
@@ -378,7 +379,8 @@ pub(crate) async fn is_ended_by_no_undone_attempt_of_others(cx: &Context) {
     }
 }
 
-/// Whoever asks for several keys and gets some of them has had none.
+/// A call that gets only some of its keys releases them together with their cooldowns. Otherwise these keys stay
+/// blocked for the window.
 pub(crate) async fn goes_with_keys_that_are_given_back(cx: &Context) {
     let (a, b) = cx.two().await;
     let keys = cx.some_keys(3);

@@ -1,4 +1,4 @@
-//! Other processes: they exclude each other, and the death of one frees what it held.
+//! Several processes: they exclude each other, and the locks of a process that dies become free.
 
 #[cfg(unix)]
 pub(crate) use on_unix::*;
@@ -48,7 +48,8 @@ mod on_unix {
     pub(crate) async fn writes_are_seen_by_the_next_process(cx: &Context) {
         let lock = cx.client().await;
         let key = cx.key();
-        // One such case runs per test executable and store at a time; the holder id tells them apart.
+        // The holder id makes the path unique, because other executables and stores can run this case at the same
+        // time.
         let unique = cx.take(&lock, &key).await.holder();
         let path = std::env::temp_dir().join(format!("leasehold-conformance-{unique}"));
         let path = path.to_str().expect("a printable temporary directory").to_owned();
@@ -125,7 +126,7 @@ mod on_unix {
         cx.sleep(Duration::from_secs(1)).await;
         cx.held(&lock, &key).await;
         child.go_on();
-        // A confirmation that was due has not been sent; the store keeps the hold all the same.
+        // The stopped process sent no confirmations, but the store keeps the hold.
         let validity = child.ask(cx, "validity").await;
         assert!(["valid", "in doubt"].contains(&&*validity), "{validity}");
         child.expect(cx, "release", "released").await;
@@ -142,7 +143,7 @@ mod on_unix {
         child.stop();
         let guard = cx.free_within(&lock, &key, cx.ttl()).await;
         child.go_on();
-        // At the first look, before any task of the child may have run.
+        // The first query already reads lost, although no task of the child might have run yet.
         child.expect(cx, "validity", "lost").await;
         child.expect(cx, "renew", "lost").await;
         child.expect(cx, "release", "lost").await;
@@ -164,7 +165,7 @@ mod on_unix {
             cx.give(guard).await;
             last = child.take(cx, &key).await;
             assert!(last > token, "a new process got the token {last} after {token}, which another process had before");
-            // Every other one dies with the lock.
+            // Every other child is killed while it holds the lock.
             if round % 2 == 0 {
                 child.kill();
             } else {
@@ -199,7 +200,7 @@ mod on_unix {
 #[cfg(not(unix))]
 pub(crate) use elsewhere::*;
 
-/// Never run: without Unix signals these cases are not applicable.
+/// Never run, because these cases need Unix signals.
 #[cfg(not(unix))]
 mod elsewhere {
     use crate::context::Context;

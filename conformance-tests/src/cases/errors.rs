@@ -1,4 +1,4 @@
-//! Errors are typed and distinct, and what is not declared is refused.
+//! Errors are typed and distinct, and a capability that is not declared is refused.
 
 use std::error::Error as _;
 use std::time::Duration;
@@ -109,7 +109,7 @@ pub(crate) async fn bad_options_are_refused(cx: &Context) {
         AcquireOptions::new().label("a\0b"),
     ];
     for options in bad {
-        // A store without leases or cooldowns may say that first.
+        // A store without leases or cooldowns can return `Unsupported` instead.
         let kinds = [ErrorKind::InvalidOption, ErrorKind::Unsupported];
         for error in [
             fails(lock.try_acquire(&key, &options).await, &kinds),
@@ -158,13 +158,13 @@ pub(crate) async fn a_failing_store_is_not_held(cx: &Context) {
         assert_eq!(error.is_retryable(), kind.is_transient());
         assert_eq!(error.key(), Some(&key), "{error:?}");
         assert!(error.store().is_some(), "{error:?}");
-        // Another key: of the first one's attempt something may be left to undo.
+        // Another key, because the first key's attempt might still have to be undone.
         let other = cx.key();
         a.faults.script(Op::Acquire, Fault::Error(kind));
         let zero = AcquireOptions::new().wait(Duration::ZERO);
         let attempt = a.lock.acquire(&other, &zero);
         fails(cx.within("a failing acquire", cx.call_limit(), attempt).await, &[kind]);
-        // The next call is not poisoned by the one before.
+        // A failed call does not make the next one fail.
         for key in [&key, &other] {
             cx.give(cx.free_within(&a.lock, key, cx.call_limit()).await).await;
         }
@@ -185,7 +185,7 @@ pub(crate) async fn a_failure_ends_a_wait(cx: &Context) {
     let error = fails(outcome, &[ErrorKind::PermissionDenied]);
     assert!(error.source().is_none_or(|s| !s.to_string().is_empty()));
     cx.give(guard).await;
-    // What was queued at the store has left it.
+    // The failed wait has left the store's queue.
     let next = cx.free_within(&a, &key, cx.capabilities().undo).await;
     cx.give(next).await;
 }

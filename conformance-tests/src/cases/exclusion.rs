@@ -58,7 +58,7 @@ pub(crate) async fn acquiring_what_one_holds_waits(cx: &Context) {
 pub(crate) async fn different_keys_do_not_exclude_each_other(cx: &Context) {
     let (a, b) = cx.two().await;
     let mut guards = Vec::new();
-    // A store may keep a connection for each.
+    // `at_once`, because a store can need a connection per hold.
     for (i, key) in cx.some_keys(cx.at_once(cx.many(300, 100))).iter().enumerate() {
         guards.push(cx.take(if i % 2 == 0 { &a } else { &b }, key).await);
     }
@@ -202,7 +202,7 @@ pub(crate) async fn an_idle_holder_keeps_the_lock(cx: &Context) {
     let key = cx.key();
     let guard = cx.take(&a, &key).await;
     let lease = cx.capabilities().lease.and_then(|l| l.default).unwrap_or(cx.ttl());
-    // Three times the longest interval that anything inside can have.
+    // In virtual time three leases, which is longer than any internal interval.
     let idle = if cx.is_virtual() { lease * 3 } else { (lease * 3).min(Duration::from_secs(3)) };
     let looks = 12;
     for _ in 0..looks {
@@ -231,7 +231,7 @@ pub(crate) async fn a_try_does_not_overtake_a_local_waiter(cx: &Context) {
     let guard = cx.take(&lock, &key).await;
     let waiter = cx.queue(&lock, &key).await;
     cx.give(guard).await;
-    // The waiter has not run yet, or holds already: either way it comes first.
+    // The waiter comes first, whether or not its task has run since the release.
     cx.held(&lock, &key).await;
     let guard = waiter.granted(cx, cx.handover()).await;
     cx.held(&lock, &key).await;
@@ -263,7 +263,7 @@ pub(crate) async fn a_try_answers_while_others_wait(cx: &Context) {
     cx.undone(&b, &key).await;
 }
 
-/// Also used by the stress group: everybody is out of the section at the end.
+/// Asserts that every key becomes free. Other groups use it too.
 pub(crate) async fn is_free(cx: &Context, lock: &Arc<dyn Lock>, keys: &[LockKey]) {
     for key in keys {
         cx.undone(lock, key).await;

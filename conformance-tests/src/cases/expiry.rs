@@ -1,4 +1,4 @@
-//! A lease that nobody renews ends when its TTL has passed, not before and not much later.
+//! A lease that is not renewed ends when its TTL has passed, not before and not much later.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -10,13 +10,13 @@ use tokio::time::Instant;
 use crate::context::{Context, attempt_at, fails};
 use crate::harness::{ClientSetup, Fault, FaultyClient, Op};
 
-/// A lease whose client fell silent just after it was granted.
+/// A lease whose client was cut off from the store right after the grant.
 struct Abandoned {
     client: FaultyClient,
     guard: LockGuard,
-    /// Just before the grant was asked for: the store's lease does not begin sooner.
+    /// Time just before the request. The store's lease cannot start earlier.
     asked: Instant,
-    /// Just after it was granted: the store's lease does not begin later.
+    /// Time just after the grant. The store's lease cannot start later.
     granted: Instant,
 }
 
@@ -29,8 +29,8 @@ async fn abandoned(cx: &Context, client: FaultyClient, key: &LockKey) -> Abandon
 }
 
 impl Abandoned {
-    /// Tries with `lock` until granted; checks that it was neither too soon nor too late, and that the
-    /// old holder knew by then.
+    /// Tries with `lock` until granted. Asserts that this is neither too soon nor too late, and that the old guard
+    /// already reads lost.
     async fn taken_over(&self, cx: &Context, lock: &Arc<dyn Lock>, key: &LockKey) -> LockGuard {
         loop {
             cx.sleep(cx.interval()).await;
@@ -73,7 +73,7 @@ pub(crate) async fn an_unrenewed_lease_does_not_end_sooner(cx: &Context) {
     for tenths in [3, 6, 9] {
         tokio::time::sleep_until(old.asked + cx.ttl() * tenths / 10).await;
         let attempt = b.try_acquire(&key, &AcquireOptions::new()).await.expect("a held key is no error");
-        // On a slow machine the look may have come after the end.
+        // On a slow machine the try can come after the lease's end.
         if old.asked.elapsed() < cx.ttl() {
             assert!(attempt.is_none(), "a lease was taken over after {tenths} tenths of its TTL");
         }
@@ -163,7 +163,7 @@ pub(crate) async fn an_ended_lease_is_not_revived(cx: &Context) {
     let b = cx.client().await;
     let key = cx.key();
     let old = abandoned(cx, cx.faulty().await, &key).await;
-    // Nobody takes it meanwhile.
+    // No other client takes the key.
     cx.sleep(cx.ttl() + cx.slack()).await;
     old.client.faults.silence(false);
     cx.sleep(cx.ttl() / 2).await;
@@ -202,7 +202,7 @@ pub(crate) async fn validity_passes_through_doubt(cx: &Context) {
     if cx.is_virtual() {
         assert_eq!(states, whole);
     } else {
-        // A look may come too late for a state, but they never come back.
+        // In real time a state can be missed, but an earlier state must not return.
         let mut rest = whole.iter();
         assert!(states.iter().all(|s| rest.any(|w| w == s)), "{states:?}");
         assert_eq!(states.last(), Some(&Validity::Lost));
@@ -226,7 +226,7 @@ pub(crate) async fn remaining_never_exceeds_the_truth(cx: &Context) {
     client.faults.silence(true);
     let silent = Instant::now();
     while silent.elapsed() < cx.ttl() * 2 {
-        // First the clock, then the claim: in real time there may be any pause between the two.
+        // Reads the clock before `remaining`, because in real time any pause can lie between the two.
         let most = cx.ttl().saturating_sub(silent.elapsed());
         let claimed = look();
         assert!(claimed <= most, "claims {claimed:?}, cannot be more than {most:?}");
@@ -253,7 +253,7 @@ pub(crate) async fn a_holder_whose_clock_is_off_knows_in_time(cx: &Context) {
         let client = cx.faulty_with(setup).await;
         let key = cx.key();
         let guard = cx.take_with(&client.lock, &key, &cx.leased()).await;
-        // It renews well in spite of its clock.
+        // Renewals work although the client's clock is off.
         for _ in 0..6 {
             cx.sleep(cx.ttl() / 2).await;
             assert_eq!(guard.validity(), Validity::Valid, "{setup:?}");
@@ -265,7 +265,8 @@ pub(crate) async fn a_holder_whose_clock_is_off_knows_in_time(cx: &Context) {
     }
 }
 
-/// What a store grants to a waiter that does not look for so long that the lease ends.
+/// A waiter whose future is not polled is granted the key, and its lease ends. When polled again, it must not return
+/// a guard while another client holds the key.
 pub(crate) async fn a_grant_that_is_noticed_late_claims_no_more_than_the_truth(cx: &Context) {
     let (a, b) = cx.two().await;
     let c = cx.client().await;
@@ -324,26 +325,26 @@ pub(crate) async fn a_late_answer_claims_no_more_than_the_truth(cx: &Context) {
     let a = cx.faulty().await;
     let b = cx.client().await;
     let key = cx.key();
-    // Within the time that a call may take.
+    // Shorter than a call's time limit.
     let late = (cx.ttl() / 3).min(Duration::from_secs(3));
-    // Short enough for no margin to make up for it.
+    // So short that no safety margin hides a claim that counts from the late answer.
     let lease = cx.lease();
     let ttl = (late * 4).clamp(lease.min, lease.max);
-    // Granted at once at the store, told late: the lease runs already.
+    // The store grants at once and replies late, so the lease already runs.
     a.faults.script(Op::Acquire, Fault::DelayReply(late));
     let sent = Instant::now();
     let guard = cx.take_with(&a.lock, &key, &cx.leased().ttl(ttl)).await;
     let most = || ttl.saturating_sub(sent.elapsed());
     let claimed = guard.remaining().expect("a lease has an end");
     assert!(claimed <= most() + cx.interval(), "claims {claimed:?} of a lease with {:?} left", most());
-    // The same of a renewal; and then silence, so that nothing mends the claim.
+    // The same for a renewal, and then silence, so that no later renewal corrects the claim.
     a.faults.script(Op::Renew, Fault::DelayReply(late));
     let sent = Instant::now();
     guard.renew().await.expect("held until now");
     let claimed = guard.remaining().expect("a lease has an end");
     a.faults.silence(true);
     if cx.is_virtual() {
-        // In real time an automatic renewal may have come between.
+        // Only in virtual time, because in real time an automatic renewal can come first.
         let most = ttl.saturating_sub(sent.elapsed());
         assert!(claimed <= most, "claims {claimed:?} of a lease with {most:?} left");
     }
@@ -355,7 +356,7 @@ pub(crate) async fn a_late_answer_claims_no_more_than_the_truth(cx: &Context) {
 pub(crate) async fn a_ttl_counts_to_the_millisecond(cx: &Context) {
     let bounds = cx.lease();
     let part = Duration::from_millis(900);
-    // Where the bounds leave no room for a part of a second, at least the whole ones count.
+    // A TTL with a fraction of a second, if the bounds allow one.
     let ttl = if cx.ttl() + part <= bounds.max { cx.ttl() + part } else { cx.ttl() - Duration::from_millis(100) };
     let ttl = ttl.max(bounds.min);
     let (b, client, key) = (cx.client().await, cx.faulty().await, cx.key());
@@ -365,7 +366,7 @@ pub(crate) async fn a_ttl_counts_to_the_millisecond(cx: &Context) {
     client.faults.silence(true);
     tokio::time::sleep_until(asked + ttl - Duration::from_millis(50)).await;
     let early = attempt_at(&b, &key).await.expect("a held key is no error");
-    // On a slow machine the look may have come after the end.
+    // On a slow machine the try can come after the lease's end.
     if asked.elapsed() < ttl {
         assert!(early.is_none(), "a lease of {ttl:?} was taken over {:?} after it was asked for", asked.elapsed());
     }

@@ -1,4 +1,4 @@
-//! First come, first served inside one client; across clients as declared; nobody starves.
+//! First come, first served inside a client, and across clients if the store declares it. No waiter starves.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::harness::Op;
 
 pub(crate) async fn first_come_first_served_in_one_client(cx: &Context) {
     let (a, b) = cx.two().await;
-    // Behind a holder of another client, and behind one of its own.
+    // Behind a holder in another client, and behind one in the same client.
     for holder in [&a, &b] {
         let key = cx.key();
         let guard = cx.take(holder, &key).await;
@@ -38,7 +38,7 @@ pub(crate) async fn first_come_first_served_across_clients(cx: &Context) {
     for i in [0, 1, 2, 1, 0, 2] {
         waiters.push(cx.queue(&clients[i], &key).await);
     }
-    // Only the first of each client waits at the store, so the order across clients is of those.
+    // Only the first waiter of each client waits at the store, so only these have an order across clients.
     cx.give(guard).await;
     let first = waiters.remove(0).granted(cx, cx.handover()).await;
     cx.settle().await;
@@ -48,7 +48,8 @@ pub(crate) async fn first_come_first_served_across_clients(cx: &Context) {
     cx.settle().await;
     assert!(waiters.iter().all(|w| !w.is_done()), "granted out of order");
     cx.give(second).await;
-    // From here on each gives the lock back by itself: those behind came to the store only now.
+    // The rest release on their own, because their order is not fixed: second waiters of a client reach the store
+    // only now.
     let rest = waiters.into_iter().map(async |waiter| waiter.outcome().await.map(drop));
     for outcome in cx.within("each grant", cx.handover() * 5, futures_util::future::join_all(rest)).await {
         outcome.expect("each is granted");
@@ -98,7 +99,7 @@ pub(crate) async fn a_local_waiter_does_not_starve(cx: &Context) {
     starves(cx, &a, &a, Ask::Wait).await;
 }
 
-/// How the one that re-acquires in a loop asks for the key.
+/// Call by which the looping client re-acquires the key.
 #[derive(Clone, Copy, Debug)]
 enum Ask {
     Wait,
@@ -108,7 +109,7 @@ enum Ask {
 }
 
 impl Ask {
-    /// One round: `None` if it was not granted.
+    /// Makes one attempt. Returns `None` if it was not granted.
     async fn once(self, lock: &Arc<dyn Lock>, key: &LockKey, patient: &AcquireOptions) -> Option<LockGuard> {
         let granted = match self {
             Self::Wait => lock.acquire(key, patient).await.map(Some),
@@ -122,7 +123,7 @@ impl Ask {
                 match window.wait(Duration::from_millis(5)).acquire().await {
                     Ok(WindowOutcome::Due(guard)) => Ok(Some(guard)),
                     Ok(WindowOutcome::NotDue { .. }) => Ok(None),
-                    // So short a budget may end before the store has answered.
+                    // So short a budget can end before the store answers.
                     Err(error) if [ErrorKind::Timeout, ErrorKind::Unavailable].contains(&error.kind()) => {
                         Ok(None)
                     }
@@ -152,7 +153,8 @@ pub(crate) async fn nobody_starves_behind_a_loop_of_tiny_windows(cx: &Context) {
     starves(cx, &a, &a, Ask::TinyWindow).await;
 }
 
-/// One of the keys that it takes together again and again is what another waits for, whichever.
+/// A caller that waits for one of two keys is served while another caller takes both in a loop. A store without a
+/// queue can let the loop win each time.
 pub(crate) async fn nobody_starves_behind_a_loop_of_several_keys(cx: &Context) {
     let (a, b) = cx.two().await;
     for (waiting, wanted, end) in [
@@ -195,7 +197,8 @@ pub(crate) async fn nobody_starves_behind_a_loop_of_several_keys(cx: &Context) {
     }
 }
 
-/// A caller that is next and leaves before it has noticed.
+/// A waiter leaves when its turn comes, before it notices the grant. The waiters behind it are still served one at a
+/// time and in order.
 pub(crate) async fn one_that_leaves_as_its_turn_comes_changes_no_order(cx: &Context) {
     let lock = cx.client().await;
     let key = cx.key();
@@ -217,14 +220,14 @@ pub(crate) async fn one_that_leaves_as_its_turn_comes_changes_no_order(cx: &Cont
     }
 }
 
-/// How it ends a hold.
+/// How the looping client ends a hold.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum End {
     Release,
     Drop,
 }
 
-/// One re-acquires in a loop as fast as it can while the other waits once.
+/// Asserts that `waiting` is served while `hot` re-acquires the key in a loop.
 async fn starves(cx: &Context, hot: &Arc<dyn Lock>, waiting: &Arc<dyn Lock>, ask: Ask) {
     for end in [End::Release, End::Drop] {
         let key = cx.key();
@@ -252,19 +255,19 @@ async fn starves(cx: &Context, hot: &Arc<dyn Lock>, waiting: &Arc<dyn Lock>, ask
                 grants
             })
         };
-        // Some releases may pass it by, but not as many as fit into twenty bounds.
+        // Some releases can pass the waiter by, but it is served within twenty hand-over bounds.
         let guard = waiter.granted(cx, cx.handover() * 20).await;
         stop.store(true, Ordering::SeqCst);
         cx.give(guard).await;
         let grants = cx.within("the end of the loop", cx.handover() * 20, joined(looping)).await;
-        // So short a budget ends before the turn of one that polls.
+        // Not for tiny windows, because so short a budget ends before a waiter that polls has its turn.
         if !matches!(ask, Ask::TinyWindow) {
             passed_by(cx, grants, &format!("{ask:?}, {end:?}"));
         }
     }
 }
 
-/// How often the one in the loop had the key before the waiter had it, which it had asked for first.
+/// Asserts in virtual time that the loop had the key at most ten times before the caller that waited.
 fn passed_by(cx: &Context, grants: u32, how: &str) {
     if cx.is_virtual() {
         assert!(grants <= 10, "had the key {grants} times while another waited for it: {how}");
@@ -306,7 +309,7 @@ pub(crate) async fn the_death_of_the_next_in_line_holds_up_nobody(cx: &Context) 
     let guard = cx.take(&a, &key).await;
     let next = cx.queue(&b, &key).await;
     let behind = cx.queue(&c, &key).await;
-    // The whole client goes, not only the call.
+    // The whole client is closed, not only the call dropped.
     b.close().await.expect("the store answers");
     assert!(next.outcome().await.is_err(), "a wait on a closed client ends with an error");
     assert!(!behind.is_done(), "admitted early");
@@ -314,7 +317,8 @@ pub(crate) async fn the_death_of_the_next_in_line_holds_up_nobody(cx: &Context) 
     cx.give(behind.granted(cx, cx.handover() * 2).await).await;
 }
 
-/// Those behind came when another had the key, under a longer lease or under none, and learn when its successor's ends.
+/// A waiter is granted a short lease and falls silent. The waiters behind it queued under an earlier holder's other
+/// lease, and must be served when the short one ends.
 pub(crate) async fn the_death_of_one_granted_from_the_queue_holds_up_nobody(cx: &Context) {
     let bounds = cx.lease();
     let ttl = if cx.is_virtual() { Duration::from_secs(5).clamp(bounds.min, bounds.max) } else { cx.ttl() };
@@ -352,7 +356,8 @@ pub(crate) async fn the_death_of_one_granted_from_the_queue_holds_up_nobody(cx: 
     }
 }
 
-/// Who comes after the next one learns when the lease ends as well, once that one has given up.
+/// The next waiter gives up while a dead holder's lease runs. A store that wakes only that waiter at the lease's end
+/// leaves the last one waiting.
 pub(crate) async fn one_that_gives_up_behind_a_lease_holds_up_nobody(cx: &Context) {
     let bounds = cx.lease();
     let ttl = if cx.is_virtual() { Duration::from_secs(5).clamp(bounds.min, bounds.max) } else { cx.ttl() };
@@ -421,7 +426,7 @@ pub(crate) async fn a_release_reaches_a_waiter_without_wake_ups(cx: &Context) {
         cx.sleep(cx.handover() / 3).await;
         cx.give(guard).await;
         cx.give(waiter.granted(cx, cx.handover()).await).await;
-        // A drop as well.
+        // The same for a dropped guard.
         let guard = cx.take(&a.lock, &key).await;
         let waiter = cx.queue(&b.lock, &key).await;
         drop(guard);
@@ -459,12 +464,13 @@ pub(crate) async fn the_queue_comes_before_newcomers_as_a_cooldown_ends(cx: &Con
     newcomers_come_after_the_queue(cx, &key, window).await;
 }
 
-/// One queues for a key that becomes free by itself within `time`, and does not look when it does.
+/// Asserts that a queued caller comes before newcomers, although it is not polled while the key becomes free within
+/// `time`.
 async fn newcomers_come_after_the_queue(cx: &Context, key: &LockKey, time: Duration) {
     let (queued, newcomer) = cx.two().await;
     let (begun, options) = (Instant::now(), cx.leased());
     let mut waiting = pin!(queued.acquire(key, &options));
-    // Long enough for a store at a distance to hear of it.
+    // Long enough for the request to reach a remote store.
     let early = tokio::time::timeout(cx.settling().max(Duration::from_millis(20)), &mut waiting).await;
     assert!(early.is_err(), "nobody else has the key yet: {early:?}");
     while begun.elapsed() < time + cx.ttl() / 2 {

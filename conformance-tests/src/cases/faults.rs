@@ -78,7 +78,7 @@ pub(crate) async fn a_client_recovers_from_a_silence(cx: &Context) {
         a.faults.silence(true);
         let waiting = acquire_for(&a.lock, &key, cx.short_wait());
         fails(cx.within("a wait on a silent store", cx.short_wait(), waiting).await, &NO_ANSWER);
-        // The others notice nothing.
+        // Other clients are not affected.
         cx.give(cx.free_within(&b, &key, cx.capabilities().undo).await).await;
         a.faults.silence(false);
         cx.give(cx.free_within(&a.lock, &key, cx.call_limit()).await).await;
@@ -113,8 +113,8 @@ pub(crate) async fn a_slow_call_holds_up_no_other_key(cx: &Context) {
     drop(stuck);
 }
 
-/// {ok, error, slow, never} at each call of an acquire, a renewal and a release, before and after the
-/// store has acted: exclusion holds meanwhile, and everything is mended in the end.
+/// Scripts each fault for an acquire, a renewal and a release: none, error, delay and no answer, before or after the
+/// store acts. Exclusion holds throughout, and the key becomes free.
 pub(crate) async fn every_fault_at_every_call(cx: &Context) {
     let a = cx.faulty().await;
     let b = cx.client().await;
@@ -146,7 +146,8 @@ pub(crate) async fn every_fault_at_every_call(cx: &Context) {
     }
 }
 
-/// Tries until it reads held: a client does not know who has the key while an attempt of its own is being undone.
+/// Tries until the key reads held. Tolerates `Unavailable`, because a client does not know the holder while its own
+/// attempt is being undone.
 async fn held_within(cx: &Context, a: &FaultyClient, key: &LockKey, bound: Duration) {
     let end = Instant::now() + bound + cx.slack();
     loop {
@@ -160,7 +161,7 @@ async fn held_within(cx: &Context, a: &FaultyClient, key: &LockKey, bound: Durat
     }
 }
 
-/// Acquire, renew, release, looking all the time whether the claim is true.
+/// Acquires, renews and releases `key`. Asserts after each call that no two clients hold the key.
 async fn a_life(cx: &Context, a: &FaultyClient, b: &Arc<dyn Lock>, key: &LockKey) {
     let leased = cx.capabilities().lease.is_some();
     let mut options = AcquireOptions::new();
@@ -181,7 +182,8 @@ async fn a_life(cx: &Context, a: &FaultyClient, b: &Arc<dyn Lock>, key: &LockKey
     }
 }
 
-/// The store says that nothing was begun: there is nothing to undo, then and at the end.
+/// The store refuses an acquire before it starts, so there is nothing to undo. An engine that undoes it makes
+/// needless calls of release.
 pub(crate) async fn a_refused_acquire_leaves_nothing_to_undo(cx: &Context) {
     let a = cx.faulty().await;
     let kinds = [
@@ -208,8 +210,8 @@ pub(crate) async fn a_refused_acquire_leaves_nothing_to_undo(cx: &Context) {
     assert_eq!(a.faults.calls(Op::Release), 0, "releases of what was never begun");
 }
 
-/// What a store may have begun is undone, but an outage of ten minutes is not filled with attempts at it: how
-/// many calls it takes depends on the outage, not on how many acquires failed in it.
+/// Undoes failed acquires with at most three calls of release each during ten minutes of outage. An engine that
+/// retries each of them at a fixed pace makes many more.
 pub(crate) async fn an_outage_is_not_filled_with_releases(cx: &Context) {
     const FAILED: usize = 100;
     let a = cx.faulty().await;
@@ -232,8 +234,8 @@ pub(crate) async fn an_outage_is_not_filled_with_releases(cx: &Context) {
     assert!(late <= 10, "{late} calls of release after the outage, for what fits into one");
 }
 
-/// A grant that arrives when its lease, or the time in which the store must confirm it, has passed: nobody gets
-/// it, and the store is told to let go.
+/// A grant that arrives after its lease or its confirmation limit has ended is released at the store. An engine that
+/// returns it hands out an ended lock.
 pub(crate) async fn a_grant_that_comes_too_late_is_given_back(cx: &Context) {
     let a = cx.faulty().await;
     let b = cx.client().await;

@@ -9,7 +9,7 @@ use leasehold_api::{AcquireOptions, ErrorKind, FencingToken, LockGuard, LossReas
 use crate::context::{Context, attempt_at, fails, joined};
 use crate::harness::{Fault, Op};
 
-/// Sees the tokens of one key in the order of the grants.
+/// Checks the tokens of one key in the order of the grants.
 #[derive(Default)]
 struct Watermark(Option<FencingToken>);
 
@@ -53,7 +53,7 @@ pub(crate) async fn grows_with_local_hand_overs(cx: &Context) {
     let guard = cx.take(&b, &key).await;
     seen.pass(&guard, "the first");
     cx.give(guard).await;
-    // More than fit in one block of the store.
+    // More grants than a block of tokens that a store reserves.
     let n = cx.many(2_500, 200);
     let mut guard = cx.take(&a, &key).await;
     seen.pass(&guard, "taken after another client");
@@ -119,13 +119,14 @@ pub(crate) async fn grows_across_a_purge(cx: &Context) {
     }
 }
 
-/// A store may forget a key that nobody uses, but not which number it gave.
+/// A store can forget an unused key, but not its last token. A store that restarts the count fails.
 pub(crate) async fn grows_across_many_other_keys(cx: &Context) {
     let lock = cx.client().await;
     let key = cx.key();
     let mut seen = Watermark::default();
     for _ in 0..2 {
-        // So many that a number of their own does not reach that of all keys together, nor the other way around.
+        // So many keys that a counter per key and a counter over all keys are far apart. A switch between them would
+        // show.
         for _ in 0..3 {
             let guard = cx.take(&lock, &key).await;
             seen.pass(&guard, "taken after many other keys");
@@ -214,7 +215,7 @@ pub(crate) async fn grows_across_reconnects(cx: &Context) {
         if round % 2 == 0 {
             cx.give(guard).await;
         }
-        // Closed with the guard out every other time.
+        // Every other client is closed while its guard is held.
         lock.close().await.expect("the store answers");
     }
 }
@@ -240,7 +241,7 @@ pub(crate) async fn is_unique_and_in_order_for_many(cx: &Context) {
     for task in tasks {
         joined(task).await;
     }
-    // Noted under the lock, so this is the order of the grants.
+    // The tokens were recorded under the lock, so their order is the order of the grants.
     let grants = grants.lock().unwrap_or_else(PoisonError::into_inner).clone();
     assert_eq!(grants.len(), workers * rounds);
     assert!(grants.windows(2).all(|w| w[0] < w[1]), "tokens in the order of the grants: {grants:?}");
@@ -314,8 +315,8 @@ pub(crate) async fn stops_a_stale_writer(cx: &Context) {
     cx.sleep(Duration::from_millis(1)).await;
 }
 
-/// The store crashes while a key is held, and after it was released, and comes back: what it draws next is larger than all that
-/// anybody was given, of keys that it knew and of those that it did not.
+/// The store restarts while the key is held, and again after its release. A store whose counter is not durable grants
+/// a smaller token afterwards.
 pub(crate) async fn grows_across_a_restart(cx: &Context) {
     let key = cx.key();
     let mut options = AcquireOptions::new();
@@ -339,7 +340,7 @@ pub(crate) async fn grows_across_a_restart(cx: &Context) {
         }
         holder.faults.silence(true);
         cx.faults().restart().await;
-        // Whoever came through the crash may still have it, and lets go.
+        // The hold can survive the restart, so its guard is dropped.
         holder.faults.silence(false);
         drop(held);
         let next = cx.client().await;

@@ -1,4 +1,4 @@
-//! Looking is free, and force is told to the one it was used on.
+//! Inspection changes nothing, and a forced release is reported to the holder that it ends.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,14 +22,14 @@ async fn inspected(lock: &Arc<dyn Lock>, key: &LockKey) -> KeyInfo {
     info
 }
 
-/// The live hold of `key`, if there is one.
+/// Returns the live hold of `key`. `None` if the key is free.
 async fn look(lock: &Arc<dyn Lock>, key: &LockKey) -> Option<HoldInfo> {
     let info = inspected(lock, key).await;
     assert!(info.holders.len() <= 1, "an exclusive key has one holder: {info:?}");
     info.holder().cloned()
 }
 
-/// What shows of a held key, with its holder: others may see who it is up to the declared lag later.
+/// Returns the hold that `lock` shows for the guard's key. Waits up to the declared lag for the guard's holder id.
 async fn look_at(cx: &Context, lock: &Arc<dyn Lock>, guard: &LockGuard) -> HoldInfo {
     let end = Instant::now() + lag(cx);
     loop {
@@ -41,7 +41,7 @@ async fn look_at(cx: &Context, lock: &Arc<dyn Lock>, guard: &LockGuard) -> HoldI
     }
 }
 
-/// The keys that `query` selects, once they are `expected`, which they are within the declared lag.
+/// Returns the keys that `query` selects. Waits up to the declared lag for `expected`.
 async fn keys_listed(
     cx: &Context,
     lock: &Arc<dyn Lock>,
@@ -158,7 +158,7 @@ pub(crate) async fn listing_takes_nothing(cx: &Context) {
     }
     let guard = cx.take(&a, &key).await;
     let listed = admin.list(&ListQuery::new()).await.expect("the store answers");
-    // Names may come later, or not at all.
+    // Not compared with the key, because names can appear later or never.
     assert!(listed.iter().any(KeyInfo::is_held), "a held key is not listed: {listed:?}");
     cx.give(guard).await;
 }
@@ -198,9 +198,9 @@ pub(crate) async fn no_try_fails_because_somebody_looks(cx: &Context) {
                 if stop.load(Ordering::SeqCst) {
                     return;
                 }
-                // Held or free, depending on the moment.
+                // The key is held or free, depending on the moment.
                 admin(&lock).inspect(&key).await.expect("the store answers");
-                // Virtual time stands still while they look.
+                // Sleeps at times, because virtual time stands still during the calls.
                 if look % 16 == 0 {
                     tokio::time::sleep(Duration::from_micros(500)).await;
                 } else {
@@ -333,7 +333,7 @@ pub(crate) async fn an_ended_lease_is_not_listed(cx: &Context) {
     cx.give(cx.take(&b, &key).await).await;
 }
 
-/// A page is full if there is enough to fill it, whatever lies between.
+/// A limit counts live holds. A store that counts ended leases and free keys too returns pages that are not full.
 pub(crate) async fn a_limit_counts_what_is_listed(cx: &Context) {
     let (a, b) = (cx.faulty().await, cx.client().await);
     let keys = ["page:1", "page:2", "page:3", "page:4"].map(|n| LockKey::new(n).expect("a valid key"));
@@ -359,12 +359,12 @@ pub(crate) async fn a_limit_counts_what_is_listed(cx: &Context) {
     }
 }
 
-/// What the label of the guard's grant is to others.
+/// Returns the label of the guard's grant as `lock` shows it.
 async fn shown_label(cx: &Context, lock: &Arc<dyn Lock>, guard: &LockGuard) -> Option<String> {
     look_at(cx, lock, guard).await.label.map(|label| label.to_string())
 }
 
-/// Granted at once or from a queue, with a label or without one.
+/// Shows each grant's own label, granted at once or after a wait. A store that keeps an earlier holder's label fails.
 pub(crate) async fn shows_the_label_of_each_grant(cx: &Context) {
     let (a, b) = cx.two().await;
     let key = cx.key();
@@ -399,7 +399,8 @@ pub(crate) async fn a_label_ends_with_its_lease(cx: &Context) {
     cx.give(next).await;
 }
 
-/// Nobody has it any more, also where the store still knows who had it.
+/// A forced release of an ended lease returns `false`. A store that compares only the recorded holder id returns
+/// `true`.
 pub(crate) async fn force_ends_no_lease_that_has_ended(cx: &Context) {
     let (a, b) = (cx.faulty().await, cx.client().await);
     let key = cx.key();
@@ -420,7 +421,7 @@ pub(crate) async fn a_forced_release_frees(cx: &Context) {
     let bound = cx.capabilities().loss_detection;
     cx.within("the loss", bound, guard.lost()).await;
     assert_eq!(guard.validity(), Validity::Lost);
-    // Neither the broken guard nor its client gets in the successor's way.
+    // Neither the lost guard nor its client disturbs the successor.
     drop(guard);
     cx.sleep(cx.capabilities().undo.min(cx.ttl())).await;
     cx.held(&a, &keys[0]).await;

@@ -1,4 +1,4 @@
-//! Keys are taken whole and literally; no two of them meet.
+//! Keys are used whole and literally, and no two of them are one lock.
 
 use leasehold_api::{
     ErrorKind, KeyIdentity, Lock, LockExt as _, LockGuard, LockKey, MAX_KEY_BYTES, Namespaced,
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::context::{Context, fails};
 
-/// Texts that some store, encoding, shell or file system takes for each other, or for something else.
+/// Keys that a store, encoding, shell or file system might confuse or interpret.
 const HOSTILE: [&str; 54] = [
     "a",
     "A",
@@ -163,7 +163,7 @@ pub(crate) async fn namespaces_do_not_meet(cx: &Context) {
     }
     for (name, text) in pairs {
         cx.held(&inside(&b, name), &key(text)).await;
-        // The plain key of the same text is another.
+        // The same key, composed by hand.
         cx.held(&b, &key(text).in_namespace(name).expect("a valid key")).await;
     }
     cx.give(cx.take(&b, &key("bc")).await).await;
@@ -181,7 +181,7 @@ pub(crate) async fn similar_ones_at_once(cx: &Context) {
     let (a, b) = cx.two().await;
     let n = cx.at_once(cx.many(1_500, 400));
     let mut guards = Vec::new();
-    // Numbers, bits and repetition: what narrow or weak hashes take for each other.
+    // Numbers, bits and repetitions, because narrow or weak hashes confuse these.
     let texts = (0..n).map(|i| match i % 3 {
         0 => format!("k{i}"),
         1 => format!("{i:b}"),
@@ -218,7 +218,7 @@ pub(crate) async fn hashing_is_declared(cx: &Context) {
     if let KeyIdentity::Hashed { bits } = cx.capabilities().keys {
         assert!(bits >= 32, "a hash of {bits} bits takes many keys for each other");
     }
-    // Golden vectors: what goes to the store is the same in every version and on every platform.
+    // Golden vectors, because the store must get the same text from every version and platform.
     assert_eq!(LockKey::from_parts(["ledger", "42"]).expect("valid").as_str(), "ledger:42");
     assert_eq!(LockKey::from_parts(["a:b%", "c"]).expect("valid").as_str(), "a%3Ab%25:c");
     assert_eq!(key("42").in_namespace("a:b").expect("valid").as_str(), "a%3Ab:42");

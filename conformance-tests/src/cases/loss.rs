@@ -60,7 +60,7 @@ pub(crate) async fn validity_follows_without_a_listener(cx: &Context) {
     let key = cx.key();
     let guard = cx.take(&lock, &key).await;
     cx.lose(&key, LossReason::Gone).await;
-    // Nobody awaits the signal; the state is right all the same.
+    // No task awaits the signal, but the validity must be right.
     let bound = cx.capabilities().loss_detection;
     let end = Instant::now() + bound + cx.slack();
     while guard.validity() != Validity::Lost {
@@ -92,7 +92,7 @@ pub(crate) async fn is_final(cx: &Context) {
     let old = cx.take(&a, &key).await;
     cx.lose(&key, LossReason::SessionLost).await;
     let reason = cx.within("the lost signal", cx.capabilities().loss_detection, old.lost()).await;
-    // Neither time nor new grants of the key, by this client or another, bring it back.
+    // Neither time nor new grants of the key, to this client or another, revive the lost guard.
     for lock in [&a, &b, &a] {
         let guard = cx.free_within(lock, &key, cx.capabilities().undo).await;
         cx.sleep(cx.ttl()).await;
@@ -133,16 +133,17 @@ pub(crate) async fn a_silent_store_does_not_delay_it(cx: &Context) {
     assert_eq!(reason, LossReason::Expired);
     assert_eq!(guard.validity(), Validity::Lost);
     if cx.is_virtual() {
-        // The last answered renewal was sent before the silence, and the store's lease counts from there.
+        // Less than a TTL, because the last answered renewal was sent before the silence.
         assert!(silent.elapsed() < cx.ttl(), "{:?}", silent.elapsed());
     }
-    // Work on another key is as silent as this one, but nothing hangs for ever.
+    // A try at another key gets no answer either, but ends with an error.
     let other = cx.key();
     let attempt = attempt_at(&a.lock, &other);
     assert!(cx.within("a try on a silent store", cx.call_limit(), attempt).await.is_err());
 }
 
-/// It fires when the last lease that was confirmed is over, as its holder reads it, and not with a later failure.
+/// The lost signal fires when the last confirmed lease ends, as `remaining` reads it. A client that first awaits a
+/// failing renewal fires late.
 pub(crate) async fn failing_renewals_do_not_delay_it(cx: &Context) {
     let faults = [
         Fault::Error(ErrorKind::Unavailable),
@@ -167,7 +168,7 @@ pub(crate) async fn failing_renewals_do_not_delay_it(cx: &Context) {
                 a.faults.script(Op::Renew, fault);
             }
             if matches!(fault, Fault::DelayReply(_)) {
-                // Slow answers are answers.
+                // A slow answer still renews the lease.
                 cx.sleep(cx.ttl() * 2).await;
                 assert!(guard.validity().is_held(), "lost to renewals of {fault:?}");
                 continue;
@@ -248,7 +249,7 @@ pub(crate) async fn forced_release_reaches_the_holder(cx: &Context) {
     let admin = b.admin().expect("forced release is declared");
     assert!(admin.force_release(&key, guard.holder()).await.expect("the store answers"));
     let reason = cx.within("the lost signal", cx.capabilities().loss_detection, guard.lost()).await;
-    // A store may not know who ended it; that it has ended it knows.
+    // A store might know only that the hold ended, and not that an operator ended it.
     let known = [LossReason::ForcedRelease, LossReason::SessionLost, LossReason::Gone];
     assert!(known.contains(&reason), "{reason:?}");
     assert_eq!(guard.validity(), Validity::Lost);
@@ -257,7 +258,7 @@ pub(crate) async fn forced_release_reaches_the_holder(cx: &Context) {
 }
 
 pub(crate) async fn a_purge_concerns_one_key_alone(cx: &Context) {
-    // Whichever it is of them, and in whatever order they were taken and are called.
+    // The purged hold and the order of the grants vary.
     let orders = [[1, 0, 2], [0, 1, 2], [2, 1, 0], [1, 2, 0], [0, 2, 1]];
     for order in orders.into_iter().take(cx.many(orders.len(), 1)) {
         for purged in 0..cx.many(3, 1) {
@@ -267,7 +268,7 @@ pub(crate) async fn a_purge_concerns_one_key_alone(cx: &Context) {
             for at in order {
                 guards.push(cx.take_with(&a, &keys[at], &cx.leased()).await);
             }
-            // It is found by an automatic renewal, which may be one for all of them.
+            // An automatic renewal finds the purge. One call can renew all three.
             let gone = guards.remove(purged);
             assert!(cx.faults().purge(gone.key()).await, "there was no hold of {} to purge", gone.key());
             cx.within("the lost signal", cx.ttl(), gone.lost()).await;
@@ -284,7 +285,7 @@ pub(crate) async fn a_purge_concerns_one_key_alone(cx: &Context) {
 
 pub(crate) async fn a_purge_is_found_at_the_next_word(cx: &Context) {
     let (a, b) = cx.two().await;
-    // Whether the next word is a release, a renewal, or the automatic one.
+    // The next call is a release, a renewal by hand, or, below, an automatic renewal.
     for renew in [false, true] {
         let key = cx.key();
         let guard = cx.take_with(&a, &key, &cx.leased()).await;
@@ -308,7 +309,8 @@ pub(crate) async fn a_purge_is_found_at_the_next_word(cx: &Context) {
     cx.give(successor).await;
 }
 
-/// The word that a grant is lost comes when it was released, or lost, and its client has the key, or another one, again.
+/// A late loss report of a released grant must not end the client's next grant. An engine that compares only the key
+/// or only the holder id fails.
 pub(crate) async fn a_late_word_of_an_older_grant_is_none_of_the_next(cx: &Context) {
     let a = cx.faulty().await;
     let b = cx.client().await;
@@ -322,7 +324,7 @@ pub(crate) async fn a_late_word_of_an_older_grant_is_none_of_the_next(cx: &Conte
         for told in [&key, &other] {
             a.faults.tell_lost(told, holder, reason);
         }
-        // Each of the two is somebody else's there.
+        // Here the key and the holder id belong to different grants.
         a.faults.tell_lost(&other, new.holder(), reason);
         cx.settle().await;
         for guard in [new, beside] {
@@ -331,13 +333,13 @@ pub(crate) async fn a_late_word_of_an_older_grant_is_none_of_the_next(cx: &Conte
             cx.give(guard).await;
         }
     }
-    // The word itself counts.
+    // A report that names both of the current grant ends it.
     let guard = cx.take(&a.lock, &key).await;
     a.faults.tell_lost(&key, guard.holder(), LossReason::SessionLost);
     cx.within("the lost signal", cx.capabilities().loss_detection, guard.lost()).await;
 }
 
-/// Another task watches a grant by its handle, and learns how it ended.
+/// A handle reports to another task how its grant ended, also after the fact.
 pub(crate) async fn a_handle_sees_the_end(cx: &Context) {
     let (a, b) = cx.two().await;
     for dropped in [false, true] {
@@ -359,7 +361,7 @@ pub(crate) async fn a_handle_sees_the_end(cx: &Context) {
         assert_eq!(cx.soon("the end", joined(watching)).await, End::Released);
         assert_eq!(cx.soon("the end, asked for late", handle.ended()).await, End::Released);
         assert_eq!(handle.lost().reason(), None, "a release is no loss");
-        // Whoever has the key next is another grant.
+        // The next grant of the key does not change the old handle.
         let next = cx.free_within(&b, &key, cx.capabilities().undo).await;
         assert_eq!((handle.validity(), next.validity()), (Validity::Ended, Validity::Valid));
         cx.give(next).await;

@@ -1,4 +1,4 @@
-//! The maximum hold: on every store, a grant ends this long after it was given, whatever its holder does.
+//! The maximum hold: on every store, a grant ends this long after it was given, even if its holder renews it.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use tokio::time::Instant;
 use crate::context::{Context, fails};
 use crate::harness::{Fault, Op};
 
-/// A limit that no lease of the store's default length explains.
+/// Returns a limit that differs from the default lease, so that only the limit explains the loss.
 fn limit(cx: &Context) -> Duration {
     if cx.is_virtual() { Duration::from_secs(45) } else { Duration::from_millis(1_500) }
 }
@@ -37,7 +37,7 @@ pub(crate) async fn ends_the_hold(cx: &Context) {
     cx.give(next).await;
 }
 
-/// Validity is computed from the clock: nobody needs to listen.
+/// The guard reads lost by its clock although no task awaits the loss.
 pub(crate) async fn shows_without_a_listener(cx: &Context) {
     let (a, b) = cx.two().await;
     let (key, limit) = (cx.key(), limit(cx));
@@ -78,7 +78,7 @@ pub(crate) async fn may_be_longer_than_the_lease(cx: &Context) {
     tokio::time::sleep_until(before + limit).await;
     let reason = cx.within("the loss", Duration::ZERO, guard.lost()).await;
     assert_eq!(reason, LossReason::HeldTooLong);
-    // The store is told: nobody waits for the rest of the lease.
+    // The engine releases the hold at the store, so the next caller does not wait for the lease's end.
     cx.give(cx.free_within(&b, &key, cx.capabilities().undo).await).await;
 }
 
@@ -152,7 +152,8 @@ pub(crate) async fn concerns_its_own_grant_alone(cx: &Context) {
     }
 }
 
-/// The attempt that is granted counts, and has the limit of the first one.
+/// A grant that follows a failed attempt has the limit too. An engine that drops the option on a retry grants without
+/// it.
 pub(crate) async fn outlives_a_failed_attempt(cx: &Context) {
     let a = cx.faulty().await;
     let limit = limit(cx);
@@ -172,7 +173,7 @@ pub(crate) async fn of_zero_is_refused(cx: &Context) {
     fails(a.key(&key).max_hold(Duration::ZERO).acquire().await, &[ErrorKind::InvalidOption]);
     fails(a.key(&key).max_hold(Duration::ZERO).try_acquire().await, &[ErrorKind::InvalidOption]);
     cx.give(cx.take(&b, &key).await).await;
-    // One that no clock can show is none.
+    // A limit beyond the clock's range never ends the hold.
     let guard = a.key(&key).max_hold(Duration::MAX).acquire().await.expect("a free key");
     cx.settle().await;
     assert_eq!(guard.validity(), Validity::Valid);
