@@ -1,23 +1,23 @@
-//! What the jobs share that search from a seed, for as long as somebody wants: targets of the tests, which read
-//! their settings from the environment.
+//! Common code of the jobs that search from a seed for a given time. Each job runs tests, which read their settings from
+//! the environment.
 
 use std::time::SystemTime;
 
 use crate::metadata::{API_SNAPSHOTS, Metadata};
 use crate::step::{self, Outcome};
 
-/// An option of the job, the variable that the test reads, and which values it takes.
+/// An option of the job, the variable that the test reads, and the check of its value.
 pub(crate) type Setting = (&'static str, &'static str, fn(&str) -> bool);
 
 /// Variables with their values.
 pub(crate) type Variables = Vec<(&'static str, String)>;
 
-/// Runs the target `test` with these variables; `arguments` are for its executable.
+/// Runs the test target `test` with these variables, and passes `arguments` to its executable.
 pub(crate) fn run(test: &str, arguments: &[&str], variables: &Variables) -> Outcome {
     run_seen(test, &["--test", test], arguments, variables, |_| {}).map(drop)
 }
 
-/// Runs these `targets` of all packages, shows each line to `see`, and counts the tests.
+/// Runs these `targets` of all packages and passes each line of output to `see`. Returns the number of passed tests.
 pub(crate) fn run_seen(
     what: &str,
     targets: &[&str],
@@ -26,14 +26,14 @@ pub(crate) fn run_seen(
     see: impl FnMut(&str),
 ) -> Outcome<u64> {
     let variables: Vec<_> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
-    // The features of `test`, so that nothing is compiled twice.
+    // The features of `test`, because others would compile everything again.
     let features = Metadata::read()?.all_features();
     let own = ["--workspace", "--exclude", API_SNAPSHOTS, "--features", &features];
     let arguments = [&own[..], targets, &["--", "--nocapture"], arguments].concat();
     step::tests_seen(what, &arguments, &variables, see)
 }
 
-/// Reads the options of a job; `usage` is for those who misspell them.
+/// Reads the options of a job. The error for unknown options contains `usage`.
 pub(crate) fn read(arguments: &[&str], settings: &[Setting], usage: &str) -> Outcome<Variables> {
     let mut variables = Vec::new();
     for pair in arguments.chunks(2) {
@@ -49,8 +49,8 @@ pub(crate) fn read(arguments: &[&str], settings: &[Setting], usage: &str) -> Out
     Ok(variables)
 }
 
-/// As [`read`], for a job of which one `seed` is one case: with neither a seed nor `minutes` it goes on from a new seed for
-/// as long as `minutes` says.
+/// Reads the options like [`read`], for a job in which one `seed` is one case. Without a seed, adds a new one and the
+/// default of `minutes`, so the job continues from that seed for that time.
 pub(crate) fn read_search(
     arguments: &[&str],
     settings: &[Setting],
@@ -68,7 +68,7 @@ pub(crate) fn read_search(
     Ok(variables)
 }
 
-/// Whether minutes and seeds may be this.
+/// Returns whether `value` is valid for minutes and seeds.
 pub(crate) fn is_number(value: &str) -> bool {
     value.parse::<u64>().is_ok()
 }
@@ -77,7 +77,7 @@ pub(crate) fn has(variables: &Variables, wanted: &str) -> bool {
     variables.iter().any(|(name, _)| *name == wanted)
 }
 
-/// Far enough from the seeds of any other night.
+/// Returns a seed from the clock, far from the seeds of earlier runs.
 pub(crate) fn new_seed() -> u128 {
     SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_micros()
 }

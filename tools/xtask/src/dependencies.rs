@@ -7,7 +7,7 @@ use spdx::{Expression, ParseMode};
 use crate::metadata::{self, Metadata};
 use crate::step::Outcome;
 
-/// The licences accepted in programs of our users.
+/// Licences accepted for dependencies, because they also bind the programs of users.
 const ACCEPTED: [&str; 10] = [
     "MIT",
     "Apache-2.0",
@@ -22,8 +22,8 @@ const ACCEPTED: [&str; 10] = [
     "Zlib",
 ];
 
-/// Crates that may be there in several versions, and whose doing that is. An entry that is not
-/// needed any more is an error, so the list cannot grow old.
+/// Crates that may occur in several versions, each with its cause. An entry that is no longer
+/// needed is an error.
 const DUPLICATES: [(&str, &str); 12] = [
     ("block-buffer", "of sha2, see there"),
     ("cpufeatures", "of sha2, see there"),

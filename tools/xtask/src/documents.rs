@@ -8,22 +8,23 @@ use std::path::{Path, PathBuf};
 
 use crate::step::Outcome;
 
-/// Pages with tables that name tests, in backquotes, and the heads of those columns.
+/// Pages with tables that name tests in backquotes, and the heading of that column.
 const PAGES: [(&str, &str); 2] = [(COVERAGE, "Shown by"), (BUGS, "Test")];
 
-/// The page that maps each number of the list of what is covered to tests.
+/// The page that maps each number of the list of covered cases to tests.
 const COVERAGE: &str = "docs/coverage.md";
 
-/// The page of all bugs. It also names functions as `folder/file.rs::function`, and counts its rows by who found them.
+/// The page of all bugs. It also names functions as `folder/file.rs::function`, and counts bugs by finder.
 const BUGS: &str = "docs/bugs.md";
 
-/// The most lines of a file (CONTRIBUTING.md).
+/// Limit of lines per file, from CONTRIBUTING.md.
 const MOST_LINES: usize = 500;
 
-/// The files in which there is a function of a name.
+/// Files that define a function, by its name.
 type Functions = BTreeMap<String, BTreeSet<PathBuf>>;
 
-/// Every test that a page names exists somewhere in the workspace, and so does every function where it says.
+/// Checks that each test named by a page exists in the workspace and each named function in its file, and the numbers,
+/// counts, names and lengths.
 pub(crate) fn check() -> Outcome {
     // This package is `tools/xtask`.
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap_or(Path::new("."));
@@ -56,10 +57,10 @@ pub(crate) fn check() -> Outcome {
     Ok(())
 }
 
-/// The cells below `head` in all tables that have such a column, with their lines.
+/// Returns the cells of the column `head` in all tables, with their line numbers.
 fn cells<'a>(text: &'a str, head: &str) -> Vec<(usize, &'a str)> {
     let mut found = Vec::new();
-    // Of the table that the lines before belong to: its column, if it has one.
+    // `Some` inside a table, with the position of the column if the table has it.
     let mut table: Option<Option<usize>> = None;
     for (at, line) in text.lines().enumerate() {
         let Some(row) = line.trim().strip_prefix('|').and_then(|row| row.strip_suffix('|')) else {
@@ -78,7 +79,7 @@ fn cells<'a>(text: &'a str, head: &str) -> Vec<(usize, &'a str)> {
     found
 }
 
-/// What is in backquotes, with its line.
+/// Returns the names in backquotes, with their line numbers.
 fn named_in(cells: &[(usize, &str)]) -> Vec<(usize, String)> {
     let names = |(line, cell): &(usize, &str)| {
         let line = *line;
@@ -88,7 +89,8 @@ fn named_in(cells: &[(usize, &str)]) -> Vec<(usize, String)> {
     cells.iter().flat_map(names).collect()
 }
 
-/// Returns the rows whose number does not follow the one before. A table continues the one before it or begins a list.
+/// Returns a message for each row whose number does not follow the previous row's. A table continues the previous table
+/// or starts a list.
 fn misnumbered(text: &str) -> Vec<String> {
     let mut wrong = Vec::new();
     let (mut last_line, mut last) = (0, 0);
@@ -103,7 +105,7 @@ fn misnumbered(text: &str) -> Vec<String> {
     wrong
 }
 
-/// Finders of whom the table of numbers says another one than there are rows of bugs, or who are not in it.
+/// Returns a message for each finder whose number of bugs is missing or differs from the rows of bugs.
 fn miscounted(text: &str) -> Vec<String> {
     let bugs: BTreeSet<usize> = cells(text, "To see it again").into_iter().map(|(line, _)| line).collect();
     let numbers = cells(text, "Bugs");
@@ -124,7 +126,7 @@ fn miscounted(text: &str) -> Vec<String> {
     counted.iter().filter(is_wrong).map(say).collect()
 }
 
-/// The functions in the Rust files below `folder`, and which of these files are too long.
+/// Adds the functions in the Rust files below `folder` to `functions`, and messages about these files to `wrong`.
 fn collect(folder: &Path, functions: &mut Functions, wrong: &mut Vec<String>) -> Outcome {
     let entries =
         fs::read_dir(folder).map_err(|error| format!("cannot read {}: {error}", folder.display()))?;
@@ -155,7 +157,7 @@ fn collect(folder: &Path, functions: &mut Functions, wrong: &mut Vec<String>) ->
     Ok(())
 }
 
-/// The name after `fn`, if the line begins a function.
+/// Returns the function's name if the line starts a function.
 fn function_of(line: &str) -> Option<String> {
     let (before, after) = line.split_once("fn ")?;
     let begins = |word: &str| word.starts_with("pub") || word == "async" || word == "const";
@@ -164,7 +166,7 @@ fn function_of(line: &str) -> Option<String> {
     (is_item && !name.is_empty()).then_some(name)
 }
 
-/// Returns whether a function is named by a number of the list of what is covered: `row_12_..`, `trap_3_..`.
+/// Returns whether a function's name starts with a number of the list of covered cases, such as `row_12_`.
 fn is_numbered(function: &str) -> bool {
     let rest = ["row_", "trap_"].iter().find_map(|prefix| function.strip_prefix(prefix));
     rest.is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()))

@@ -1,13 +1,13 @@
-//! Inputs near to valid ones, for everything that reads what comes from outside.
+//! The job `fuzz`: nearly valid inputs for all code that parses external input.
 
 use crate::campaign::{self, Setting, Variables, is_number};
 use crate::servers;
 use crate::step::Outcome;
 
-/// For how long on each target if nobody says.
+/// Variable and default value of the minutes for each target.
 const MINUTES: (&str, &str) = ("LEASEHOLD_FUZZ_MINUTES", "1");
 const SEED: &str = "LEASEHOLD_FUZZ_SEED";
-/// No variable of the tests, but which of them are run.
+/// Selects the tests. The tests do not read this variable.
 const TARGET: &str = "LEASEHOLD_FUZZ_TARGET";
 
 const SETTINGS: [Setting; 3] = [
@@ -17,18 +17,18 @@ const SETTINGS: [Setting; 3] = [
 ];
 const USAGE: &str = "fuzz [--minutes N] [--seed S] [--target NAME]";
 
-/// The targets are tests of this name, of the libraries and of the stores together.
+/// Prefix of the names of the targets, which are tests of the libraries and of `tests/fuzz`.
 const PREFIX: &str = "fuzz_";
 const TARGETS: [&str; 3] = ["--lib", "--test", "fuzz"];
 
-/// Checks inputs as `arguments` say.
+/// Fuzzes the targets with the options in `arguments`.
 pub(crate) fn run(arguments: &[&str]) -> Outcome {
     let mut variables = variables(arguments)?;
     let target = variables.iter().position(|(name, _)| *name == TARGET).map(|at| variables.remove(at).1);
     servers::ensure()?;
     let filter = format!("{PREFIX}{}", target.as_deref().unwrap_or_default());
     let mut total = 0;
-    // One after the other: each uses all cores.
+    // One target at a time, because each uses all processors.
     let see = |line: &str| total += inputs_in(line);
     let targets = campaign::run_seen("fuzzing", &TARGETS, &["--test-threads=1", &filter], &variables, see)?;
     if targets == 0 {
@@ -42,7 +42,8 @@ fn variables(arguments: &[&str]) -> Outcome<Variables> {
     campaign::read_search(arguments, &SETTINGS, USAGE, SEED, MINUTES)
 }
 
-/// The number in `fuzz: keys: 3 kept inputs and 20032 new ones in ...`, perhaps behind the name of the test.
+/// Returns the number of new inputs in `fuzz: keys: 3 kept inputs and 20032 new ones in ...`. The line can start with the
+/// test's name.
 fn inputs_in(line: &str) -> u64 {
     let count = line.split_once("fuzz: ").and_then(|(_, rest)| rest.split_once(" kept inputs and "));
     count.and_then(|(_, rest)| rest.split_once(" new ones")?.0.parse().ok()).unwrap_or(0)

@@ -1,4 +1,4 @@
-//! Tests that were late on a busy machine are run again alone. A test that failed in another way never is.
+//! Finds the tests that failed only because they were late. On a busy machine they are rerun alone, other failures are not.
 
 use test_bounds::MARK;
 
@@ -6,11 +6,11 @@ use test_bounds::MARK;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Failure {
     pub(crate) test: String,
-    /// The bound in real time that the test passed, if that is all that went wrong.
+    /// Bound in real time that the test exceeded, if every panic of the test is of this kind.
     pub(crate) late: Option<String>,
 }
 
-/// How the message of a panic reads whose payload is no text, such as a [`test_bounds::BoundPassed`].
+/// Message of a panic whose payload is not a string, such as a [`test_bounds::BoundPassed`].
 const NO_TEXT: &str = "Box<dyn Any>";
 
 /// Returns the failed tests in the output of a test program.
@@ -30,7 +30,7 @@ pub(crate) fn failures(output: &str) -> Vec<Failure> {
     failures.into_iter().map(|(test, lines)| Failure { test: test.to_owned(), late: late(&lines) }).collect()
 }
 
-/// Returns the first bound that passed, if each panic of the test is that of such a bound.
+/// Returns the first exceeded bound if each panic of the test is about such a bound.
 fn late(lines: &[&str]) -> Option<String> {
     let is_panic = |at: &usize| lines[*at].starts_with("thread '") && lines[*at].contains(" panicked at ");
     let panics: Vec<usize> = (0..lines.len()).filter(is_panic).collect();
@@ -85,7 +85,7 @@ test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; 
         assert_eq!(failures("error: the process was killed"), []);
     }
 
-    /// Passes, unless [`a_bound_that_really_passes_is_recognised`] runs it in a process of its own.
+    /// Passes unless [`a_bound_that_really_passes_is_recognised`] runs it in a separate process.
     #[test]
     fn passes_a_bound_if_wanted() {
         if std::env::var_os(WANTED).is_some() {

@@ -1,4 +1,4 @@
-//! Whether each relative link of a Markdown page leads to a file or folder.
+//! Checks that each relative link of a Markdown page leads to a file or folder.
 
 use std::fs;
 use std::path::Path;
@@ -40,7 +40,7 @@ fn below(folder: &Path, count: &mut usize, dead: &mut Vec<String>) -> Outcome {
     Ok(())
 }
 
-/// The relative links of a page without their anchors, each with its line. Blocks of code have none.
+/// Returns the relative links of a page without their anchors, each with its line number. Skips code.
 fn links(text: &str) -> Vec<(usize, &str)> {
     let (mut found, mut in_code) = (Vec::new(), false);
     for (at, line) in text.lines().enumerate() {

@@ -1,7 +1,7 @@
-//! How much of the machine other programs use while tests run.
+//! Measures how much of the machine other programs use while tests run.
 //!
-//! Tests share a machine with the work of their developer. A bound in real time that a test passes there says nothing
-//! about the code, so the test command has to know whether it had the machine for itself.
+//! Tests share a machine with their developer's other programs. A test that is late there proves no fault of the code,
+//! so the test command must know whether other programs used the machine.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -14,11 +14,11 @@ use sysinfo::{Pid, ProcessRefreshKind, ProcessesToUpdate, System};
 
 use crate::step;
 
-/// How often the processes are listed. A list of a thousand takes about 10 ms of one processor.
+/// Interval between lists of the processes. A list of a thousand takes about 10 ms of one processor.
 const PERIOD: Duration = Duration::from_secs(1);
-/// The share of all processors from which on other programs count as a reason for a late test.
+/// Least share of all processors at which other programs count as the reason of a late test.
 const SHARED: f64 = 0.1;
-/// How late this process wakes up from a sleep if the whole machine stood still.
+/// Least delay of a wake-up from a sleep at which the whole machine counts as stopped.
 const STALL: Duration = Duration::from_secs(1);
 
 /// Watches the machine on a thread until it is dropped.
@@ -28,30 +28,30 @@ pub(crate) struct MachineWatch {
     thread: Option<JoinHandle<()>>,
 }
 
-/// The time since the sample before.
+/// Measurements of the time since the previous sample.
 #[derive(Clone, Copy, Debug)]
 struct Sample {
     at: Instant,
     lasted: Duration,
     /// Processor time of other programs.
     others: Duration,
-    /// How much later than wanted the watching thread woke up.
+    /// Delay of the watching thread's wake-up.
     stall: Duration,
 }
 
-/// The machine during one interval.
+/// Load of the machine during one interval.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct MachineLoad {
     /// The share of all processors that other programs used, from 0 to 1.
     others: f64,
-    /// The longest time for which the watching thread stood still.
+    /// Longest delay of a wake-up of the watching thread.
     stall: Duration,
     /// The load average of one minute at the end.
     load: f64,
 }
 
 impl MachineLoad {
-    /// Returns whether other programs, or a machine that stood still, can have made a test late.
+    /// Returns whether other programs, or a stop of the machine, might have made a test late.
     pub(crate) fn is_shared(&self) -> bool {
         self.others >= SHARED || self.stall >= STALL
     }
@@ -91,7 +91,7 @@ impl MachineWatch {
         Self { samples, stop: Some(stop), thread: Some(thread) }
     }
 
-    /// Returns what the machine did since `begun`.
+    /// Returns the load of the machine since `begun`.
     pub(crate) fn since(&self, begun: Instant) -> MachineLoad {
         let samples = self.samples.lock().unwrap_or_else(PoisonError::into_inner);
         MachineLoad { load: System::load_average().one, ..load_since(&samples, begun) }
@@ -124,7 +124,7 @@ struct Processes {
     system: System,
     used: HashMap<Pid, u64>,
     own: Option<Pid>,
-    /// When this process started, in seconds since 1970.
+    /// Start of this process, in seconds since 1970.
     started: u64,
 }
 
@@ -158,8 +158,8 @@ impl Processes {
         Duration::from_millis(others)
     }
 
-    /// Returns whether a process belongs to this run of the tests. A server outlives the test that started it and then
-    /// has no parent of ours: whatever began after this process counts as ours, because a false "shared" would excuse a fault.
+    /// Returns whether a process belongs to this run of the tests. A server that outlives its test no longer descends from
+    /// this process. So any process that started later counts as ours, because a wrong "shared" would excuse a fault.
     fn is_ours(&self, pid: Pid) -> bool {
         let mut eldest = pid;
         loop {

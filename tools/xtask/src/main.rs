@@ -1,4 +1,4 @@
-//! One obvious command for each job: `cargo xtask` lists them.
+//! One command for each job. `cargo xtask` lists them.
 
 mod campaign;
 mod dependencies;
@@ -96,13 +96,15 @@ const TESTS: &str = "unit, integration, conformance, mutant and command tests";
 
 fn test(late: LateTests) -> Outcome {
     let programs = built(&[])?;
-    // Also if one of them fails: one run tells all. The programs are last, because they end with the tests that were run again.
+    // Both run even if one fails, so one run shows all failures. The programs run last, because the results of reruns are at
+    // their end.
     let passed = step::sum([compiled_tests(), programs::run(TESTS, &programs, &[], &[], late)])?;
     println!("\n{passed} tests passed");
     Ok(())
 }
 
-/// Each feature alone, the documentation and its examples are one compiler at a time: beside the tests, which leave it time.
+/// Runs all checks. The lint of each library, the documentation's examples and the archives compile in a second thread,
+/// because the tests leave processor time unused.
 fn ci() -> Outcome {
     lint_of_all()?;
     dependencies::check()?;
@@ -111,7 +113,7 @@ fn ci() -> Outcome {
         let compiled = scope.spawn(|| {
             step::sum([lint_of_each().map(|()| 0), compiled_tests(), publish::verify().map(|()| 0)])
         });
-        // A machine of its own has no excuse for a late test.
+        // CI has a dedicated machine, so a late test is a failure.
         let tested = programs::run(TESTS, &programs, &[], &[], LateTests::Failed);
         let newest = core_on_the_newest_postgres(&programs);
         let compiled =
@@ -122,19 +124,19 @@ fn ci() -> Outcome {
     Ok(())
 }
 
-/// The test programs of the workspace, or those of them that `targets` name in cargo's arguments.
+/// Builds the test programs of the workspace, or only the programs that cargo's arguments in `targets` select.
 fn built(targets: &[&str]) -> Outcome<Vec<Program>> {
     servers::ensure()?;
     let features = Metadata::read()?.all_features();
     programs::build(TESTS, &[&all_tests(&features)[..], targets].concat())
 }
 
-/// Tests that are compiled for themselves.
+/// Runs the tests that need separate compilation: documentation examples, and the facade with few features.
 fn compiled_tests() -> Outcome<u64> {
     let metadata = Metadata::read()?;
     let features = metadata.all_features();
     let examples = [&all_tests(&features)[..], &["--doc"]].concat();
-    // Some errors exist only where a feature is missing.
+    // Some errors exist only if a feature is missing.
     let bare = metadata.bare_facade();
     let bare = |more: &[&'static str]| {
         bare.iter().map(String::as_str).chain(more.iter().copied()).collect::<Vec<_>>()
@@ -156,8 +158,8 @@ fn all_tests(features: &str) -> [&str; 5] {
     ["--workspace", "--exclude", API_SNAPSHOTS, "--features", features]
 }
 
-/// Families of tests that are enough to see that a server keeps the promises: of the suite of the stores, and the suite
-/// of claims on one kind of table.
+/// Filters of the tests that run on another Postgres: families of the stores' suite, and the claims' suite on one kind of
+/// table.
 const CORE: [&str; 5] = ["exclusion::", "fencing::", "release::", "crash::", "postgres::text::"];
 
 fn core_on_the_newest_postgres(programs: &[Program]) -> Outcome<u64> {
@@ -171,7 +173,7 @@ fn core_on_the_newest_postgres(programs: &[Program]) -> Outcome<u64> {
     Ok(0)
 }
 
-/// The tests that start servers, on a Postgres of another major version. Nothing is compiled that [`test()`] has not compiled.
+/// Runs the tests that start servers on a Postgres of another major version. Compiles nothing that [`test()`] has compiled.
 fn test_on(version: &str) -> Outcome {
     let targets = Metadata::read()?.tests_with_servers();
     let targets: Vec<&str> =
@@ -180,7 +182,7 @@ fn test_on(version: &str) -> Outcome {
 }
 
 fn core_on(version: &str) -> Outcome {
-    // Where the families are.
+    // The targets that contain these families.
     let targets = ["--test", "conformance", "--test", "stores"];
     tests_on(version, &programs::suites(&built(&targets)?), &CORE).map(|_| ())
 }
@@ -189,7 +191,7 @@ fn tests_on(version: &str, programs: &[Program], families: &[&str]) -> Outcome<u
     let metadata = Metadata::read()?;
     let directory = versions::programs(version, Path::new(metadata.target_directory()))?;
     let directory = directory.to_str().ok_or("the target directory's name is not UTF-8")?;
-    // A database on a server that is given would be of that server's version.
+    // An empty `DATABASE_URL`, because the server of a given URL has another version.
     let variables = [("LEASEHOLD_PG_BIN", directory), ("DATABASE_URL", "")];
     programs::run(
         &format!("tests on PostgreSQL {version}"),
@@ -219,7 +221,7 @@ fn lint_of_all() -> Outcome {
     clippy("clippy, all features", &["--workspace", "--all-targets", "--features", &features])
 }
 
-/// Of each library alone: with each feature alone, its documentation, and its public interface.
+/// Runs the lints of single libraries: clippy with each feature alone, the documentation, and the public interface.
 fn lint_of_each() -> Outcome {
     for (package, features) in Metadata::read()?.feature_combinations() {
         let what =
@@ -232,8 +234,8 @@ fn lint_of_each() -> Outcome {
     api("check")
 }
 
-/// The documentation, without warnings, and the public interface that is in it. A program of its own, because what it depends
-/// on is of no use to the other jobs.
+/// Builds the documentation without warnings and checks or updates the public interface. This is a separate program, because
+/// other jobs do not need its dependencies.
 fn api(job: &str) -> Outcome {
     let metadata = Metadata::read()?;
     let (features, target) = (metadata.all_features(), metadata.target_directory());
@@ -241,10 +243,10 @@ fn api(job: &str) -> Outcome {
     cargo("documentation and public interface", &[&["run", "--quiet"], &AS_TESTS[..], &program].concat())
 }
 
-/// With the profile of the tests: macros and what else runs while compiling is then built once for both.
+/// The profile of the tests, because then macros and build scripts are built once for both.
 const AS_TESTS: [&str; 3] = ["--locked", "--profile", "tests"];
 
-/// Warnings are denied after the `--`, not in RUSTFLAGS: those would build all dependencies once more.
+/// Runs clippy and denies warnings. Denies them after the `--`, because RUSTFLAGS would rebuild all dependencies.
 fn clippy(what: &str, arguments: &[&str]) -> Outcome {
     cargo(what, &[&["clippy"], &AS_TESTS[..], arguments, &["--", "-D", "warnings"]].concat())
 }

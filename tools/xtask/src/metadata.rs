@@ -1,4 +1,4 @@
-//! What `cargo metadata` says about the workspace and its dependencies.
+//! Reads the workspace and its dependencies from `cargo metadata`.
 
 use std::collections::BTreeSet;
 
@@ -8,23 +8,23 @@ use crate::step::{Outcome, command};
 
 pub(crate) struct Metadata(Value);
 
-/// The way to speak TLS that is tested: it needs no more than a C compiler. They are features of the driver, and differ by
-/// the library.
+/// TLS feature of the driver that is tested. The driver has one feature per TLS library, and this library needs only a C
+/// compiler.
 const TLS: &str = "tls-rustls-ring-webpki";
 
 const FACADE: &str = "leasehold";
 
-/// The package whose tests belong to `lint`, and what it depends on would be built for them alone.
+/// The package whose tests run in `lint`. Other jobs exclude it because they do not need its dependencies.
 pub(crate) const API_SNAPSHOTS: &str = "api-snapshots";
 
 impl Metadata {
-    /// The workspace's own packages; needs nothing that is not here.
+    /// Reads the packages of the workspace, without the network.
     pub(crate) fn read() -> Outcome<Self> {
         Self::run(&["--no-deps", "--offline"])
     }
 
-    /// Everything that the lock file names; downloads what is missing. Where it cannot, everything
-    /// that this machine uses, and `false`.
+    /// Reads all packages in the lock file, and downloads missing ones. If that fails, reads the packages that this
+    /// machine's platform uses and returns `false`.
     pub(crate) fn read_with_dependencies() -> Outcome<(Self, bool)> {
         if let Ok(metadata) = Self::run(&["--locked", "--all-features"]) {
             return Ok((metadata, true));
@@ -38,23 +38,23 @@ impl Metadata {
         self.0["packages"].as_array().into_iter().flatten()
     }
 
-    /// Those of our packages that are published.
+    /// Returns the published packages.
     pub(crate) fn published(&self) -> impl Iterator<Item = &Value> {
         self.packages().filter(|package| package["publish"].is_null())
     }
 
-    /// Where cargo builds.
+    /// Returns cargo's target directory.
     pub(crate) fn target_directory(&self) -> &str {
         self.0["target_directory"].as_str().unwrap_or("target")
     }
 
-    /// All features of all our packages, as cargo wants them listed; of the ways to speak TLS, [`TLS`].
+    /// Returns the features of all packages for cargo's `--features`. Of the TLS features, only [`TLS`].
     pub(crate) fn all_features(&self) -> String {
         self.packages().flat_map(features_of).collect::<Vec<_>>().join(",")
     }
 
-    /// The facade without features, as arguments of cargo: beside all packages that do not depend on it, with theirs. What
-    /// they and it are made of is built for all tests already.
+    /// Returns cargo arguments that select the facade without features, and all packages that do not depend on it with
+    /// their features. These packages keep the features of the shared dependencies, which are then not built again.
     pub(crate) fn bare_facade(&self) -> Vec<String> {
         let on_it = |needed: &Value| needed["name"] == FACADE;
         let beside: Vec<&Value> = self
@@ -69,8 +69,8 @@ impl Metadata {
         packages.chain(features).collect()
     }
 
-    /// Every library with features, with none of them and with each alone. All together are checked
-    /// for the whole workspace.
+    /// Returns each package that has features, with no feature and with each feature alone. All features together
+    /// are checked for the whole workspace.
     pub(crate) fn feature_combinations(&self) -> Vec<(String, String)> {
         let mut combinations = Vec::new();
         for package in self.packages() {
@@ -84,7 +84,7 @@ impl Metadata {
         combinations
     }
 
-    /// Returns the benchmark `wanted`, and those of the package `leasehold-WANTED`: package and name of each.
+    /// Returns the benchmarks named `wanted` or in the package `leasehold-WANTED`, each as package and name.
     pub(crate) fn benches_of(&self, wanted: &str) -> Vec<(String, String)> {
         let is_wanted = |(package, bench): &(String, String)| {
             bench == wanted || package.strip_prefix("leasehold-") == Some(wanted)
@@ -92,7 +92,7 @@ impl Metadata {
         self.benches().into_iter().filter(is_wanted).collect()
     }
 
-    /// The names of the integration tests of all packages whose tests start servers.
+    /// Returns the names of the integration tests of all packages that depend on `test-servers`.
     pub(crate) fn tests_with_servers(&self) -> BTreeSet<String> {
         let starts_servers = |package: &&Value| {
             let mut dependencies = package["dependencies"].as_array().into_iter().flatten();
@@ -102,7 +102,7 @@ impl Metadata {
         self.packages().filter(starts_servers).flat_map(tests).map(name).collect()
     }
 
-    /// Returns all benchmarks: package and name of each.
+    /// Returns all benchmarks, each as package and name.
     pub(crate) fn benches(&self) -> Vec<(String, String)> {
         let targets = |package| targets_of(package, "bench").map(move |bench| (name(package), name(bench)));
         self.packages().flat_map(targets).collect()
@@ -128,14 +128,14 @@ pub(crate) fn name(package: &Value) -> String {
     package["name"].as_str().unwrap_or_default().to_owned()
 }
 
-/// Returns the targets of a package that are of this kind, such as `bench` or `test`.
+/// Returns the targets of a package of the given kind, such as `bench` or `test`.
 fn targets_of<'a>(package: &'a Value, kind: &'static str) -> impl Iterator<Item = &'a Value> {
     let is_of_kind =
         move |target: &&Value| target["kind"].as_array().into_iter().flatten().any(|it| it == kind);
     package["targets"].as_array().into_iter().flatten().filter(is_of_kind)
 }
 
-/// As cargo wants them listed.
+/// Returns the features of a package as `PACKAGE/FEATURE`.
 fn features_of(package: &Value) -> impl Iterator<Item = String> {
     features(package).map(move |feature| format!("{}/{feature}", name(package)))
 }
@@ -145,12 +145,12 @@ fn features(package: &Value) -> impl Iterator<Item = &String> {
     all.filter(|name| !is_tls(name) || *name == TLS)
 }
 
-/// Whether a feature is one of the driver's ways to speak TLS.
+/// Returns whether a feature selects a TLS library.
 pub(crate) fn is_tls(feature: &str) -> bool {
     feature.starts_with("tls-")
 }
 
-/// What cargo says of itself behind `field`, such as `host: `.
+/// Returns the value of `field`, such as `host: `, in the output of `cargo -vV`.
 pub(crate) fn toolchain(field: &str) -> Outcome<String> {
     let output = command(&["-vV"]).output().map_err(|error| format!("cannot start cargo: {error}"))?;
     let text = String::from_utf8_lossy(&output.stdout);
@@ -187,7 +187,7 @@ mod tests {
         assert_eq!(metadata.bare_facade(), arguments);
     }
 
-    /// Tests that need it would be left out in silence.
+    /// Without this feature, the tests of TLS would be skipped silently.
     #[test]
     fn the_command_has_the_way_to_speak_tls_that_is_tested() {
         let features = Metadata::read().unwrap_or_else(|error| panic!("{error}")).all_features();

@@ -1,5 +1,5 @@
-//! The oldest Rust that each published package declares (`rust-version`): no dependency needs a newer one, and where a toolchain
-//! of that version is installed, the packages build with it.
+//! Checks the oldest Rust version that each published package declares (`rust-version`). No dependency may need a newer one.
+//! If a toolchain of that version is installed, the packages must build with it.
 
 use std::collections::BTreeMap;
 use std::process::Command;
@@ -56,7 +56,7 @@ pub(crate) fn check() -> Outcome {
 
 type Version = (u32, u32, u32);
 
-/// Of `1.85` or `1.85.1`.
+/// Parses `1.85` or `1.85.1`.
 fn version(text: &str) -> Option<Version> {
     let mut numbers = text.split('.').map(|number| number.parse().ok());
     Some((numbers.next()??, numbers.next()??, numbers.next().unwrap_or(Some(0))?))
@@ -66,7 +66,7 @@ fn written((major, minor, patch): Version) -> String {
     if patch == 0 { format!("{major}.{minor}") } else { format!("{major}.{minor}.{patch}") }
 }
 
-/// What a package with its default features is built of, as `NAME vVERSION`.
+/// Returns the dependencies of a package with its default features, as `NAME vVERSION`.
 fn dependencies(package: &str) -> Outcome<Vec<String>> {
     let tree = [
         "tree",
@@ -87,14 +87,14 @@ fn dependencies(package: &str) -> Outcome<Vec<String>> {
     Ok(String::from_utf8_lossy(&output.stdout).lines().map(of).collect())
 }
 
-/// The names of the toolchains that rustup has.
+/// Returns the names of the toolchains installed by rustup.
 fn installed() -> Vec<String> {
     let output = Command::new("rustup").args(["toolchain", "list"]).output();
     let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
     text.lines().filter_map(|line| line.split_whitespace().next()).map(str::to_owned).collect()
 }
 
-/// Whether a toolchain, such as `1.85.1-x86_64-unknown-linux-gnu`, is of the version `1.85`.
+/// Returns whether a toolchain, such as `1.85.1-x86_64-unknown-linux-gnu`, has a version, such as `1.85`.
 fn is_of(toolchain: &str, version: &str) -> bool {
     toolchain.strip_prefix(version).is_some_and(|rest| rest.starts_with('-') || rest.starts_with('.'))
 }

@@ -1,5 +1,5 @@
-//! Running test programs, several at a time: most of them wait for servers and clocks now and then, and the last test of
-//! a program leaves the other processors idle. `cargo test` runs one after the other.
+//! Runs several test programs in parallel, unlike `cargo test`. Most programs wait for servers and clocks, and the last
+//! test of a program leaves the other processors idle.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -14,27 +14,27 @@ use crate::late::{self, Failure};
 use crate::machine::{MachineLoad, MachineWatch};
 use crate::step::{self, Outcome};
 
-/// Where the suites of stores, and that of claims, are mounted.
+/// Ends of the names of the programs that run the suites of the stores and of claims.
 const SUITES: [&str; 2] = ["/tests/conformance.rs", "/tests/stores/main.rs"];
-/// The one of them that needs no server.
+/// Start of the name of the suite that needs no server.
 const FILES: &str = "lock-file/";
 
-/// How many seconds the clients of tests may take to open a session with Postgres, where the test says nothing else. On a busy
-/// machine the usual 5 do not suffice.
+/// Default timeout in seconds for the tests' connections to Postgres, because the usual 5 are too short on a busy
+/// machine.
 const CONNECT_TIMEOUT: &str = "60";
 
 /// An executable with tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Program {
-    /// What cargo calls it, such as `lock-file/tests/backend.rs`.
+    /// Folder of the package and path of the source, such as `lock-file/tests/backend.rs`.
     name: String,
     executable: PathBuf,
-    /// The folder of its package, in which its tests expect to be.
+    /// Folder of the package, the working directory of its tests.
     folder: PathBuf,
 }
 
 impl Program {
-    /// The file with what it prints.
+    /// Returns the path of the file with the program's output.
     fn output(&self) -> PathBuf {
         self.executable.with_extension("txt")
     }
@@ -44,21 +44,21 @@ impl Program {
     }
 }
 
-/// Whether tests that were late while other programs used the machine are run again.
+/// Treatment of tests that were late while other programs used the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LateTests {
     RunAgain,
     Failed,
 }
 
-/// What a program has said, how it ended, and what the machine did while it ran.
+/// A program's output and exit, and the load of the machine while it ran.
 struct FinishedProgram<'a> {
     program: &'a Program,
     outcome: Outcome<TestOutput>,
     machine: MachineLoad,
 }
 
-/// Tests that failed by nothing but bounds in real time, on a machine that others used.
+/// Tests that failed only because of bounds in real time, on a machine that other programs used.
 struct LateProgram<'a> {
     program: &'a Program,
     failures: Vec<Failure>,
@@ -71,7 +71,7 @@ struct TestOutput {
 }
 
 impl TestOutput {
-    /// Returns the failed tests, if there are some and each has failed by bounds in real time alone.
+    /// Returns the failed tests if each of them failed only because of bounds in real time. `None` if none failed.
     fn only_late(&self) -> Option<Vec<Failure>> {
         let failures = late::failures(&self.text);
         let failed = self
@@ -84,7 +84,7 @@ impl TestOutput {
     }
 }
 
-/// Builds the tests that `cargo test` would run with these arguments, those in the documentation excepted.
+/// Builds the tests that `cargo test` would run with these arguments, except the documentation's.
 pub(crate) fn build(what: &str, arguments: &[&str]) -> Outcome<Vec<Program>> {
     step::announce(&format!("building: {what}"));
     let start = Instant::now();
@@ -104,13 +104,13 @@ pub(crate) fn build(what: &str, arguments: &[&str]) -> Outcome<Vec<Program>> {
     Ok(longest_first(programs))
 }
 
-/// Those of `programs` in which the suites are mounted on Postgres.
+/// Returns the `programs` that run the suites on Postgres.
 pub(crate) fn suites(programs: &[Program]) -> Vec<Program> {
     let on_postgres = |program: &&Program| program.is_suite() && !program.name.starts_with(FILES);
     programs.iter().filter(on_postgres).cloned().collect()
 }
 
-/// Runs all of them, also after one has failed, with `options` for each. Returns how many tests have passed.
+/// Runs all programs with `options`, also after a failure. Returns the number of passed tests.
 pub(crate) fn run(
     what: &str,
     programs: &[Program],
@@ -133,7 +133,7 @@ pub(crate) fn run(
             scope.spawn(move || {
                 let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
                 while let Some(program) = next() {
-                    // Who does not end can be told by this.
+                    // Printed at the start, because it names a program that hangs.
                     println!("     Running {} ({})", program.name, program.executable.display());
                     let begun = Instant::now();
                     let outcome = run_one(program, options, variables);
@@ -179,8 +179,8 @@ pub(crate) fn run(
     Ok(passed)
 }
 
-/// Runs the late tests of a program again, each alone, and prints how both runs of each ended. Returns how many have
-/// passed, `None` if one failed again.
+/// Reruns the late tests of a program, each alone, and prints the results of both runs. Returns the number of passed
+/// tests, or `None` if a test failed again.
 fn run_again(late: &LateProgram<'_>, variables: &[(&str, &str)], watch: &MachineWatch) -> Option<u64> {
     let mut passed = Some(0);
     for Failure { test, late: bound } in &late.failures {
@@ -205,13 +205,13 @@ fn run_again(late: &LateProgram<'_>, variables: &[(&str, &str)], watch: &Machine
     passed
 }
 
-/// The suites of stores come first: last, one of them would leave the other processors nothing to do.
+/// Moves the suites to the front. They run longest, so one at the end would leave the other processors idle.
 fn longest_first(mut programs: Vec<Program>) -> Vec<Program> {
     programs.sort_by_key(|program| !program.is_suite());
     programs
 }
 
-/// The program of which a line of cargo's tells that it was built.
+/// Returns the test program that a line of cargo's JSON output reports as built.
 fn program_in(line: &str) -> Option<Program> {
     let message: Value = serde_json::from_str(line).ok()?;
     if message["profile"]["test"] != true {
@@ -226,8 +226,8 @@ fn program_in(line: &str) -> Option<Program> {
 }
 
 fn run_one(program: &Program, options: &[&str], variables: &[(&str, &str)]) -> Outcome<TestOutput> {
-    // Both in one file, in the order in which they were written. Not a pipe: that has no end while something is left behind
-    // that has it open.
+    // Both streams go to one file, which keeps their order. A pipe would not end while a process that the test left behind
+    // has it open.
     let path = program.output();
     let failed = |error| format!("cannot write {}: {error}", path.display());
     let output = File::create(&path).map_err(failed)?;
@@ -314,7 +314,7 @@ mod tests {
     fn a_late_test_is_run_again_and_counts_as_it_ends_then() {
         use crate::late::tests::{LATE_IF_WANTED, WANTED};
 
-        // Under another name: what a program prints goes to a file beside it, and this one is being written.
+        // A link with another name, because a program's output goes to a file beside it, and this program's file is in use.
         let folder = std::env::temp_dir().join(format!("xtask-late-{}", std::process::id()));
         fs::create_dir(&folder).unwrap();
         let executable = folder.join("late");

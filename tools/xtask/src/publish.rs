@@ -17,8 +17,8 @@ const LICENCES: [&str; 2] = ["LICENSE-MIT", "LICENSE-APACHE"];
 const MOST_WORDS: usize = 5;
 const LONGEST_WORD: usize = 20;
 
-/// Checks the manifests, makes the archives without building them, and checks what they hold. Needs no network once the
-/// dependencies are there.
+/// Checks the manifests, makes the archives without building them, and checks their files. Needs no network if the
+/// dependencies are downloaded.
 pub(crate) fn check() -> Outcome {
     announce("packages: manifests and archives");
     let metadata = Metadata::read()?;
@@ -47,8 +47,8 @@ pub(crate) fn check() -> Outcome {
 }
 
 /// Checks each archive of [`check`] by `cargo check` with its default features. The unpacked archives form one workspace, because
-/// they depend on each other by version. The profile and the target directory are the tests' own, because the dependencies are
-/// compiled there already.
+/// they depend on each other by version. It uses the tests' profile and target directory, because the dependencies are
+/// already compiled there.
 pub(crate) fn verify() -> Outcome {
     let metadata = Metadata::read()?;
     let unpacked = unpack(&metadata)?;
@@ -77,7 +77,7 @@ pub(crate) fn verify() -> Outcome {
     Ok(())
 }
 
-/// What is wrong with the manifest of a published package.
+/// Returns the faults of a published package's manifest.
 fn manifest(package: &Value, published: &BTreeSet<String>) -> Vec<String> {
     let mut wrong = Vec::new();
     for field in ["description", "license", "readme", "rust_version"] {
@@ -131,7 +131,7 @@ fn manifest(package: &Value, published: &BTreeSet<String>) -> Vec<String> {
     wrong
 }
 
-/// What is wrong with the examples of a package: there are some, and a test runs each.
+/// Returns the faults of a package's examples. A package must have an example, and a test must run each.
 fn examples(package: &Value) -> Outcome<Vec<String>> {
     let folder = folder(package);
     let mut tests = String::new();
@@ -155,7 +155,7 @@ fn examples(package: &Value) -> Outcome<Vec<String>> {
         .collect())
 }
 
-/// What is wrong with an archive that was unpacked into `folder`.
+/// Returns the faults of an archive that was unpacked into `folder`.
 fn contents(package: &Value, folder: &Path) -> Outcome<Vec<String>> {
     let (mut wrong, root) = (Vec::new(), root());
     for licence in LICENCES {
@@ -178,7 +178,7 @@ fn contents(package: &Value, folder: &Path) -> Outcome<Vec<String>> {
     Ok(wrong)
 }
 
-/// Unpacks all archives beside each other. Returns the folder that they are in.
+/// Unpacks all archives into one folder. Returns the folder.
 fn unpack(metadata: &Metadata) -> Outcome<PathBuf> {
     let archives = Path::new(metadata.target_directory()).join("package");
     let unpacked = archives.join("unpacked");
@@ -188,7 +188,7 @@ fn unpack(metadata: &Metadata) -> Outcome<PathBuf> {
     fs::create_dir_all(&unpacked).map_err(|error| failed(&unpacked, &error))?;
     for package in metadata.published() {
         let archive = archives.join(format!("{}.crate", directory(package)));
-        // With the time of now (`m`): files of an archive are dated 2006, and cargo would take what it built of others for theirs.
+        // `m` sets the current time. The files in archives are dated 2006, so cargo would not notice that they changed.
         let status = Command::new("tar").arg("-xmzf").arg(&archive).arg("-C").arg(&unpacked).status();
         if !status.is_ok_and(|status| status.success()) {
             return Err(format!("cannot unpack {}", archive.display()));
@@ -197,7 +197,7 @@ fn unpack(metadata: &Metadata) -> Outcome<PathBuf> {
     Ok(unpacked)
 }
 
-/// The sections of a manifest that define profiles.
+/// Returns the sections of a manifest that define profiles.
 fn profiles(manifest: &str) -> String {
     let is_inside = |inside: &mut bool, line: &str| {
         if line.starts_with('[') {
@@ -209,7 +209,7 @@ fn profiles(manifest: &str) -> String {
     manifest.lines().filter(|line| is_inside(&mut inside, line)).map(|line| format!("{line}\n")).collect()
 }
 
-/// The folder in which an archive has its files.
+/// Returns the name of the folder in a package's archive.
 fn directory(package: &Value) -> String {
     format!("{}-{}", name(package), package["version"].as_str().unwrap_or_default())
 }
@@ -269,7 +269,7 @@ mod tests {
         })
     }
 
-    /// How many things are wrong when `change` was made.
+    /// Returns the number of faults of a good manifest after `change`.
     fn wrong(change: impl FnOnce(&mut Value)) -> usize {
         let mut package = good();
         change(&mut package);

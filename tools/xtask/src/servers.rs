@@ -1,4 +1,4 @@
-//! The servers that the tests start: Postgres and `PgBouncer`.
+//! Installation of the servers that the tests start: Postgres and `PgBouncer`.
 
 use std::process::{Command, Stdio};
 
@@ -6,13 +6,13 @@ use test_setup::programs;
 
 use crate::step::Outcome;
 
-/// Makes sure that the servers are installed; installs them where that needs no questions.
+/// Checks that the servers are installed. Installs missing ones if `apt-get` can run as root without a password.
 pub(crate) fn ensure() -> Outcome {
     let Err(missing) = find() else { return Ok(()) };
     let Some(prefix) = privilege() else { return Err(missing) };
     println!("\n== installing what the tests start: PostgreSQL and PgBouncer");
     let install = ["install", "-y", "--no-install-recommends", "postgresql", "pgbouncer"];
-    // The lists of packages may be missing or old; they are big, so only then.
+    // Updates the lists of packages only after a failure, because they are big.
     if apt_get(prefix, &install).is_err() {
         apt_get(prefix, &["update"]).and_then(|()| apt_get(prefix, &install))?;
     }
@@ -23,7 +23,7 @@ fn find() -> Outcome {
     programs::postgres().and_then(|_| programs::pgbouncer()).map(drop)
 }
 
-/// What to put before `apt-get` to be root; `None` where there is no `apt-get` or no way to be root.
+/// Returns the command prefix that runs `apt-get` as root. `None` without `apt-get` or a way to become root.
 fn privilege() -> Option<&'static [&'static str]> {
     let succeeds = |program: &str, arguments: &[&str]| {
         let status =
@@ -40,7 +40,7 @@ fn privilege() -> Option<&'static [&'static str]> {
 }
 
 fn apt_get(prefix: &[&str], arguments: &[&str]) -> Outcome {
-    // Through `env`, because sudo does not hand on our variables.
+    // Sets the variable by `env`, because sudo does not pass variables.
     let words = [prefix, &["env", "DEBIAN_FRONTEND=noninteractive", "apt-get"], arguments].concat();
     let Some((program, rest)) = words.split_first() else { return Ok(()) };
     let status = Command::new(program).args(rest).status();

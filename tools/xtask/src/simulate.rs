@@ -1,9 +1,9 @@
-//! Schedules of the simulator.
+//! The job `simulate`: schedules of the simulator.
 
 use crate::campaign::{self, Setting, Variables, is_number};
 use crate::step::Outcome;
 
-/// For how long if nobody says.
+/// Variable and default value of the minutes.
 const MINUTES: (&str, &str) = ("LEASEHOLD_SIMULATE_MINUTES", "1");
 
 const SEED: &str = "LEASEHOLD_SIMULATE_SEED";
@@ -14,10 +14,10 @@ const SETTINGS: [Setting; 3] = [
 ];
 const USAGE: &str = "simulate [--minutes N] [--seed S] [--without NAMES]";
 
-/// Schedules only compute, and are played for longer than it takes to build the suite once more.
+/// Optimises the suite, because schedules run for longer than another build of the suite takes.
 const OPTIMISED: &str = "profile.tests.package.leasehold-conformance.opt-level=1";
 
-/// Plays schedules of the engine as `arguments` say.
+/// Plays schedules with the options in `arguments`.
 pub(crate) fn run(arguments: &[&str]) -> Outcome {
     let variables = variables(arguments)?;
     let targets = ["--config", OPTIMISED, "--test", "simulation"];

@@ -1,4 +1,4 @@
-//! Running one step of a job: say what it is, run it, say how to repeat it when it fails.
+//! Runs one step of a job: prints its name, runs it, and names the command that repeats it if it fails.
 
 use std::env;
 use std::ffi::OsStr;
@@ -6,10 +6,10 @@ use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-/// What went wrong, for people.
+/// A result whose error is a message for the user.
 pub(crate) type Outcome<T = ()> = Result<T, String>;
 
-/// All that passed, or all that failed.
+/// Returns the sum of the passed tests, or the messages of all failures.
 pub(crate) fn sum<const N: usize>(outcomes: [Outcome<u64>; N]) -> Outcome<u64> {
     let (mut passed, mut failed) = (0, Vec::new());
     for outcome in outcomes {
@@ -36,12 +36,12 @@ pub(crate) fn cargo(what: &str, arguments: &[&str]) -> Outcome {
     }
 }
 
-/// Runs `cargo test` in the profile of the tests, shows its output, and counts the tests that passed.
+/// Runs `cargo test` with the profile of the tests and prints its output. Returns the number of passed tests.
 pub(crate) fn tests(what: &str, arguments: &[&str], variables: &[(&str, &str)]) -> Outcome<u64> {
     tests_seen(what, arguments, variables, |_| {})
 }
 
-/// The same, and `see` gets each line.
+/// Runs tests like [`tests`], and also passes each line of output to `see`.
 pub(crate) fn tests_seen(
     what: &str,
     arguments: &[&str],
@@ -73,7 +73,7 @@ pub(crate) fn tests_seen(
     Ok(passed)
 }
 
-/// Checks that a component of the toolchain is there.
+/// Checks that a component of the toolchain is installed.
 pub(crate) fn need_component(subcommand: &str, component: &str) -> Outcome {
     let found = command(&[subcommand, "--version"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
     if found.is_ok_and(|status| status.success()) {
@@ -82,8 +82,8 @@ pub(crate) fn need_component(subcommand: &str, component: &str) -> Outcome {
     Err(format!("{component} is missing; install it with: rustup component add {component}"))
 }
 
-/// The cargo that runs us, without the variables that it sets for this package. Build scripts that read them (that of `ring`) would
-/// run again whenever they differ from the last time, and all that depends on them be compiled again: TLS, the driver, the stores.
+/// Returns the command for the running cargo, without the variables that cargo sets for this package. The build script of `ring`
+/// reads them and would run again if they differ. Then TLS, the driver and the stores would be compiled again.
 /// `api-snapshots` does the same.
 pub(crate) fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
@@ -113,7 +113,7 @@ fn failed(what: &str, arguments: &[&str], variables: &[(&str, &str)]) -> String 
     format!("\nfailed: {what}\nrepeat it with: {variables}cargo {}", arguments.join(" "))
 }
 
-/// The number in `test result: ok. 12 passed; ...`.
+/// Returns the number in `test result: ok. 12 passed; ...`, or 0 for another line.
 pub(crate) fn passed_in(line: &str) -> u64 {
     line.strip_prefix("test result: ")
         .and_then(|rest| rest.split_once(". ")?.1.split_once(" passed"))

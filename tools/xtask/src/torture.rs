@@ -1,4 +1,4 @@
-//! Disturbed processes on real stores.
+//! The job `torture`: disturbed processes on real stores.
 
 use test_setup::torture::{FAULTS, STORES};
 
@@ -16,11 +16,11 @@ const SETTINGS: [Setting; 4] = [
     ("--faults", "LEASEHOLD_TORTURE_FAULTS", |value| value.split(',').all(|name| FAULTS.contains(&name))),
 ];
 
-/// Tortures the stores as `arguments` say.
+/// Tortures the stores with the options in `arguments`.
 pub(crate) fn run(arguments: &[&str]) -> Outcome {
     let variables = variables(arguments)?;
     servers::ensure()?;
-    // Together with the test, which depends on more, so that nothing is compiled twice.
+    // Builds the command together with the test, which depends on more, because nothing is compiled twice then.
     let features = Metadata::read()?.all_features();
     let build =
         ["build", "--profile", "tests", "--workspace", "--exclude", API_SNAPSHOTS, "--features", &features];

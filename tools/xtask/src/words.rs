@@ -1,4 +1,4 @@
-//! How well comments and documents read, as far as it can be counted, and samples of both for somebody to grade.
+//! Counts of mechanical signs of hard text in comments and documents, and samples of both for a reader to grade.
 
 mod passages;
 mod signs;
@@ -13,19 +13,19 @@ use signs::{OPENING, SIGNS, SUMMED};
 
 const USAGE: &str = "usage: cargo xtask words [--list SIGN | --sample N [--seed S] | --update]";
 
-/// The most hits that a package or a document may have: `NAME FORBIDDEN SUMMED`, one in a line. They only fall.
+/// Limits of the hits of each package and document, one `NAME FORBIDDEN SUMMED` per line. They only fall.
 const CEILINGS: &str = "tools/xtask/src/words/ceilings.txt";
-/// Hits that are right: `PATH | PHRASE | REASON`, one in a line. A passage of the file with the phrase does not count.
+/// Accepted hits, one `PATH | PHRASE | REASON` per line. A passage of the file that contains the phrase does not count.
 const EXCEPTIONS: &str = "tools/xtask/src/words/exceptions.txt";
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Hits {
     forbidden: usize,
-    /// S01 to S13.
+    /// Hits of S01 to S13.
     summed: usize,
 }
 
-/// Prints counts, places or a sample, as `arguments` say.
+/// Prints counts, places or a sample, or updates the ceilings, depending on `arguments`.
 pub(crate) fn run(arguments: &[&str]) -> Outcome {
     let number = |text: &str| text.parse::<u64>().map_err(|_| USAGE.to_owned());
     match *arguments {
@@ -52,13 +52,13 @@ pub(crate) fn check() -> Outcome {
 fn above(rooms: &BTreeMap<String, Hits>, ceilings: &BTreeMap<String, Hits>) -> Vec<String> {
     let mut wrong = Vec::new();
     for (name, hits) in rooms {
-        // A new package or document has to be plain from the start.
+        // A new package or document has a ceiling of zero.
         let most = ceilings.get(name).copied().unwrap_or_default();
         for (what, hits, most) in [
             ("signs that are faults", hits.forbidden, most.forbidden),
             ("signs S01 to S13", hits.summed, most.summed),
         ] {
-            // One sign in a page can be right. The ceiling of a fault is exact.
+            // A new page may have up to four hits of S01 to S13, because single hits can be right.
             let is_small = what.starts_with("signs S01") && !ceilings.contains_key(name) && hits <= 4;
             if hits > most && !is_small {
                 wrong.push(format!("{name}: {hits} {what}, at most {most}"));
@@ -182,7 +182,7 @@ fn sample(count: u64, seed: u64) -> Outcome {
 
 fn update() -> Outcome {
     let rooms = rooms(&all()?);
-    // The first time there is nothing to be above of.
+    // The first update has no ceilings to compare with.
     if root().join(CEILINGS).exists() {
         let wrong = above(&rooms, &ceilings()?);
         if !wrong.is_empty() {

@@ -11,18 +11,18 @@ use crate::step::Outcome;
 pub(super) struct Passage {
     /// `path:line`.
     pub(super) place: String,
-    /// The package of a comment, the path of a document.
+    /// Package of a comment, or path of a document.
     pub(super) room: String,
-    /// One line, as it is written.
+    /// Text in one line, including code in backquotes.
     pub(super) text: String,
-    /// The item behind a comment, up to its body. Empty for a document.
+    /// Item after a comment, up to its body. Empty for a document.
     pub(super) signature: String,
-    /// Whether the comment describes a function for readers of the documentation.
+    /// Whether this is the documentation comment of a function.
     pub(super) is_of_function: bool,
 }
 
 impl Passage {
-    /// Returns the text without code in backquotes, which no sign concerns.
+    /// Returns the text with `X` for code in backquotes, because code has no signs.
     pub(super) fn plain(&self) -> String {
         let parts = self.text.split('`').enumerate();
         parts.map(|(at, part)| if at % 2 == 0 { part } else { "X" }).collect()
@@ -38,14 +38,14 @@ fn words(text: &str) -> usize {
     text.split(|letter| !is_part(letter)).filter(|word| !word.is_empty()).count()
 }
 
-/// Comments of all sources except tests and benchmarks.
+/// Returns the comments of all sources except tests and benchmarks.
 pub(super) fn comments(root: &Path) -> Outcome<Vec<Passage>> {
     let mut found = Vec::new();
     for path in tracked(root, "*.rs")? {
         let is_part = |folders: &[&str]| path.split('/').any(|part| folders.contains(&part));
         if is_part(&["src", "examples"]) && !is_part(&["tests", "benches"]) {
             let folder = ["/src/", "/examples/"].iter().find_map(|part| Some(path.split_once(part)?.0));
-            // The facade lies at the top.
+            // The facade is the package in the root folder.
             let room = folder.unwrap_or("leasehold").to_owned();
             found.extend(in_source(&path, &room, &read(root, &path)?));
         }
@@ -53,7 +53,7 @@ pub(super) fn comments(root: &Path) -> Outcome<Vec<Passage>> {
     Ok(found)
 }
 
-/// Paragraphs, list items and rows of tables of all documents except the changelog.
+/// Returns the paragraphs, list items and table rows of all documents except the changelog.
 pub(super) fn paragraphs(root: &Path) -> Outcome<Vec<Passage>> {
     let mut found = Vec::new();
     for path in tracked(root, "*.md")? {
@@ -64,7 +64,7 @@ pub(super) fn paragraphs(root: &Path) -> Outcome<Vec<Passage>> {
     Ok(found)
 }
 
-/// Returns how many words, separated by blanks, all documents have together, or one of them.
+/// Returns the number of words, separated by white space, in all files that match `pattern`.
 pub(super) fn total(root: &Path, pattern: &str) -> Outcome<usize> {
     let mut sum = 0;
     for path in tracked(root, pattern)? {
@@ -86,7 +86,7 @@ fn tracked(root: &Path, pattern: &str) -> Outcome<Vec<String>> {
     Ok(String::from_utf8_lossy(&output.stdout).lines().map(str::to_owned).collect())
 }
 
-/// The kind of a comment, and its text.
+/// Returns the mark and the text of a comment line.
 fn comment_of(line: &str) -> Option<(&'static str, &str)> {
     let line = line.trim_start();
     ["///", "//!", "//"].into_iter().find_map(|mark| Some((mark, line.strip_prefix(mark)?)))
@@ -135,13 +135,13 @@ fn in_source(path: &str, room: &str, source: &str) -> Vec<Passage> {
     found
 }
 
-/// A comment behind code in the same line.
+/// Returns the comment after code in the same line.
 fn trailing(line: &str) -> Option<&str> {
     let (code, text) = line.split_once(" // ")?;
     code.trim_end().ends_with([';', ',', '{', ')', '}', ']']).then(|| text.trim())
 }
 
-/// The item behind a comment without its attributes and its body.
+/// Returns the item after a comment, without its attributes and its body.
 fn signature(lines: &[&str]) -> String {
     let mut parts = Vec::new();
     for line in lines.iter().map(|line| line.trim()).filter(|line| !line.starts_with("#[")).take(12) {

@@ -4,13 +4,13 @@ use std::sync::LazyLock;
 
 use regex::Regex;
 
-/// A pattern. Its hits show places to rewrite, they do not prove that a sentence is bad.
+/// A pattern. Its hits show places to check. They do not prove that a sentence is bad.
 pub(super) struct Sign {
     pub(super) name: &'static str,
     /// Whether the lint counts each hit as a fault.
     pub(super) is_forbidden: bool,
     pattern: Regex,
-    /// A hit does not count if the text behind it matches this.
+    /// Pattern of the text after a hit that makes the hit not count.
     unless_before: Option<Regex>,
 }
 
@@ -85,10 +85,10 @@ pub(super) static SIGNS: LazyLock<Vec<Sign>> = LazyLock::new(|| {
     .collect()
 });
 
-/// How many of [`SIGNS`] are summed up.
+/// Number of the first [`SIGNS`] whose hits are added up.
 pub(super) const SUMMED: usize = 13;
 
-/// S16: the first line of a function's comment that begins with a clause instead of a verb.
+/// S16: a function's comment that starts with a clause instead of a verb.
 pub(super) static OPENING: LazyLock<Sign> = LazyLock::new(|| {
     let words =
         "What|How|Whether|When|Where|Who|Whoever|As|Those|That|Nothing|Nobody|From|The same|It|One|All";
