@@ -1,8 +1,7 @@
-//! Recorded histories of a lock and the checker that finds in them what no correct lock does.
+//! Histories of a lock, and a checker that finds events that no correct lock produces.
 //!
-//! A [`Recorder`] is a lock around another that writes down what callers see of it; [`check`] reads
-//! the record. The order of the record is the order in which callers saw things, and its times are
-//! those of tokio's clock.
+//! A [`Recorder`] wraps a lock and records the observations of its callers. [`check`] checks the record.
+//! Events are in the order in which callers observed them, with times of tokio's clock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -12,44 +11,44 @@ use leasehold_api::{Capabilities, ErrorKind, FencingToken, HolderId, LockKey, Lo
 
 pub use crate::recorder::{Log, Recorder};
 
-/// What several clients saw of one store.
+/// The observations of several clients of one store.
 #[non_exhaustive]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct History {
-    /// In the order in which they were seen.
+    /// The events in the order of their observation.
     pub events: Vec<Event>,
-    /// Whether everything that was begun has ended: no guard is out and no call is under way.
+    /// Whether every call has returned and every guard has ended.
     pub complete: bool,
 }
 
-/// One thing that a caller did or saw.
+/// One action or observation of a caller.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Since the record began.
+    /// The time since the start of the record.
     pub at: Duration,
-    /// Which client.
+    /// The number of the client.
     pub client: u32,
-    /// Which key.
+    /// The key.
     pub key: LockKey,
-    /// What happened.
+    /// The action or observation.
     pub kind: EventKind,
 }
 
-/// What happened.
+/// An action or observation of a caller.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EventKind {
-    /// A caller asked; `call` is different for each.
+    /// A caller started a call for the key.
     Asked {
-        /// Which call.
+        /// The number of the call, unique in a history.
         call: u64,
-        /// Its wait budget; `None` waits for ever, zero is one attempt.
+        /// The wait budget. `None` for an unlimited wait, zero for one attempt.
         budget: Option<Duration>,
     },
-    /// It was given a guard.
+    /// The call returned a guard.
     Granted {
-        /// Which call.
+        /// The number of the call.
         call: u64,
         /// The guard's holder id.
         holder: HolderId,
@@ -58,19 +57,19 @@ pub enum EventKind {
     },
     /// A try found the key held.
     Contended {
-        /// Which call.
+        /// The number of the call.
         call: u64,
     },
     /// The call failed.
     Failed {
-        /// Which call.
+        /// The number of the call.
         call: u64,
-        /// With what.
+        /// The kind of the error.
         kind: ErrorKind,
     },
-    /// The caller dropped the call before it was answered.
+    /// The caller dropped the call before it returned.
     Cancelled {
-        /// Which call.
+        /// The number of the call.
         call: u64,
     },
     /// A renewal by the caller was confirmed.
@@ -82,23 +81,23 @@ pub enum EventKind {
     Lost {
         /// The guard's holder id.
         holder: HolderId,
-        /// Why.
+        /// The reason of the loss.
         reason: LossReason,
     },
-    /// The caller begins to release the guard.
+    /// The caller started to release the guard.
     Releasing {
         /// The guard's holder id.
         holder: HolderId,
     },
-    /// The release was answered: `None` is Ok.
+    /// The release returned.
     Released {
         /// The guard's holder id.
         holder: HolderId,
-        /// The error, if it was one.
+        /// The kind of the error. `None` if the release succeeded.
         failed: Option<ErrorKind>,
     },
-    /// The store was made to end the hold of the key, whoever had it. When its guard must know is
-    /// not in the record: its client may be cut off.
+    /// The store was made to end the hold of the key. The record does not say when its holder must know,
+    /// because its client may be cut off.
     Ended,
     /// The guard was dropped without a release.
     Dropped {
@@ -108,7 +107,7 @@ pub enum EventKind {
 }
 
 impl History {
-    /// A history of these events.
+    /// Makes a history of these events.
     #[must_use]
     pub fn new(events: Vec<Event>, complete: bool) -> Self {
         Self { events, complete }
@@ -116,7 +115,7 @@ impl History {
 }
 
 impl Event {
-    /// One event.
+    /// Makes one event.
     #[must_use]
     pub fn new(at: Duration, client: u32, key: LockKey, kind: EventKind) -> Self {
         Self { at, client, key, kind }
@@ -129,15 +128,15 @@ impl fmt::Display for Event {
     }
 }
 
-/// What is wrong, and at which event of the history.
+/// A violation of the contract and its event in the history.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    /// What kind.
+    /// The kind of the violation.
     pub kind: ViolationKind,
     /// The index of the event that shows it.
     pub event: usize,
-    /// What was seen, in words.
+    /// The observation, for people.
     pub message: String,
 }
 
@@ -147,7 +146,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// What no correct lock does.
+/// A kind of violation.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ViolationKind {
@@ -159,13 +158,13 @@ pub enum ViolationKind {
     TokenMismatch,
     /// Two grants have one holder id, or one call two grants.
     GrantedTwice,
-    /// A grant, refusal or failure that nobody asked for.
+    /// A call returned that was never started, or for another key.
     NotAsked,
-    /// Something happened to a guard that was never granted.
+    /// An event of a guard that was never granted.
     UnknownHolder,
-    /// A release was Ok although the guard had been lost before, or had ended already.
+    /// A release succeeded although its guard had been lost or had ended.
     ReleasedUnheld,
-    /// A renewal was Ok although the guard had been lost or had ended before.
+    /// A renewal succeeded although its guard had been lost or had ended.
     RenewedUnheld,
     /// A guard reads lost after it was released with success.
     LostAfterRelease,
@@ -173,16 +172,16 @@ pub enum ViolationKind {
     LostTwice,
     /// A wait ended with a timeout before its budget did.
     TimedOutEarly,
-    /// A wait for ever timed out, or a try did.
+    /// An unlimited wait timed out.
     TimeoutUnasked,
-    /// Time went back.
+    /// The time of an event is before that of its predecessor.
     TimeWentBack,
-    /// A call was never answered, or a guard never ended, in a complete history.
+    /// A call never returned, or a guard never ended, in a complete history.
     NeverEnded,
 }
 
 impl ViolationKind {
-    /// The rule of the contract that it breaks.
+    /// Returns the violated rule of the contract.
     #[must_use]
     pub const fn rule(self) -> &'static str {
         match self {
@@ -198,14 +197,14 @@ impl ViolationKind {
     }
 }
 
-/// Looks for everything in `history` that a correct lock with these capabilities does not do.
+/// Checks that a correct lock with these capabilities can produce `history`.
 ///
-/// An overlap is forgiven where the store itself ended the earlier hold and its guard read lost within
-/// [`Capabilities::loss_detection`]; that a lease ran out is no excuse.
+/// An overlap is allowed if the store itself ended the earlier hold and its guard read lost within
+/// [`Capabilities::loss_detection`]. An expired lease does not allow an overlap.
 ///
 /// # Errors
 ///
-/// Every violation, in the order of the events.
+/// All violations in the order of their events.
 pub fn check(history: &History, capabilities: &Capabilities) -> Result<(), Vec<Violation>> {
     let mut checker = Checker::new(history, capabilities);
     for (index, event) in history.events.iter().enumerate() {
@@ -239,13 +238,13 @@ struct CallState<'a> {
 enum GuardState {
     Good,
     Lost,
-    /// A release was begun; whether it had been lost before.
+    /// A release has started.
     Releasing {
         was_lost: bool,
     },
-    /// Ended with success.
+    /// The guard was released with success.
     Released,
-    /// Ended otherwise.
+    /// The guard was dropped, or its release failed.
     Over,
 }
 
@@ -331,7 +330,7 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// Marks `call` as answered and returns when and for how long it was asked.
+    /// Marks `call` as returned. Returns its start and its budget, or reports a violation.
     fn answer(&mut self, index: usize, call: u64, key: &LockKey) -> Option<(Duration, Option<Duration>)> {
         match self.calls.get_mut(&call) {
             Some(asked) if asked.key == key && !asked.answered => {
@@ -350,7 +349,7 @@ impl<'a> Checker<'a> {
 
     fn granted(&mut self, index: usize, event: &'a Event, holder: HolderId, token: Option<FencingToken>) {
         use ViolationKind as V;
-        // A guard that was lost on its way to the caller was never good in its hands.
+        // The caller never had a valid guard, because it was lost at the moment of its grant.
         let stale = self.loss_after(index, holder).is_some_and(|(lost_at, _)| lost_at == event.at);
         let others = self.current.get(&event.key).filter(|_| !stale).cloned().unwrap_or_default();
         for other in others {
@@ -384,7 +383,7 @@ impl<'a> Checker<'a> {
         self.current.entry(&event.key).or_default().insert(holder);
     }
 
-    /// Whether the guard, from that event on, was seen to be lost in time.
+    /// Returns whether the guard read lost soon enough after `granted_at`, in this event or a later one.
     fn is_forgiven(&self, index: usize, holder: HolderId, granted_at: Duration) -> bool {
         self.loss_after(index, holder).is_some_and(|(lost_at, reason)| {
             let allowed = match reason {
@@ -397,7 +396,7 @@ impl<'a> Checker<'a> {
         })
     }
 
-    /// When and why the guard was lost, from that event on.
+    /// Returns when and why the guard was lost, in the event `index` or a later one.
     fn loss_after(&self, index: usize, holder: HolderId) -> Option<(Duration, LossReason)> {
         self.history.events[index..].iter().find_map(|event| match event.kind {
             EventKind::Lost { holder: lost, reason } if lost == holder => Some((event.at, reason)),

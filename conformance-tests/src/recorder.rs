@@ -1,4 +1,4 @@
-//! The lock that writes down what its callers see.
+//! A lock that records the observations of its callers.
 
 use std::any::{Any, TypeId};
 use std::fmt;
@@ -18,7 +18,7 @@ use tokio::time::Instant;
 
 use crate::history::{Event, EventKind, History};
 
-/// What the recorders of several clients write into.
+/// A record that the recorders of several clients share.
 #[derive(Clone, Debug)]
 pub struct Log(Arc<Record>);
 
@@ -32,7 +32,7 @@ struct Record {
 }
 
 impl Log {
-    /// An empty record that begins now.
+    /// Makes an empty record that starts now.
     #[must_use]
     pub fn new() -> Self {
         Self(Arc::new(Record {
@@ -43,14 +43,14 @@ impl Log {
         }))
     }
 
-    /// What was recorded so far.
+    /// Returns the history so far.
     #[must_use]
     pub fn history(&self) -> History {
         let events = self.0.events.lock().unwrap_or_else(PoisonError::into_inner).clone();
         History::new(events, self.0.open.load(Ordering::Acquire) == 0)
     }
 
-    /// Notes that the store was made to end the hold of `key`.
+    /// Records that the store was made to end the hold of `key`.
     pub fn ended(&self, key: &LockKey) {
         self.write(0, key, EventKind::Ended);
     }
@@ -67,9 +67,9 @@ impl Default for Log {
     }
 }
 
-/// A lock that records what is done with another. It is one client in the record.
+/// A lock that records all calls of another lock, as one client of the history.
 ///
-/// Needs a tokio runtime: a task watches each guard for its loss.
+/// Needs a tokio runtime, because a task waits for the loss of each guard.
 #[derive(Clone, Debug)]
 pub struct Recorder {
     inner: Arc<dyn Lock>,
@@ -78,7 +78,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Records `inner` into `log` as client number `client`.
+    /// Makes a recorder of `inner` that writes to `log` as client number `client`.
     #[must_use]
     pub fn new(inner: Arc<dyn Lock>, client: u32, log: &Log) -> Self {
         Self { inner, client, log: log.clone() }
@@ -92,7 +92,7 @@ impl Recorder {
     }
 }
 
-/// A call that is under way. Dropped unanswered, it was cancelled.
+/// A call that has not returned. Recorded as cancelled if it is dropped.
 struct RecordedCall {
     recorder: Recorder,
     key: LockKey,
@@ -107,7 +107,7 @@ impl RecordedCall {
         recorder.log.0.open.fetch_add(1, Ordering::AcqRel);
         self.answer(EventKind::Granted { call: self.call, holder, token });
         let grant = guard.into_grant();
-        // Runs on after the guard's end: a loss after the release is what the checker looks for.
+        // The task continues after the guard has ended, because a loss after a release is a violation.
         let lost = grant.lost();
         let (log, client, key) = (recorder.log.clone(), recorder.client, self.key.clone());
         let seen = Arc::new(AtomicBool::new(false));
@@ -226,12 +226,12 @@ impl fmt::Display for Recorder {
     }
 }
 
-/// A guard's grant, recorded.
+/// A recorded grant of a guard.
 #[derive(Debug)]
 struct RecordedGrant {
     inner: Arc<dyn Grant>,
     recorder: Recorder,
-    /// Whether the loss is in the record.
+    /// Whether the record has the loss.
     seen: Arc<AtomicBool>,
 }
 
@@ -245,14 +245,14 @@ impl RecordedGrant {
         self.write(EventKind::Releasing { holder: self.inner.holder() });
         let mut end = RecordedRelease { grant: self, answered: false };
         let mut release = begin();
-        // What is answered already is recorded now, also if nobody polls it.
+        // Records a result that is ready at once, because the caller may never poll the release.
         match Pin::new(&mut release).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(answer) => Release::ready(end.answer(answer)),
             Poll::Pending => Release::pending(async move { end.answer(release.await) }),
         }
     }
 
-    /// A loss that is known by now is recorded before what follows from it.
+    /// Records a known loss before the events that follow from it.
     fn note_loss(&self) {
         if let Some(reason) = self.inner.lost().reason() {
             if !self.seen.swap(true, Ordering::AcqRel) {
@@ -332,7 +332,7 @@ impl Grant for RecordedGrant {
     }
 }
 
-/// A release that is under way. Its future may be dropped.
+/// A release that has not returned. Recorded as a dropped guard if its future is dropped.
 struct RecordedRelease {
     grant: Arc<RecordedGrant>,
     answered: bool,

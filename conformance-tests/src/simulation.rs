@@ -1,7 +1,9 @@
-//! Deterministic simulation: many clients of one store in one runtime under virtual time, disturbed in every way at once,
-//! and a judge that looks while it goes on. Everything is drawn from one seed, so that a schedule that shows a fault can
-//! be repeated, and made smaller by leaving disturbances out. It repeats exactly in another process if both play a schedule
-//! before they make their first [`LockKey`](leasehold_api::LockKey): the first schedule fixes the hashes of keys.
+//! Deterministic simulation of many clients of one store, in one runtime under virtual time, with many kinds
+//! of disturbances. A judge checks the rules during the schedule and after it.
+//!
+//! One seed determines a schedule, so that it can be repeated, or reduced by leaving disturbances out. A
+//! schedule is the same in another process if both play one before they make their first
+//! [`LockKey`](leasehold_api::LockKey), because the first schedule fixes the hashes of keys.
 //!
 //! ```
 //! use leasehold_conformance::simulation::{Disturbances, Simulation};
@@ -39,29 +41,30 @@ use self::stores::{BackendStore, TableStore};
 pub use self::stores::{Bounds, ClientEnvironment, SimulatedClient, SimulatedStore};
 use self::table::Table;
 
-/// What schedules are played with.
+/// A simulation of a store, which plays schedules.
 pub struct Simulation {
     open: Box<OpenStore>,
 }
 
-/// A schedule that showed something wrong, and the fewest disturbances that it does so with.
+/// A schedule with a violation, reduced to few disturbances.
 #[derive(Debug)]
 pub struct Counterexample {
-    /// The schedule with as little as possible.
+    /// The result of the reduced schedule.
     pub report: ScheduleReport,
-    /// What is left out.
+    /// The disturbances that are left out.
     pub without: Disturbances,
 }
 
 impl Simulation {
-    /// The engine over the simulator's own store, with leases, sessions or latches as the seed says.
+    /// Makes a simulation of the engine over the simulator's own store. The seed selects leases, sessions or
+    /// latches.
     #[must_use]
     pub fn of_the_engine() -> Self {
         Self::of_table_store(Some(LOOK))
     }
 
-    /// The same without looks at the store between two renewals, which is a fault where clients are stopped with
-    /// their clocks.
+    /// Makes the same simulation with a faulty engine, which does not look at the store between two renewals.
+    /// The fault shows if clients are stopped together with their clocks.
     #[must_use]
     pub fn of_an_engine_that_never_looks() -> Self {
         Self::of_table_store(None)
@@ -76,8 +79,9 @@ impl Simulation {
         Self { open: Box::new(open) }
     }
 
-    /// The engine over another store that lives in this process and knows no time but tokio's: `open` makes a fresh one
-    /// for each schedule, and what it returns one more client of it.
+    /// Makes a simulation of the engine over another store, which must live in this process and follow only
+    /// tokio's clock. `open` makes a fresh store for each schedule. The function that it returns makes one
+    /// client of this store per call.
     #[must_use]
     pub fn of_backends(
         open: impl Fn() -> Box<dyn Fn() -> Arc<dyn Backend> + Send + Sync> + Send + Sync + 'static,
@@ -85,21 +89,21 @@ impl Simulation {
         Self::of_stores(move || Box::new(BackendStore(open())))
     }
 
-    /// Any store or lock that lives in this process and knows no time but tokio's: `open` makes a fresh one for each
-    /// schedule.
+    /// Makes a simulation of any store or lock that lives in this process and follows only tokio's clock.
+    /// `open` makes a fresh one for each schedule.
     #[must_use]
     pub fn of_stores(open: impl Fn() -> Box<dyn SimulatedStore> + Send + Sync + 'static) -> Self {
         Self { open: Box::new(move |_| (open(), None)) }
     }
 
-    /// Plays the schedule of `seed`, without the disturbances `without`.
+    /// Plays the schedule of `seed` without the disturbances in `without`.
     #[must_use]
     pub fn play(&self, seed: u64, without: Disturbances) -> ScheduleReport {
         schedule::play(&*self.open, seed, without)
     }
 
-    /// Plays the schedule of each seed until one shows something wrong, and leaves out of that whatever it shows that
-    /// without. What the schedules ran into is added to `coverage`.
+    /// Plays the schedule of each seed until one has a violation. Returns this schedule without the
+    /// disturbances that the violation does not need. Adds the situations of all schedules to `coverage`.
     pub fn search(
         &self,
         seeds: impl IntoIterator<Item = u64>,
@@ -115,7 +119,7 @@ impl Simulation {
         None
     }
 
-    /// Leaves out one class of disturbances after the other, as long as the schedule still shows something wrong.
+    /// Leaves out each class of disturbances without which the schedule still has a violation.
     fn shrink(&self, played: ScheduleReport) -> Counterexample {
         let mut found = Counterexample { without: Disturbances::none(), report: played };
         for (one, _) in Disturbance::ALL {

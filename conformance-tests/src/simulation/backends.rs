@@ -1,4 +1,4 @@
-//! Backends of the simulation: one client of the table, and any backend at the far end of a link.
+//! Backends of the simulation: a client of the table, and a wrapper that calls any backend over a link.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -17,13 +17,13 @@ use tokio::time::sleep;
 use super::network::{CallFailure, NetworkLink};
 use super::table::{HoldKind, SESSION, Table};
 
-/// The lease of who asks for none.
+/// The lease of a request without a TTL.
 pub(crate) const TTL: Duration = Duration::from_secs(3);
 /// The longest lease.
 pub(crate) const LONGEST_TTL: Duration = Duration::from_secs(6);
-/// The longest that a call may take.
+/// The limit of one call.
 pub(crate) const CALL: Duration = Duration::from_secs(1);
-/// How often the engine looks whether leases are still there, and confirms what has none.
+/// The interval at which the engine looks for its leases, and confirms holds without a lease.
 pub(crate) const LOOK: Duration = Duration::from_millis(500);
 const POLL: Duration = Duration::from_millis(100);
 const CLOSE: Duration = Duration::from_secs(5);
@@ -62,7 +62,7 @@ pub(crate) fn capabilities(kind: HoldKind) -> Capabilities {
     has.cooldown = true;
     has.undo = Duration::from_secs(2);
     has.handover = Duration::from_secs(2);
-    // What was confirmed just before the store let go, on the slowest clock.
+    // Covers a hold that was confirmed just before its end, on the slowest clock.
     has.loss_detection = Duration::from_secs(3);
     match kind {
         HoldKind::Lease => {
@@ -142,7 +142,7 @@ impl Backend for TableClient {
                         Err(_) => Attempt::Contended(Contended::new()),
                     });
                 }
-                // That a hold has ended by itself is no event: it is found by looking.
+                // Polls, because the end of a lease or a session is no event.
                 () = sleep(POLL) => self.table.serve(&request.key),
             }
         }
@@ -181,7 +181,7 @@ impl fmt::Debug for TableClient {
     }
 }
 
-/// A backend at the far end of a link.
+/// A backend that is called over a link.
 #[derive(Debug)]
 pub(crate) struct Remote {
     inner: Arc<dyn Backend>,

@@ -1,4 +1,4 @@
-//! What the callers of one client do, drawn from the seed.
+//! The random actions of the callers of one client.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,25 +16,25 @@ use super::coverage::Situation;
 use super::disturbance::Disturbance as D;
 use super::judge::Judge;
 
-/// What a caller asked for.
+/// The options of a call.
 #[derive(Clone, Debug)]
 pub(crate) struct CallOptions {
-    /// `None` waits for ever, zero is a try.
+    /// The wait budget. `None` for an unlimited wait, zero for a try.
     pub(crate) budget: Option<Duration>,
     pub(crate) cooldown: bool,
-    /// Whether it is told of a cooldown instead of waiting for it.
+    /// Whether the call returns `NotDue` instead of waiting for a cooldown.
     pub(crate) not_due: bool,
     pub(crate) gives_up: bool,
     pub(crate) max_hold: Option<Duration>,
-    /// Whether it only tries.
+    /// Whether the call is a try.
     pub(crate) tries: bool,
-    /// Its lease, where the store has leases.
+    /// The lease, if the store has leases.
     pub(crate) ttl: Option<Duration>,
-    /// Of how many keys.
+    /// The number of keys.
     pub(crate) keys: u32,
 }
 
-/// One caller: a task of a client.
+/// One caller, which is a task of a client.
 pub(crate) struct Caller {
     pub(crate) client: u64,
     pub(crate) lock: Arc<dyn Lock>,
@@ -42,13 +42,13 @@ pub(crate) struct Caller {
     pub(crate) turns: Arc<ClientTurns>,
     pub(crate) keys: Vec<LockKey>,
     pub(crate) dice: Rng,
-    /// Whether a lease may be so long that nothing is seen to end by itself.
+    /// Whether leases may be longer than the schedule.
     pub(crate) long_leases: bool,
-    /// Nothing new is begun from then on.
+    /// When the caller stops starting calls.
     pub(crate) until: Instant,
 }
 
-/// A call that is under way. Dropped unanswered, it was cancelled.
+/// A call that has not returned. Recorded as cancelled if it is dropped.
 struct PendingCall {
     judge: Arc<Judge>,
     calls: Vec<u64>,
@@ -76,7 +76,7 @@ impl Drop for PendingCall {
     }
 }
 
-/// A guard in the hands of a caller. Dropped, its end is noted.
+/// A guard of a caller. Its drop is recorded.
 struct HeldGuard {
     judge: Arc<Judge>,
     holder: HolderId,
@@ -113,7 +113,7 @@ impl Caller {
         }
     }
 
-    /// Asks once, and does with the grant what there is to do. `Err` once the lock is closed.
+    /// Makes one call and uses its grant. `Err` after the lock is closed.
     async fn step(&mut self) -> Result<(), ()> {
         let several = self.dice.u8(..6) == 0 && self.keys.len() > 1;
         let mut keys = self.keys.clone();
@@ -244,7 +244,7 @@ impl Caller {
                 }
             }
             if guard.validity() == Validity::Valid {
-                // It is on its way for a while, and nothing here can call it back.
+                // The write travels for a while and cannot be recalled.
                 let (judge, number) = (Arc::clone(&self.judge), token.map_or(0, FencingToken::as_u64));
                 let way = self.ms(&[1, 1, 50, 5_000]);
                 tokio::spawn(async move {
@@ -253,7 +253,7 @@ impl Caller {
                 });
             }
             if self.dice.u8(..5) == 0 {
-                // Held until it is lost, or for long.
+                // Waits until the guard is lost, for at most 8 s.
                 let lost = timeout(Duration::from_secs(8), guard.lost()).await.is_ok();
                 if lost && guard.validity().is_held() {
                     self.judge.violation("C9", "lost() has fired and the guard reads held");
@@ -266,7 +266,7 @@ impl Caller {
                 self.judge.violation("C8", format!("the token of {} changed while it was held", guard.key()));
             }
             if guard.validity() == Validity::Lost {
-                // What reads lost says so.
+                // A guard that reads lost must complete `lost()`.
                 if timeout(Duration::from_secs(2), guard.lost()).await.is_err() {
                     self.judge
                         .violation("C9", format!("{} reads lost, and lost() does not fire", guard.key()));
@@ -284,7 +284,7 @@ impl Caller {
             return;
         }
         if how == 3 && self.judge.network.happens(D::Cancel) {
-            // Begun, and never polled.
+            // Starts a release and never polls it.
             drop(guard.into_grant().release());
             return;
         }
@@ -302,7 +302,7 @@ impl Caller {
         self.judge.released(holder, &answer);
     }
 
-    /// Up to one of these.
+    /// Draws a time up to one of these numbers of milliseconds.
     fn ms(&mut self, most: &[u64]) -> Duration {
         let most = most[self.dice.usize(..most.len())];
         Duration::from_millis(self.dice.u64(..=most))

@@ -1,4 +1,4 @@
-//! What a simulated client runs by: its turns, so that it can stand still as a whole, and its clock.
+//! The scheduler and the clock of a simulated client.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -10,22 +10,23 @@ use fastrand::Rng;
 use leasehold_engine::{Clock, Moment, Turns};
 use tokio::time::Instant;
 
-/// When the tasks of one client go on: all of them stand still together, and go on in an order of their own.
+/// The scheduler of the tasks of one client. It pauses all of them together, and can change the order of
+/// ready tasks.
 #[derive(Debug)]
 pub(crate) struct ClientTurns(Mutex<TurnState>);
 
 #[derive(Debug)]
 struct TurnState {
     dice: Rng,
-    /// Whether tasks that are ready let others go first from time to time.
+    /// Whether ready tasks sometimes yield to other tasks.
     shuffles: bool,
     paused_at: Option<Instant>,
-    /// Whether its clocks stand still with it, as those of a machine that its hypervisor has stopped.
+    /// Whether the client's clocks stop during the pause, as in a stopped virtual machine.
     is_stopped: bool,
-    /// How long its clocks have stood still in all, and since when they go on.
+    /// The total time of all past pauses with stopped clocks. `went_on` is the end of the last one.
     stopped: Duration,
     went_on: Option<Instant>,
-    /// How long it has stood still in all.
+    /// The total time of all past pauses.
     stood_still: Duration,
     dead: bool,
     parked: Vec<Waker>,
@@ -50,7 +51,7 @@ impl ClientTurns {
         self.lock().paused_at.get_or_insert_with(Instant::now);
     }
 
-    /// As [`pause`](Self::pause), and its clocks stand still too, unless it stands still already.
+    /// Pauses the client and its clocks. Does nothing if the client is already paused.
     pub(crate) fn stop(&self) {
         let mut state = self.lock();
         if state.paused_at.is_none() {
@@ -58,14 +59,14 @@ impl ClientTurns {
         }
     }
 
-    /// For how long its clocks have stood still until now.
+    /// Returns the total time for which the clocks have stood still, including a current stop.
     fn stopped(&self) -> Duration {
         let state = self.lock();
         let now = state.paused_at.filter(|_| state.is_stopped).map_or(Duration::ZERO, |at| at.elapsed());
         state.stopped + now
     }
 
-    /// When it last went on after its clocks had stood still.
+    /// Returns when the client last continued after its clocks had stood still.
     pub(crate) fn went_on(&self) -> Option<Instant> {
         self.lock().went_on
     }
@@ -85,7 +86,7 @@ impl ClientTurns {
         parked.into_iter().for_each(Waker::wake);
     }
 
-    /// Nothing of this client goes on, ever.
+    /// Prevents all further progress of the client's tasks.
     pub(crate) fn die(&self) {
         self.lock().dead = true;
     }
@@ -94,7 +95,7 @@ impl ClientTurns {
         self.lock().paused_at.is_some()
     }
 
-    /// How long it has stood still until now.
+    /// Returns the total time of all pauses, including a current one.
     pub(crate) fn stood_still(&self) -> Duration {
         let state = self.lock();
         state.stood_still + state.paused_at.map_or(Duration::ZERO, |at| at.elapsed())
@@ -124,7 +125,7 @@ impl Turns for ClientTurns {
     }
 }
 
-/// A task of the client that is not its engine's.
+/// A task of the client outside of its engine. It pauses with the client.
 pub(crate) struct InTurn<F> {
     turns: Arc<ClientTurns>,
     task: Pin<Box<F>>,
@@ -145,11 +146,12 @@ impl<F: Future> Future for InTurn<F> {
     }
 }
 
-/// How far a client's clock may go wrong: less than the tenth of the TTL that the engine leaves.
+/// The greatest deviation of a client's clock rate. It is below the tenth of the TTL that the engine keeps as
+/// a margin.
 pub(crate) const DRIFT: f64 = 0.09;
 
-/// A client's clock: it began elsewhere than others, and runs at a rate of its own. It goes on while the client
-/// stands still, unless its machine is stopped.
+/// A client's clock with a separate offset and rate. It continues while the client is paused, but not while
+/// the client is stopped.
 #[derive(Debug)]
 pub(crate) struct ClientClock {
     turns: Arc<ClientTurns>,

@@ -1,66 +1,67 @@
-//! The situations that a campaign must have run into: one that never happened was not tested.
+//! Situations that a campaign must encounter, because a situation that never happens is not tested.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Something that schedules should run into from time to time.
+/// A situation that schedules encounter from time to time.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Situation {
-    /// A renewal arrived when somebody else had the key.
+    /// A renewal arrived after another client had acquired the key.
     RenewalAfterTakeover,
-    /// A release arrived when somebody else had the key.
+    /// A release arrived after another client had acquired the key.
     ReleaseAfterTakeover,
-    /// A hold that no caller had a guard of was released.
+    /// A hold was released although no caller had its guard.
     UndoneGrant,
-    /// A request arrived when its caller had given it up.
+    /// A request arrived after its call had ended.
     ArrivedAfterTheCallEnded,
-    /// An answer came when its caller had given the call up.
+    /// A reply arrived after its call had ended.
     AnsweredAfterTheCallEnded,
     /// A request was carried out twice.
     CarriedOutTwice,
-    /// A request for a hold that was there already.
+    /// A request arrived again while its hold existed.
     AskedAgain,
-    /// A lease ended while a guard of it was out.
+    /// The lease of a guard expired.
     Expired,
-    /// The hold of a client that had died ended, and somebody else was granted the key.
+    /// A key was granted after the hold of a dead client had ended.
     TakenOverFromTheDead,
-    /// A guard was found lost after its client had stood still.
+    /// A guard read lost after its client had stood still.
     LostInAPause,
     /// A guard was in doubt.
     InDoubt,
     /// A guard was lost to a forced release.
     Forced,
-    /// A guard ended with its maximum hold.
+    /// A guard ended at its maximum hold.
     HeldTooLong,
-    /// A release found that the hold was gone.
+    /// A release found its hold lost.
     ReleaseFoundLost,
-    /// A release had no answer that says what became of it.
+    /// A release ended with an unknown outcome.
     ReleaseUnknown,
-    /// A wait ended with its budget.
+    /// A wait ended at its budget.
     TimedOut,
     /// A wait ended with a failure of the store.
     WaitFailed,
     /// A try found the key held.
     TryRefused,
-    /// A wait was ended by closing.
+    /// A wait ended because the lock was closed.
     WaitClosed,
-    /// A call was dropped by its caller.
+    /// A caller dropped its call.
     Cancelled,
     /// Several keys were granted to one call.
     Several,
-    /// A write without a token came when somebody else had written, and undid that.
+    /// A write without a token overwrote the write of another holder.
     UnfencedUpdateLost,
-    /// A write with a token was refused because of a later one.
+    /// A write was refused because a later token had been used.
     FencedWriteRefused,
-    /// A caller was told of a cooldown.
+    /// A call ended with `NotDue` because of a cooldown.
     NotDue,
-    /// A guard of a client that had been stopped with its clocks read held for a moment after the store had ended it.
+    /// A guard read held shortly after the store had ended its hold, because the client and its clocks had
+    /// been stopped.
     HeldAfterAStop,
 }
 
 impl Situation {
-    /// All of them.
+    /// All situations.
     pub const ALL: [Self; 25] = [
         Self::RenewalAfterTakeover,
         Self::ReleaseAfterTakeover,
@@ -90,7 +91,7 @@ impl Situation {
     ];
 }
 
-/// How often schedules ran into each situation.
+/// The number of times that schedules encountered each situation.
 #[derive(Debug, Default)]
 pub struct Coverage([AtomicU64; Situation::ALL.len()]);
 
@@ -99,20 +100,20 @@ impl Coverage {
         self.0[what as usize].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Returns how often schedules ran into the situation.
+    /// Returns how often schedules encountered the situation.
     #[must_use]
     pub fn of(&self, what: Situation) -> u64 {
         self.0[what as usize].load(Ordering::Relaxed)
     }
 
-    /// Adds the counts of another.
+    /// Adds the counts of another coverage.
     pub fn add(&self, other: &Self) {
         for what in Situation::ALL {
             self.0[what as usize].fetch_add(other.of(what), Ordering::Relaxed);
         }
     }
 
-    /// Returns the situations that no schedule ran into.
+    /// Returns the situations that no schedule encountered.
     #[must_use]
     pub fn never(&self) -> Vec<Situation> {
         Situation::ALL.into_iter().filter(|what| self.of(*what) == 0).collect()

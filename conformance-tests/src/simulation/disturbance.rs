@@ -1,62 +1,62 @@
-//! What may happen to the calls, the clients and the clocks of a schedule, class by class: each can be left out.
+//! The classes of disturbances of a schedule. Each class can be left out.
 
 use std::fmt;
 use std::str::FromStr;
 
 use fastrand::Rng;
 
-/// One class of what goes wrong in a schedule.
+/// One class of disturbances.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Disturbance {
-    /// Requests take long to arrive, also so long that they overtake each other.
+    /// Requests arrive late, possibly after later requests.
     SlowRequest,
-    /// Answers take long.
+    /// Replies arrive late.
     SlowAnswer,
     /// Requests never arrive.
     LostRequest,
-    /// Requests are carried out and not answered.
+    /// Requests are carried out, but their replies are lost.
     LostAnswer,
-    /// Requests are carried out after the engine has given the call up.
+    /// Requests are carried out after the engine has given up the call.
     LateRequest,
     /// Requests are carried out twice.
     Twice,
-    /// The store answers with an error, which leaves open what it did.
+    /// The store returns an error that leaves the outcome open.
     Failure,
-    /// The store turns requests down.
+    /// The store refuses requests.
     Refusal,
-    /// What the store tells its clients is lost.
+    /// Events of the store to its clients are lost.
     LostEvent,
-    /// What the store tells its clients comes late.
+    /// Events of the store to its clients arrive late.
     LateEvent,
     /// A client cannot reach the store for a while.
     Cut,
-    /// A client stands still as a whole for a while.
+    /// A client pauses as a whole for a while, but its clock continues.
     Pause,
-    /// A client dies, and a new one comes in its place.
+    /// A client dies and is replaced by a new one.
     Crash,
-    /// A client is closed, and a new one comes in its place.
+    /// A client is closed and replaced by a new one.
     Close,
-    /// A client is dropped with its guards, and a new one comes in its place.
+    /// A client is dropped with its guards and replaced by a new one.
     Drop,
     /// An operator ends the hold of a key.
     Force,
-    /// The clocks of clients run faster or slower than the store's.
+    /// The clocks of clients are faster or slower than the clock of the store.
     ClockRate,
-    /// Tasks that are ready run in another order.
+    /// Ready tasks run in another order.
     Order,
-    /// Callers drop what they wait for.
+    /// Callers drop their calls before the calls return.
     Cancel,
     /// No client can reach the store for a while.
     Away,
-    /// A client stands still for a while together with its clocks.
+    /// A client and its clocks stand still for a while.
     Stop,
 }
 
 use Disturbance as D;
 
 impl Disturbance {
-    /// All of them, with their names.
+    /// All classes with their names.
     pub const ALL: [(Self, &'static str); 21] = [
         (D::SlowRequest, "slow-request"),
         (D::SlowAnswer, "slow-answer"),
@@ -81,7 +81,7 @@ impl Disturbance {
         (D::Stop, "stop"),
     ];
 
-    /// Those that happen to single calls.
+    /// The classes that affect single calls.
     pub(super) const OF_CALLS: [Self; 8] = [
         D::SlowRequest,
         D::SlowAnswer,
@@ -98,63 +98,63 @@ impl Disturbance {
     }
 }
 
-/// A set of them. Written as their names with commas between.
+/// A set of disturbances. Its text form is a list of names, separated by commas.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 pub struct Disturbances(u32);
 
 impl Disturbances {
-    /// None of them.
+    /// Returns the empty set.
     #[must_use]
     pub const fn none() -> Self {
         Self(0)
     }
 
-    /// Every one.
+    /// Returns the set of all classes.
     #[must_use]
     pub const fn all() -> Self {
         Self((1 << Disturbance::ALL.len()) - 1)
     }
 
-    /// These and that one.
+    /// Returns this set with `one` added.
     #[must_use]
     pub const fn with(self, one: Disturbance) -> Self {
         Self(self.0 | one.bit())
     }
 
-    /// These without that one.
+    /// Returns this set with `one` removed.
     #[must_use]
     pub const fn without(self, one: Disturbance) -> Self {
         Self(self.0 & !one.bit())
     }
 
-    /// Whether that one is among them.
+    /// Returns whether the set contains `one`.
     #[must_use]
     pub const fn has(self, one: Disturbance) -> bool {
         self.0 & one.bit() != 0
     }
 
-    /// All that are not among them.
+    /// Returns the classes outside of this set.
     #[must_use]
     pub const fn others(self) -> Self {
         Self(Self::all().0 & !self.0)
     }
 
-    /// Those that are in both.
+    /// Returns the classes in both sets.
     #[must_use]
     pub const fn and(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
 
-    /// A part of all: few in one schedule, many in another.
+    /// Draws a random set, with few classes in some schedules and many in others.
     pub(super) fn draw(dice: &mut Rng) -> Self {
         let likely = [0.15, 0.4, 0.8][dice.usize(..3)];
-        // Apart from the others, so that what is drawn after them stays as it was for the seeds that are known.
+        // Drawn elsewhere, so that the schedules of known seeds stay the same.
         let apart = |one: &Disturbance| matches!(one, D::Away | D::Stop);
         let such = Disturbance::ALL.iter().filter(|(one, _)| !apart(one) && dice.f64() < likely);
         such.fold(Self::none(), |set, (one, _)| set.with(*one))
     }
 
-    /// Each of them.
+    /// Returns an iterator over the classes of the set.
     pub fn iter(self) -> impl Iterator<Item = Disturbance> {
         Disturbance::ALL.into_iter().map(|(one, _)| one).filter(move |one| self.has(*one))
     }

@@ -1,4 +1,4 @@
-//! The judge: records what the callers of a schedule did and saw, and looks for violations while the schedule runs.
+//! The judge records the actions and observations of callers, and looks for violations during the schedule.
 
 mod checks;
 
@@ -21,7 +21,7 @@ use crate::history::{Event, EventKind, History};
 pub(crate) struct Judge {
     pub(crate) bounds: Bounds,
     pub(crate) network: Arc<Network>,
-    /// The cooldown that some grants of the schedule begin.
+    /// The cooldown that some grants of the schedule start.
     pub(crate) cooldown: Duration,
     pub(super) truth: Option<Arc<Table>>,
     pub(crate) start: Instant,
@@ -36,16 +36,17 @@ pub(super) struct Observations {
     pub(super) next_call: u64,
     pub(super) guards: Vec<WatchedGuard>,
     pub(super) granted: BTreeSet<HolderId>,
-    /// How each client reaches the store.
+    /// The link of each client to the store.
     pub(super) links: BTreeMap<u64, Arc<NetworkLink>>,
     pub(super) dead: BTreeSet<u64>,
     pub(super) gone: BTreeSet<u64>,
-    /// Of which keys a client has asked for several at a time: what it gives back of those was granted to it.
+    /// The keys that a client requested together with others. The client can hold such a key without a guard
+    /// of its caller.
     pub(super) several: BTreeSet<(u64, LockKey)>,
     pub(super) registers: BTreeMap<LockKey, Register>,
     /// When an operator last ended a hold of the key.
     pub(super) forced: BTreeMap<LockKey, Instant>,
-    /// Before this nobody is granted the key: a grant that was given began a cooldown.
+    /// The earliest time of the next grant of the key, because a grant started a cooldown.
     pub(super) cools_until: BTreeMap<LockKey, Instant>,
 }
 
@@ -57,7 +58,7 @@ pub(super) struct WatchedCall {
     pub(super) at: Instant,
     pub(super) stood_still: Duration,
     pub(super) turns: Arc<ClientTurns>,
-    /// Whether its client knows that it is not due.
+    /// Whether the client knew of a cooldown when the call started, so that the call must end with `NotDue`.
     pub(super) is_known: bool,
 }
 
@@ -69,9 +70,9 @@ pub(super) struct WatchedGuard {
     pub(super) granted_at: Instant,
     pub(super) stood_still: Duration,
     pub(super) max_hold: Option<Duration>,
-    /// Until when its client knows of the cooldown that it has begun.
+    /// When the cooldown ends that this hold started, according to its client.
     pub(super) cools_until: Option<Instant>,
-    /// Before this it is not over, if its lease stays as long as it was.
+    /// The earliest end of the hold. Set while the TTL of its lease stays the same.
     pub(super) lasts_until: Option<Instant>,
     pub(super) ttl: Option<Duration>,
     pub(super) lost: Option<Instant>,
@@ -85,7 +86,7 @@ pub(super) struct Register {
     unfenced: u64,
 }
 
-/// What a holder read of the registers of its key.
+/// The values of its key's registers that a holder read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Read {
     fenced: Option<u64>,
@@ -113,7 +114,7 @@ impl Judge {
         self.network.coverage.note(what);
     }
 
-    /// A client has started, which reaches the store by this link.
+    /// Notes a new client and its link to the store.
     pub(crate) fn client_started(&self, client: u64, link: &Arc<NetworkLink>) {
         self.lock().links.insert(client, Arc::clone(link));
     }
@@ -170,9 +171,10 @@ impl Judge {
         if expired && of.turns.stood_still() == of.stood_still {
             state.violation(self.start, "C9", &format!("{holder} was lost when it was granted"));
         }
-        // The answer to a grant that an operator has ended may come when a later one has begun its cooldown.
+        // The reply to a grant that an operator has ended can arrive during the cooldown of a later grant.
         let forced = state.forced.contains_key(&of.key);
-        // So may that to a client whose clocks stood still: the store has ended the hold, and it does not know.
+        // So can the reply to a client whose clocks stopped, because it does not notice that the hold has
+        // ended.
         let stopped = of.turns.went_on().is_some_and(|at| at.elapsed() < LONGEST_TTL);
         if !forced && !stopped && state.cools_until.get(&of.key).is_some_and(|until| now < *until) {
             state.violation(self.start, "C16", &format!("{} was granted during its cooldown", of.key));
@@ -206,7 +208,7 @@ impl Judge {
         self.check_guards();
     }
 
-    /// A try found the key held.
+    /// Notes that a try found the key held, and checks this.
     pub(crate) fn contended(&self, call: u64) {
         let mut state = self.lock();
         let Some(of) = state.calls.remove(&call) else { return };
@@ -221,7 +223,7 @@ impl Judge {
         let mut state = self.lock();
         let Some(mut of) = state.calls.remove(&call) else { return };
         let kind = error.kind();
-        // Who gives up on a failure may hear of one first.
+        // Not known in this case, because the call can fail before it finds the cooldown.
         of.is_known &=
             !matches!(kind, ErrorKind::Unavailable | ErrorKind::OutcomeUnknown | ErrorKind::Capacity);
         self.check_answer_time(&mut state, &of);
@@ -243,7 +245,7 @@ impl Judge {
             ErrorKind::Lost if of.asked.keys > 1 => {}
             ErrorKind::Unavailable | ErrorKind::OutcomeUnknown | ErrorKind::Capacity => {
                 self.note(Situation::WaitFailed);
-                // At the end of a budget there may have been no time left for an answer.
+                // A call can end with its budget before the store replies.
                 if !self.network.disturbs_calls() && (!over || of.asked.budget == Some(Duration::ZERO)) {
                     state.violation(
                         self.start,
@@ -256,7 +258,7 @@ impl Judge {
                     state.violation(self.start, "C4", &what);
                 }
             }
-            // A grant that was lost on its way to its caller.
+            // The grant was lost before it reached its caller.
             ErrorKind::Lost => {}
             _ => state.violation(self.start, "C15", &format!("an acquire ended with {error:?}")),
         }
@@ -273,14 +275,14 @@ impl Judge {
     pub(crate) fn renewed(&self, guard: &LockGuard) {
         let mut state = self.lock();
         let (holder, now) = (guard.holder(), Instant::now());
-        // What was lost in the same moment may have been renewed just before.
+        // Skips a guard that was lost at this instant, because the renewal may have come first.
         let before = |guard: &&WatchedGuard| guard.lost.is_none_or(|at| at < now);
         if let Some(client) = state.guard(holder).filter(before).map(|guard| guard.client) {
             state.write(self.start, client, guard.key(), EventKind::Renewed { holder });
         }
     }
 
-    /// The caller asks for another lease than it had.
+    /// Notes that the caller renews with another TTL, so that the original end of its lease no longer counts.
     pub(crate) fn renews_for_another(&self, guard: &LockGuard) {
         let mut state = self.lock();
         let holder = guard.holder();
@@ -297,13 +299,14 @@ impl Judge {
         let bounded = state.guard(guard.holder()).is_none_or(|guard| guard.max_hold.is_some());
         drop(state);
         let short = left.is_some_and(|left| left < least) && guard.validity().is_held();
-        // A shorter one whose outcome is not known binds all that come later, and so may a maximum hold.
+        // Not checked with a maximum hold, or with disturbed calls: a shorter renewal of unknown outcome
+        // limits later ones.
         if short && !bounded && !self.network.disturbs_calls() {
             self.violation("C10", format!("{left:?} is left right after a renewal for {ttl:?}"));
         }
     }
 
-    /// A release begins.
+    /// Notes the start of a release.
     pub(crate) fn releasing(&self, guard: &LockGuard) {
         self.check_guards();
         let mut state = self.lock();
@@ -313,7 +316,7 @@ impl Judge {
         }
     }
 
-    /// It was answered.
+    /// Notes the result of a release, and checks it.
     pub(crate) fn released(&self, holder: HolderId, answer: &Result<(), Error>) {
         let mut state = self.lock();
         let Some(guard) = state.take_guard(holder) else { return };
@@ -335,7 +338,7 @@ impl Judge {
         state.write(self.start, guard.client, &guard.key, EventKind::Released { holder, failed });
     }
 
-    /// The guard, or its release, was dropped.
+    /// Notes that the guard or its release was dropped.
     pub(crate) fn dropped(&self, holder: HolderId) {
         let mut state = self.lock();
         if let Some(guard) = state.take_guard(holder) {
@@ -343,12 +346,12 @@ impl Judge {
         }
     }
 
-    /// An operator has ended the hold of the key.
+    /// Notes that an operator has ended the hold of the key.
     pub(crate) fn forced(&self, key: &LockKey) {
         self.lock().forced.insert(key.clone(), Instant::now());
     }
 
-    /// The client has died with all that it had and asked for.
+    /// Notes that the client has died. Its calls and guards end.
     pub(crate) fn died(&self, client: u64) {
         let mut state = self.lock();
         state.dead.insert(client);
@@ -368,7 +371,7 @@ impl Judge {
         }
     }
 
-    /// The client was closed: nothing of it is held any more.
+    /// Checks that no guard of a closed client reads held.
     pub(crate) fn closed(&self, client: u64) {
         let mut state = self.lock();
         let held: Vec<_> =
@@ -379,7 +382,7 @@ impl Judge {
         }
     }
 
-    /// What a holder begins with.
+    /// Returns the registers of the guard's key, as a holder reads them at its start.
     pub(crate) fn read(&self, guard: &LockGuard) -> Read {
         let mut state = self.lock();
         let register = state.registers.entry(guard.key().clone()).or_default();
@@ -389,7 +392,7 @@ impl Judge {
         Read { fenced, unfenced: register.unfenced }
     }
 
-    /// A write of a holder arrives that was sent when its guard read held.
+    /// Applies a write of a holder to the registers of the key. The write was sent while the guard read held.
     pub(crate) fn write(&self, key: &LockKey, token: u64, read: Read) {
         let mut state = self.lock();
         let register = state.registers.entry(key.clone()).or_default();
@@ -413,23 +416,23 @@ impl Judge {
         }
     }
 
-    /// Whether that guard reads lost.
+    /// Returns whether a guard of this holder read lost.
     pub(crate) fn was_lost(&self, holder: HolderId) -> bool {
         let lost = |e: &Event| matches!(e.kind, EventKind::Lost { holder: lost, .. } if lost == holder);
         self.lock().events.iter().any(lost)
     }
 
-    /// Whether that guard's client was closed or dropped before all was calm, or could not be told from one that was.
+    /// Returns whether the client of this holder was closed or dropped.
     pub(crate) fn is_gone(&self, holder: HolderId) -> bool {
         self.lock().gone.contains(&(holder.instance() as u64))
     }
 
-    /// The client is closed or dropped while things go wrong: what its last releases came to is not known.
+    /// Notes that the client was closed or dropped, so that the outcome of its last releases is unknown.
     pub(crate) fn client_gone(&self, client: u64) {
         self.lock().gone.insert(client);
     }
 
-    /// What has not ended: calls and guards of those that live.
+    /// Describes the calls and guards that have not ended.
     pub(crate) fn open(&self) -> Vec<String> {
         let state = self.lock();
         let calls = state
@@ -461,7 +464,7 @@ impl Observations {
     }
 
     pub(super) fn violation(&mut self, start: Instant, rule: &str, what: &str) {
-        // One that goes on is said once.
+        // Limits the list, because a lasting violation is found again at each check.
         if self.violations.len() < 20 {
             self.violations.push(format!(
                 "{rule}, {:.3?}, event {}: {what}",
@@ -471,7 +474,8 @@ impl Observations {
         }
     }
 
-    /// Whether a hold of the client has begun a cooldown of the key that goes on for a while.
+    /// Returns whether the client holds the key and has started a cooldown of it that still lasts for a
+    /// while.
     fn cools(&self, client: u64, key: &LockKey) -> bool {
         let goes_on = |at: Instant| at > Instant::now() + Duration::from_millis(10);
         let cools = |guard: &WatchedGuard| {

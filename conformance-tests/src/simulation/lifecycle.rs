@@ -1,4 +1,4 @@
-//! How clients end: they die, are closed or are dropped, and what they must not leave behind.
+//! The end of clients: their death, close or drop, and the checks afterwards.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::requests::ASKS_ONCE_MORE;
 use super::stores::{ClientEnvironment, SimulatedClient};
 use super::table::HoldKind;
 
-/// A client, until it is closed, dropped or dies.
+/// A client that is neither closed nor dropped nor dead.
 pub(super) struct RunningClient {
     pub(super) number: u64,
     pub(super) environment: ClientEnvironment,
@@ -21,7 +21,7 @@ pub(super) struct RunningClient {
     pub(super) callers: Vec<JoinHandle<()>>,
 }
 
-/// Leaks a client that died: none of its destructors runs.
+/// Leaks a dead client, so that none of its destructors runs.
 pub(super) fn forget(client: RunningClient) {
     let RunningClient { callers, connection, .. } = client;
     drop(callers);
@@ -65,8 +65,9 @@ pub(super) async fn drop_client(client: RunningClient, judge: Arc<Judge>) {
     check_nothing_left(number, &environment.link, Instant::now(), &judge).await;
 }
 
-/// A client that was closed or dropped at `begun` leaves nothing behind, if the store could be told in time. Of what ends
-/// by itself it cannot be said: a late request may have been granted.
+/// Checks that a client that was closed or dropped at `begun` left no latch at the store, if it could reach
+/// the store in time. Leases and sessions are not checked, because a late request may have been granted and
+/// they end by themselves.
 async fn check_nothing_left(client: u64, link: &NetworkLink, begun: Instant, judge: &Judge) {
     let latch = judge.truth.as_ref().filter(|table| table.kind == HoldKind::Latch);
     if let Some(table) = latch {

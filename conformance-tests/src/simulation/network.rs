@@ -1,5 +1,5 @@
-//! The way between one client and the store: what happens to each call is drawn from the seed, the client and the
-//! number of the call, so that leaving one class of disturbances out leaves the others where they were.
+//! The link between one client and the store. The fate of each call is drawn from the seed, the client and
+//! the number of the call. If one class of disturbances is left out, the others stay the same.
 
 use std::future::{Future, pending};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,38 +18,38 @@ use super::disturbance::{Disturbance as D, Disturbances};
 use super::requests::Requests;
 use super::stores::Bounds;
 
-/// More calls than this in one schedule are not work but a loop.
+/// A schedule with more calls than this has a loop without a pause.
 const TOO_MANY: u64 = 5_000;
 
 /// The state that all links of one schedule share.
 #[derive(Debug)]
 pub(crate) struct Network {
     pub(crate) seed: u64,
-    /// What may happen in this schedule.
+    /// The disturbances that may happen in this schedule.
     pub(crate) may: Disturbances,
-    /// One call of so many is disturbed.
+    /// The divisor of the rate of disturbed calls.
     pub(crate) one_of: u64,
-    /// Whether the second copy of a request may come when the first was answered: a store whose holds do not end by
-    /// themselves has to tell the two apart.
+    /// Whether the second copy of a request may arrive after the reply to the first. Set only for stores with
+    /// leases, because other stores must tell the copies apart.
     pub(crate) late_copies: bool,
-    /// The longest that one call may take.
+    /// The limit of one call.
     pub(crate) call: Duration,
     pub(crate) coverage: Coverage,
     state: Mutex<NetworkState>,
     calls: AtomicU64,
-    /// There were too many calls.
+    /// Notified when there were too many calls.
     pub(crate) loops: Notify,
-    /// What was wrong with requests, and when.
+    /// The violations by requests, with their times and rules.
     violations: Mutex<Vec<(Instant, &'static str, String)>>,
 }
 
 #[derive(Debug, Default)]
 struct NetworkState {
-    /// When the disturbances ended.
+    /// When the disturbances ended. `None` before that.
     undisturbed_since: Option<Instant>,
-    /// What did happen.
+    /// The disturbances that have happened.
     happened: Disturbances,
-    /// From when to when the store is unreachable for every client.
+    /// When the store becomes unreachable for every client, and when this ends.
     outage: Option<(Instant, Instant)>,
 }
 
@@ -95,13 +95,13 @@ impl Network {
             && state.outage.is_some_and(|(from, until)| from <= now && now < until)
     }
 
-    /// Whether any call could be other than quick and carried out.
+    /// Returns whether a disturbance has happened that can slow or fail a call.
     pub(crate) fn disturbs_calls(&self) -> bool {
         let happened = self.happened();
         D::OF_CALLS.into_iter().chain([D::Cut, D::Pause, D::Away]).any(|one| happened.has(one))
     }
 
-    /// Whether `one` may happen now. Then it is taken to happen.
+    /// Returns whether `one` may happen now. If so, records that it has happened.
     pub(crate) fn happens(&self, one: D) -> bool {
         let mut state = self.lock();
         let happens = self.may.has(one) && state.undisturbed_since.is_none();
@@ -121,7 +121,7 @@ impl Network {
         violations.push((Instant::now(), rule, what));
     }
 
-    /// What was wrong with requests, each with the rule that says so, with times since `start`.
+    /// Returns the violations by requests as text, with their rules and the times since `start`.
     pub(crate) fn violations(&self, start: Instant) -> Vec<String> {
         let violations = self.violations.lock().unwrap_or_else(PoisonError::into_inner);
         let said = |(at, rule, what): &(Instant, &str, String)| {
@@ -135,11 +135,11 @@ impl Network {
     }
 }
 
-/// One of `seed`'s streams of numbers, apart from all others.
+/// Returns an independent stream of random numbers of `seed`, for a purpose and a number.
 pub(crate) fn stream(seed: u64, which: u64, number: u64) -> Rng {
     let mixed = seed ^ which.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ number.wrapping_mul(0xc2b2_ae3d_27d4_eb4f);
     let mut rng = Rng::with_seed(mixed);
-    // The first number of neighbouring seeds is similar.
+    // Neighbouring seeds have similar first numbers.
     rng.u64(..);
     rng
 }
@@ -154,7 +154,7 @@ async fn no_answer<T>(op: Op) -> Result<T, CallFailure> {
     Err(CallFailure { kind: ErrorKind::OutcomeUnknown, refused: false })
 }
 
-/// How soon it is noticed that the store cannot be reached by a wait.
+/// The time after which a wait notices that the store is unreachable.
 const NOTICED: Duration = Duration::from_secs(2);
 
 /// The link between one client and the store, with its disturbances.
@@ -164,15 +164,15 @@ pub struct NetworkLink {
     client: u64,
     calls: AtomicU64,
     turns: Arc<ClientTurns>,
-    /// Until when the client is disconnected.
+    /// When the connection of the client returns.
     disconnected_until: Mutex<Option<Instant>>,
-    /// Until when calls might be disturbed.
+    /// When the last disturbance of a call ends.
     disturbed_until: Mutex<Instant>,
     requests: Requests,
     dead: std::sync::atomic::AtomicBool,
 }
 
-/// What the link does with one call.
+/// The plan of the link for one call.
 #[derive(Debug)]
 struct CallPlan {
     before: Duration,
@@ -190,7 +190,7 @@ enum Delivery {
     Refused(ErrorKind),
 }
 
-/// Why a call has no reply.
+/// The failure of a call.
 #[derive(Clone, Debug)]
 pub(crate) struct CallFailure {
     pub(crate) kind: ErrorKind,
@@ -217,7 +217,7 @@ impl NetworkLink {
         })
     }
 
-    /// Whether clients may be stopped together with their clocks in this schedule.
+    /// Returns whether clients may be stopped together with their clocks in this schedule.
     pub(crate) fn may_stop(&self) -> bool {
         self.network.may.has(D::Stop)
     }
@@ -237,14 +237,14 @@ impl NetworkLink {
         *known = until.max(*known);
     }
 
-    /// Returns since when no call was disturbed.
+    /// Returns the time since which no call was disturbed.
     pub(crate) fn undisturbed_since(&self) -> Instant {
         let outage = self.network.lock().outage.filter(|(from, _)| *from <= Instant::now());
         let known = *self.disturbed_until.lock().unwrap_or_else(PoisonError::into_inner);
         outage.map_or(known, |(_, until)| until.max(known))
     }
 
-    /// Checks what the engine requests.
+    /// Checks the requests of an acquire or a wait, and records a violation.
     pub(crate) fn check_acquire(&self, requests: &[Request], waiting: Waiting) {
         self.network.violation(self.requests.asked(requests, waiting));
     }
@@ -254,17 +254,17 @@ impl NetworkLink {
         self.requests.refused(requests);
     }
 
-    /// Checks what the engine releases.
+    /// Checks the releases that the engine sends, and records a violation.
     pub(crate) fn check_release(&self, holds: &[HoldRef]) {
         self.network.violation(self.requests.releases(holds));
     }
 
-    /// Notes how the store answered the releases.
+    /// Notes the replies of the store to the releases.
     pub(crate) fn was_released(&self, holds: &[HoldRef], answers: &[Result<ReleaseReply, Error>]) {
         self.requests.released(holds, answers);
     }
 
-    /// The client has died: nothing more comes from it, and nothing arrives at it.
+    /// Cuts the link because the client has died. No further call or event passes it.
     pub(crate) fn die(&self) {
         self.dead.store(true, Ordering::Release);
     }
@@ -294,7 +294,7 @@ impl NetworkLink {
             return plan;
         }
         let what = D::OF_CALLS[dice.usize(..D::OF_CALLS.len())];
-        // Longer than the engine waits for a call, or the same with what that means for a short lease.
+        // The longest delay: short, or longer than the engine waits for a call.
         let long = [60, 400, 1_500, 4_000][dice.usize(..4)];
         let kinds = [ErrorKind::Unavailable, ErrorKind::OutcomeUnknown, ErrorKind::Capacity];
         let kind = kinds[dice.usize(..kinds.len())];
@@ -310,19 +310,19 @@ impl NetworkLink {
                 plan.before += Duration::from_millis(1_000) + ms(&mut dice, 2_500);
                 plan.delivery = Delivery::AnswerLost { silent: true };
             }
-            // A wait is one stay in the store's queue.
+            // A wait takes one place in the store's queue, so it does not run twice.
             D::Twice if op == Op::Wait => {}
             D::Twice => plan.delivery = Delivery::Twice { apart: ms(&mut dice, long) },
             D::Refusal if matches!(op, Op::Acquire | Op::Wait) => plan.delivery = Delivery::Refused(kind),
             _ => plan.delivery = Delivery::Failed(kind),
         }
-        // Whoever has no answer waits for as long as a call may take.
+        // A call without a reply lasts until its limit.
         self.disturb_until(Instant::now() + self.network.call + plan.before + plan.after);
         plan
     }
 
-    /// Carries out `work` at the store and returns its result, as the plan for this call says. If dropped, a request that has
-    /// left the client is still carried out.
+    /// Carries out `work` at the store according to the plan of this call, and returns its result. If
+    /// dropped, a request that has left the client is still carried out.
     pub(crate) async fn send<T, W, F>(self: &Arc<Self>, op: Op, work: W) -> Result<T, CallFailure>
     where
         W: Fn() -> F + Send + 'static,
@@ -356,7 +356,8 @@ impl NetworkLink {
             let answer = work().await;
             if let Delivery::Twice { apart } = delivery {
                 link.coverage().note(Situation::CarriedOutTwice);
-                // A copy of an answered renewal could shorten a later one; no transport in use does that.
+                // A copy of a renewal after its reply could shorten a later renewal. No transport in use
+                // delivers one.
                 if link.network.late_copies && op != Op::Renew {
                     tokio::spawn(async move {
                         sleep(apart).await;

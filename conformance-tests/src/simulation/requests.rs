@@ -1,4 +1,4 @@
-//! The judge at the client's end of its link: which requests an engine must not send.
+//! Checks the requests and releases that an engine sends over its link.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,20 +8,21 @@ use leasehold_api::{Error, HolderId, LockKey};
 use leasehold_engine::{HoldRef, ReleaseReply, Request, Waiting};
 use tokio::time::Instant;
 
-/// How the store answered the requests of one client.
+/// The replies of the store to the requests of one client.
 #[derive(Debug, Default)]
 pub(super) struct Requests(Mutex<RequestLog>);
 
 #[derive(Debug, Default)]
 struct RequestLog {
-    /// Requests that were turned down: the store knows nothing of them.
+    /// Refused requests, which the store does not know.
     refused: BTreeSet<HolderId>,
-    /// Keys that were released here while others waited for them, when that was known, and when the time before.
+    /// The keys that this client released while other clients waited: the times of the last such release and
+    /// of the one before.
     left: BTreeMap<LockKey, (Instant, Option<Instant>)>,
 }
 
 impl Requests {
-    /// What is asked for now. What is wrong with it, if anything is.
+    /// Checks the requests of a call. Returns the rule and the text of a violation.
     pub(super) fn asked(&self, requests: &[Request], waiting: Waiting) -> Option<(&'static str, String)> {
         let mut state = self.lock();
         for request in requests {
@@ -30,8 +31,9 @@ impl Requests {
         let ([request], Waiting::Poll { every }) = (requests, waiting) else { return None };
         let (left, before) = *state.left.get(&request.key)?;
         let since = left.elapsed();
-        // Whoever polls has asked by then, also if the clock of this client is too fast. In the moment of the answer the
-        // engine may not have seen it, and what leaves the key alone since the time before ends with that.
+        // Every waiter has polled by then, even if this client's clock is fast. Two cases are allowed. The
+        // engine may not have seen a reply of this instant. And the pause after an earlier release may end
+        // now.
         let too_soon = !since.is_zero() && since < every.mul_f64(1.25);
         let at_once = before.is_none_or(|before| left - before > every * 2);
         (too_soon && at_once && !request.waits).then(|| {
@@ -40,12 +42,12 @@ impl Requests {
         })
     }
 
-    /// The store has turned them down.
+    /// Notes that the store refused these requests.
     pub(super) fn refused(&self, requests: &[Request]) {
         self.lock().refused.extend(requests.iter().map(|request| request.holder));
     }
 
-    /// What is to be released now. What is wrong with it, if anything is.
+    /// Checks the releases of a call. Returns the rule and the text of a violation.
     pub(super) fn releases(&self, holds: &[HoldRef]) -> Option<(&'static str, String)> {
         let state = self.lock();
         let refused = holds.iter().find(|hold| state.refused.contains(&hold.holder))?;
@@ -53,7 +55,7 @@ impl Requests {
         Some(("C5", format!("{holder} of {key} was turned down, and is released all the same")))
     }
 
-    /// The store has let go of `holds`.
+    /// Notes which of `holds` the store released while other clients waited.
     pub(super) fn released(&self, holds: &[HoldRef], answers: &[Result<ReleaseReply, Error>]) {
         let mut state = self.lock();
         for (hold, answer) in holds.iter().zip(answers) {
@@ -69,6 +71,6 @@ impl Requests {
     }
 }
 
-/// How long it takes at the most until an engine that closes has asked once more what its store did not answer, if that
-/// answers now: the call that is under way, one that was abandoned, and the pauses between them.
+/// The longest time until a closing engine has repeated its unanswered releases at a store that replies
+/// again. It covers the running call, an abandoned one and the pauses between them.
 pub(super) const ASKS_ONCE_MORE: Duration = Duration::from_millis(2_500);

@@ -1,5 +1,5 @@
-//! One schedule: clients come, work, stand still, die and go; then nothing goes wrong any more, all comes to rest, and
-//! the judge looks at what is left.
+//! One schedule. Clients start, work, pause, die and end under disturbances. Then the disturbances end, all
+//! work ends, and the judge checks the rest.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,47 +21,47 @@ use super::stores::{ClientEnvironment, SimulatedClient, SimulatedStore};
 use super::table::{EndedBy, HoldKind, HoldRecord, Table};
 use crate::history::{History, ViolationKind, check};
 
-/// For how long things are begun.
+/// How long callers start new work and disturbances happen.
 const BUSY: Duration = Duration::from_secs(12);
-/// How long it may take until all that was begun has ended, once nothing goes wrong any more.
+/// The limit for the end of all work after the last disturbance.
 const ENDS_WITHIN: Duration = Duration::from_secs(90);
-/// How long it may take after that until nothing is held: a release that failed is repeated after pauses.
+/// The further limit until no key is held, because failed releases are repeated after pauses.
 const RESTS_WITHIN: Duration = Duration::from_secs(30);
-/// How long a key may be held by what came late, in all.
+/// The longest total time for which late requests may hold a key.
 const LONGEST_WAIT: Duration = Duration::from_secs(15);
-/// An operator comes this long after a client has died.
+/// The delay until an operator ends the holds of dead clients.
 const OPERATOR: Duration = Duration::from_secs(2);
 
-/// What a schedule came to.
+/// The result of a schedule.
 #[derive(Debug)]
 pub struct ScheduleReport {
-    /// What everything was drawn from.
+    /// The seed of the schedule.
     pub seed: u64,
-    /// What was wrong, each with the rule that says so. Empty: nothing.
+    /// The violations, each with its rule. Empty if the schedule is correct.
     pub violations: Vec<String>,
-    /// What disturbed it.
+    /// The disturbances that happened.
     pub happened: Disturbances,
-    /// What callers saw, in order.
+    /// The observations of callers, in order.
     pub history: History,
-    /// What the store did, one line for each hold; empty for a store that cannot be asked.
+    /// One line for each hold of the store. Empty for a store without a readable record.
     pub holds: Vec<String>,
     pub(crate) coverage: Coverage,
 }
 
 impl ScheduleReport {
-    /// What it ran into.
+    /// Returns the situations that the schedule encountered.
     #[must_use]
     pub const fn coverage(&self) -> &Coverage {
         &self.coverage
     }
 }
 
-/// Opens a fresh store for a schedule. The simulator's own store is of this kind, and its table is returned as well.
+/// Opens a fresh store for a schedule. Also returns the table if it is the simulator's own store.
 pub(crate) type OpenStore = dyn Fn(HoldKind) -> (Box<dyn SimulatedStore>, Option<Arc<Table>>) + Send + Sync;
 
 /// Plays the schedule of `seed` without the disturbances `without`.
 pub(crate) fn play(open: &OpenStore, seed: u64, without: Disturbances) -> ScheduleReport {
-    // Tables are walked in the order of the hashes.
+    // Makes the iteration over hash tables the same in every process.
     LockKey::fix_hashes();
     fastrand::seed(seed);
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
@@ -78,7 +78,7 @@ struct ScheduleRun {
     seed: u64,
     dice: Rng,
     store: Box<dyn SimulatedStore>,
-    /// What the store itself knows, if the simulator can read it.
+    /// The store's own record, if the simulator can read it.
     table: Option<Arc<Table>>,
     network: Arc<Network>,
     keys: Vec<LockKey>,
@@ -108,7 +108,7 @@ impl ScheduleRun {
         keys.dedup();
         let cooldown = Duration::from_secs(if dice.u8(..4) == 0 { 2 } else { 0 });
         let (store, table) = open(kind);
-        // Only of stores that are looked at often: else a guard reads held for as long as until its next renewal.
+        // Only with frequent looks, because otherwise a guard reads held until its next renewal.
         let stops = store.bounds().look.is_some() && stream(seed, 6, 0).u8(..4) == 0;
         let may = if stops && !without.has(D::Stop) { may.with(D::Stop) } else { may };
         let network = Network::new(seed, may, one_of, &store.bounds());
@@ -151,7 +151,7 @@ impl ScheduleRun {
             clients.push(Some(self.client(next, end, judge)?));
             next += 1;
         }
-        // What happens to whole clients, in the order of time.
+        // The disturbances of whole clients, in the order of their times.
         let mut happenings: Vec<(Instant, D, usize)> = Vec::new();
         for what in [D::Cut, D::Pause, D::Crash, D::Close, D::Drop, D::Force] {
             for _ in 0..self.dice.usize(..4) {
@@ -204,7 +204,7 @@ impl ScheduleRun {
                 _ => {}
             }
             let Some(client) = clients[place].take() else { continue };
-            // Whoever is to be closed or dropped can act.
+            // Resumes the client, because a paused client could neither close nor be dropped.
             client.environment.turns.resume();
             match what {
                 D::Crash => self.crash(client, judge, &mut ends),
@@ -221,7 +221,7 @@ impl ScheduleRun {
         self.settle(clients.into_iter().flatten().collect(), ends, next, judge).await
     }
 
-    /// A new client, with callers of its own.
+    /// Starts a new client and its callers.
     fn client(&mut self, number: u64, end: Instant, judge: &Arc<Judge>) -> Result<RunningClient, Error> {
         let environment = self.environment(number);
         judge.client_started(number, &environment.link);
@@ -236,7 +236,7 @@ impl ScheduleRun {
                 turns: Arc::clone(&environment.turns),
                 keys: self.keys.clone(),
                 dice: stream(self.seed, 100 + number, caller),
-                // Not where something may stay in the store that nobody can release.
+                // No long leases if a hold can stay at the store that no client can release.
                 long_leases: ![D::Crash, D::Twice, D::Close, D::Drop]
                     .iter()
                     .any(|one| self.network.may.has(*one)),
@@ -275,7 +275,7 @@ impl ScheduleRun {
         }
     }
 
-    /// Nothing goes wrong any more: everything ends, and nothing is left.
+    /// Waits until all work has ended after the last disturbance, and checks that nothing is left.
     async fn settle(
         &mut self,
         mut clients: Vec<RunningClient>,
@@ -296,7 +296,7 @@ impl ScheduleRun {
                 }
             }
         };
-        // What a latch keeps for one who lost it by silence is an operator's to end.
+        // An operator ends latches whose holder has lost them, because no client releases these.
         let unlatch = async {
             loop {
                 sleep(OPERATOR).await;
@@ -317,7 +317,7 @@ impl ScheduleRun {
             },
             () = unlatch => {}
         }
-        // What is still on its way.
+        // Waits for late requests.
         sleep(Duration::from_secs(8)).await;
         self.wait_until_free(&clients, table.as_ref(), judge).await;
         self.probe = next;
@@ -332,7 +332,7 @@ impl ScheduleRun {
         }
         sleep(Duration::from_secs(8)).await;
         if are_engines && !self.network.may.has(D::Crash) {
-            // This one has no task, the look-out has one.
+            // One task is `check_periodically`. This future is not a task.
             let left = Handle::current().metrics().num_alive_tasks();
             if left > 1 {
                 judge.violation("C17", format!("{} tasks are left when everything is closed", left - 1));
@@ -341,7 +341,7 @@ impl ScheduleRun {
         Ok(())
     }
 
-    /// Waits until nothing is held, and says what is.
+    /// Waits until no key is held. Reports a violation if this takes too long.
     async fn wait_until_free(&self, clients: &[RunningClient], table: Option<&Arc<Table>>, judge: &Judge) {
         let begun = Instant::now();
         loop {
@@ -367,7 +367,7 @@ impl ScheduleRun {
         }
     }
 
-    /// A client that nothing happens to is granted every key, and releases it.
+    /// Checks that an undisturbed client is granted every key and can release it.
     async fn probe(&self, number: u64, judge: &Judge) -> Result<(), Error> {
         let environment = self.environment(number);
         let SimulatedClient { lock, engine } = self.store.connect(&environment)?;
@@ -401,9 +401,9 @@ impl ScheduleRun {
         let history = judge.history();
         let mut violations = judge.violations();
         violations.extend(self.network.violations(judge.start));
-        // Where an operator ends holds, the live look has what the store knows and the history has not; and nobody sees
-        // what a client that stands still has lost. One whose clocks stood still too may be told late of a grant that has
-        // ended.
+        // Some violations do not count after some disturbances. The history misses holds that an operator
+        // ended and losses during a pause, but the periodic checks cover these. A client whose clocks stopped
+        // can receive a grant that has already ended.
         let happened = self.network.happened();
         let counts = |kind: ViolationKind| match kind {
             ViolationKind::Overlap => ![D::Force, D::Pause, D::Stop].iter().any(|one| happened.has(*one)),
@@ -433,7 +433,7 @@ impl ScheduleRun {
     }
 }
 
-/// What the store's own record says.
+/// Checks the store's own record. Returns the violations.
 fn check_records(records: &[HoldRecord], probe: u64, judge: &Judge) -> Vec<String> {
     let mut wrong = Vec::new();
     for (at, record) in records.iter().enumerate().filter(|(_, record)| record.client < probe) {
@@ -453,7 +453,7 @@ fn check_records(records: &[HoldRecord], probe: u64, judge: &Judge) -> Vec<Strin
     wrong
 }
 
-/// Ends the holds that `such` chooses, as an operator does.
+/// Ends the holds that `such` selects, as an operator does.
 fn force_release_where(table: &Table, such: impl Fn(leasehold_api::HolderId, bool) -> bool) {
     for (key, holder, is_dead) in table.held() {
         if such(holder, is_dead) {
@@ -462,7 +462,7 @@ fn force_release_where(table: &Table, such: impl Fn(leasehold_api::HolderId, boo
     }
 }
 
-/// Looks at all guards every now and then.
+/// Checks all guards periodically.
 async fn check_periodically(judge: Arc<Judge>) {
     loop {
         sleep(Duration::from_millis(97)).await;

@@ -1,4 +1,4 @@
-//! What is simulated: the engine over the simulator's own store, or another store or lock.
+//! The subjects of a simulation: the engine over the simulator's own store, or another store or lock.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,16 +11,16 @@ use super::client::{ClientClock, ClientTurns};
 use super::network::NetworkLink;
 use super::table::Table;
 
-/// A fresh store, which lives for one schedule.
+/// A fresh store for one schedule.
 pub trait SimulatedStore: Send + Sync {
-    /// Returns what the judge demands of clients of this store.
+    /// Returns the bounds that the judge checks on clients of this store.
     fn bounds(&self) -> Bounds;
 
-    /// Connects one more client.
+    /// Connects another client.
     ///
     /// # Errors
     ///
-    /// That of the client's engine or lock, if it does not start.
+    /// The error of the client's engine or lock if it does not start.
     fn connect(&self, environment: &ClientEnvironment) -> Result<SimulatedClient, Error>;
 
     /// Ends the hold of the key, as an operator does. Returns whether there was a hold.
@@ -29,19 +29,19 @@ pub trait SimulatedStore: Send + Sync {
     }
 }
 
-/// What the judge demands of the clients of a store.
+/// The bounds that the judge checks on the clients of a store.
 #[derive(Clone, Debug)]
 pub struct Bounds {
     pub(crate) capabilities: Capabilities,
-    /// The longest that one call of the store may take.
+    /// The limit of one call of the store.
     pub(crate) call: Duration,
-    /// How often a client asks the store about what it holds, at least.
+    /// The longest interval between two looks of a client at its holds in the store.
     pub(crate) look: Option<Duration>,
     pub(crate) close: Duration,
 }
 
 impl Bounds {
-    /// The bounds of clients of a store with these capabilities and this timing.
+    /// Makes the bounds of clients of a store with these capabilities and this timing.
     #[must_use]
     pub fn new(capabilities: Capabilities, timing: &Timing) -> Self {
         Self {
@@ -53,7 +53,7 @@ impl Bounds {
     }
 }
 
-/// What one client runs on: its link to the store, its clock, and its scheduler.
+/// The environment of one client: its link to the store, its clock and its scheduler.
 #[derive(Debug)]
 pub struct ClientEnvironment {
     pub(crate) number: u64,
@@ -62,7 +62,7 @@ pub struct ClientEnvironment {
     pub(crate) clock: Arc<ClientClock>,
 }
 
-/// One client.
+/// One client of the simulated store.
 #[derive(Debug)]
 pub struct SimulatedClient {
     pub(crate) lock: Arc<dyn Lock>,
@@ -70,30 +70,31 @@ pub struct SimulatedClient {
 }
 
 impl SimulatedClient {
-    /// A client with a lock that is not an engine. Its calls to the store go through [`ClientEnvironment::link`].
+    /// Makes a client from a lock without an engine. The lock must call the store over
+    /// [`ClientEnvironment::link`].
     pub fn new(lock: impl Lock + 'static) -> Self {
         Self { lock: Arc::new(lock), engine: None }
     }
 }
 
 impl ClientEnvironment {
-    /// The client's number: 0 for the first of a schedule.
+    /// Returns the number of the client. The first client of a schedule has number 0.
     #[must_use]
     pub fn number(&self) -> u64 {
         self.number
     }
 
-    /// The client's link to the store.
+    /// Returns the client's link to the store.
     #[must_use]
     pub fn link(&self) -> &Arc<NetworkLink> {
         &self.link
     }
 
-    /// Starts an engine over `backend`, which is at the far end of the client's link.
+    /// Starts an engine that calls `backend` over the client's link.
     ///
     /// # Errors
     ///
-    /// That of the engine, if it does not start.
+    /// The error of the engine if it does not start.
     pub fn engine(&self, backend: Arc<dyn Backend>) -> Result<SimulatedClient, Error> {
         let engine = Engine::builder(Remote::new(backend, &self.link))
             .clock(Arc::clone(&self.clock) as _)
@@ -107,7 +108,7 @@ impl ClientEnvironment {
 /// The simulator's own store.
 pub(crate) struct TableStore {
     pub(crate) table: Arc<Table>,
-    /// How often the engine looks between two renewals; `None` for the mutant that does not.
+    /// The interval of the engine's looks between two renewals. `None` for the faulty engine.
     pub(crate) look: Option<Duration>,
 }
 
@@ -122,7 +123,7 @@ impl SimulatedStore for TableStore {
     }
 
     fn connect(&self, environment: &ClientEnvironment) -> Result<SimulatedClient, Error> {
-        // Otherwise the schedules of seeds that are known would change.
+        // Looks only if clients may stop, because it would change the schedules of known seeds.
         let look = self.look.filter(|_| environment.link.may_stop());
         let client = TableClient::new(&self.table, environment.number, &environment.link, look);
         environment.engine(Arc::new(client))
@@ -133,7 +134,7 @@ impl SimulatedStore for TableStore {
     }
 }
 
-/// A store of which each call makes one more client.
+/// A store given as a function that makes one client per call.
 pub(crate) struct BackendStore(pub(crate) Box<dyn Fn() -> Arc<dyn Backend> + Send + Sync>);
 
 impl SimulatedStore for BackendStore {

@@ -1,4 +1,4 @@
-//! The simulator's own store: one table on one clock, which knows who held what from when to when.
+//! The simulator's own store: a table on one clock, which records all holds with their times.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -14,34 +14,34 @@ use tokio::time::Instant;
 use super::coverage::Situation;
 use super::network::NetworkLink;
 
-/// How holds of the store end without a release.
+/// The way in which holds of the store end without a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HoldKind {
-    /// With their lease.
+    /// At the end of their lease.
     Lease,
-    /// With the session that has them: some time after it was last heard of.
+    /// With their session, some time after its last confirmation.
     Session,
-    /// Not at all: an operator ends them.
+    /// Only by an operator.
     Latch,
 }
 
 /// How long a session lasts after its last confirmation.
 pub(crate) const SESSION: Duration = Duration::from_secs(4);
 
-/// For how long somebody who was turned away counts as waiting.
+/// How long a client whose waiting request found the key held counts as a waiter.
 const WAITS_FOR: Duration = Duration::from_millis(200);
 
-/// How a hold ended.
+/// The cause of the end of a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EndedBy {
     Release,
-    /// Its lease or its session.
+    /// The end of its lease or session.
     Itself,
-    /// An operator, early.
+    /// A forced release by an operator.
     Force,
 }
 
-/// One hold, from its grant on.
+/// The record of one hold.
 #[derive(Clone, Debug)]
 pub(crate) struct HoldRecord {
     pub(crate) key: LockKey,
@@ -53,12 +53,12 @@ pub(crate) struct HoldRecord {
 }
 
 impl HoldRecord {
-    /// Whether an operator ended it.
+    /// Returns whether an operator ended the hold.
     pub(crate) fn was_forced_out(&self) -> bool {
         matches!(self.ended, Some((_, EndedBy::Force)))
     }
 
-    /// In words, with times since `start`.
+    /// Describes the hold for people, with times since `start`.
     pub(crate) fn describe(&self, start: Instant) -> String {
         let Self { key, holder, client, token, from, ended } = self;
         let from = from.duration_since(start);
@@ -80,10 +80,10 @@ struct TableState {
     slots: BTreeMap<LockKey, Slot>,
     drawn: u64,
     listeners: BTreeMap<u64, (Events, Arc<NetworkLink>)>,
-    /// Every hold there ever was, in the order of the grants.
+    /// All holds so far, in the order of their grants.
     records: Vec<HoldRecord>,
-    /// Holders that were released: what comes of them later is of no account, where requests of a client keep
-    /// their order.
+    /// Released holders. Except with leases, later requests of such a holder are not granted, because a
+    /// client's requests keep their order.
     gone: BTreeSet<HolderId>,
     dead: BTreeSet<u64>,
 }
@@ -92,7 +92,7 @@ struct TableState {
 struct Slot {
     hold: Option<CurrentHold>,
     queue: VecDeque<QueuedRequest>,
-    /// Who was turned away and waits, and until when that counts.
+    /// The clients that wait for the key, and until when each counts as a waiter.
     awaited: BTreeMap<u64, Instant>,
     cools_until: Option<Instant>,
 }
@@ -100,7 +100,7 @@ struct Slot {
 struct CurrentHold {
     holder: HolderId,
     client: u64,
-    /// When it ends by itself.
+    /// When the hold ends without a release. `None` for a latch.
     ends: Option<Instant>,
     /// The index of its record.
     record: usize,
@@ -145,7 +145,7 @@ impl Table {
         Attempt::Granted(state.grant(kind, client, request, now, link))
     }
 
-    /// Enters the key's queue.
+    /// Adds the request to the key's queue. Returns the attempt instead if it ends at once.
     pub(crate) fn enqueue(
         &self,
         client: u64,
@@ -167,14 +167,14 @@ impl Table {
         Ok(answer)
     }
 
-    /// Leaves the key's queue.
+    /// Removes the holder from the key's queue.
     pub(crate) fn leave(&self, key: &LockKey, holder: HolderId) {
         let mut state = self.lock();
         let slot = state.slot(key, Instant::now());
         slot.queue.retain(|ticket| ticket.request.holder != holder);
     }
 
-    /// Grants the key to the first in its queue, if it is free.
+    /// Grants the key to the first request in its queue if the key is free.
     pub(crate) fn serve(&self, key: &LockKey) {
         let mut state = self.lock();
         let now = Instant::now();
@@ -219,7 +219,7 @@ impl Table {
         }
     }
 
-    /// Whether the hold is still there.
+    /// Returns `Extended` if the hold still exists, otherwise `Gone`.
     pub(crate) fn look(&self, hold: &HoldRef) -> Renewed {
         let mut state = self.lock();
         let slot = state.slot(&hold.key, Instant::now());
@@ -250,7 +250,8 @@ impl Table {
         ReleaseReply::new(true).waiters(waiters)
     }
 
-    /// Ends the hold of the key, whoever has it, as an operator does. Whether there was one.
+    /// Ends the hold of the key as an operator does, regardless of its holder. Returns whether the key was
+    /// held.
     pub(crate) fn force(&self, key: &LockKey) -> bool {
         let mut state = self.lock();
         let now = Instant::now();
@@ -268,7 +269,7 @@ impl Table {
         true
     }
 
-    /// The client has died: it waits for nothing. What it holds ends as all that is not confirmed any more.
+    /// Removes a dead client from all queues. Its leases and sessions end on time, but its latches stay.
     pub(crate) fn client_died(&self, client: u64) {
         let mut state = self.lock();
         state.dead.insert(client);
@@ -279,7 +280,7 @@ impl Table {
         }
     }
 
-    /// Everything that the client holds and waits for ends: its connections were closed.
+    /// Closes the connections of the client: its waits end, and its holds too if they belong to a session.
     pub(crate) fn disconnect(&self, client: u64) {
         let mut state = self.lock();
         let now = Instant::now();
@@ -296,7 +297,7 @@ impl Table {
         keys.iter().for_each(|key| self.serve(key));
     }
 
-    /// Those that hold a key now, and who has died of them.
+    /// Returns the current holds. The flag is set if their client has died.
     pub(crate) fn held(&self) -> Vec<(LockKey, HolderId, bool)> {
         let mut state = self.lock();
         let now = Instant::now();
@@ -311,7 +312,7 @@ impl Table {
         held
     }
 
-    /// What a client holds now that does not end by itself.
+    /// Returns the current holds of a client that do not end by themselves.
     pub(crate) fn held_by(&self, client: u64) -> Vec<(LockKey, HolderId)> {
         let state = self.lock();
         let holds = state.slots.iter().filter_map(|(key, slot)| Some((key, slot.hold.as_ref()?)));
@@ -319,7 +320,7 @@ impl Table {
         theirs.map(|(key, hold)| (key.clone(), hold.holder)).collect()
     }
 
-    /// Every hold so far, up to date.
+    /// Calls `look` with the records of all holds so far, after expired holds were ended.
     pub(crate) fn records<R>(&self, look: impl FnOnce(&[HoldRecord]) -> R) -> R {
         let mut state = self.lock();
         let now = Instant::now();
@@ -330,12 +331,12 @@ impl Table {
         look(&state.records)
     }
 
-    /// Whether the store was ever asked to release this holder.
+    /// Returns whether the store was asked to release this holder.
     pub(crate) fn was_released(&self, holder: HolderId) -> bool {
         self.lock().gone.contains(&holder)
     }
 
-    /// The key is free: who waits for it is told.
+    /// Notifies the waiters of a free key and serves its queue.
     fn freed(&self, key: &LockKey) {
         let mut state = self.lock();
         let awaited: Vec<_> = state.slot(key, Instant::now()).awaited.keys().copied().collect();
@@ -354,7 +355,7 @@ impl Table {
 }
 
 impl TableState {
-    /// The slot of the key, up to date.
+    /// Returns the slot of the key after expired entries were removed.
     fn slot(&mut self, key: &LockKey, now: Instant) -> &mut Slot {
         let slot = self.slots.entry(key.clone()).or_default();
         if let Some((ends, record)) = slot.hold.as_ref().and_then(|h| Some((h.ends?, h.record))) {
@@ -368,7 +369,7 @@ impl TableState {
         slot
     }
 
-    /// The same request once more: the same grant.
+    /// Returns the same grant for a repeated request. `None` if the holder does not hold the key.
     fn repeated(
         &mut self,
         kind: HoldKind,

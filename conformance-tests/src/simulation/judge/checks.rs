@@ -1,4 +1,4 @@
-//! What the judge checks while a schedule runs: guards at each look, replies when they arrive.
+//! The checks of the judge during a schedule: of guards periodically, of replies on arrival.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,21 +16,22 @@ use super::super::table::{EndedBy, HoldRecord};
 use super::{Judge, Observations, WatchedCall, WatchedGuard};
 use crate::history::{Event, EventKind};
 
-/// How much later than its budget a wait may end: it leaves the store's queue meanwhile, and once more if a hint came
-/// just then.
+/// How much later than its budget a wait may end. In this time it leaves the store's queue, and again if a
+/// hint arrives at the same time.
 const LATE: Duration = Duration::from_millis(250);
 
-/// How long a try may take where every call is quick: what its client has just released is left to others first.
+/// The limit of a try while no call is disturbed. Includes the yield to other waiters after a release of the
+/// same client.
 const QUICK: Duration = Duration::from_millis(700);
 
-/// How long an answer takes at most while nothing disturbs the calls, with tasks that let others go first.
+/// The limit of a reply while no call is disturbed, with ready tasks that yield.
 const ANSWERED: Duration = Duration::from_millis(20);
 
-/// How long an answer may take that a client knows by itself.
+/// The limit of a reply that a client gives without its store.
 const KNOWN: Duration = Duration::from_millis(10);
 
 impl Judge {
-    /// Looks at every guard that somebody could look at now.
+    /// Checks every guard whose client is not paused.
     pub(crate) fn check_guards(&self) {
         let mut state = self.lock();
         let state = &mut *state;
@@ -48,13 +49,15 @@ impl Judge {
             }
             if !validity.is_held() {
                 let reason = guard.handle.lost().reason();
-                // Or on the way of the grant to its caller, while others of the same call were awaited.
+                // The client may also have been stopped before the guard reached its caller, which awaited
+                // other keys.
                 let just_now = guard.turns.went_on().is_some_and(|at| at.elapsed() < LONGEST_TTL);
                 let stood_still = guard.turns.stood_still() > guard.stood_still || just_now;
                 if guard.lost.is_none() && validity == Validity::Lost {
                     guard.lost = Some(now);
                     let forced = state.forced.contains_key(&key);
-                    // Its first lease lasts, or there was nothing in the way of renewals for as long as its last one.
+                    // The first lease still lasts, or nothing disturbed renewals for longer than the last
+                    // lease.
                     let calm = self.network.undisturbed_for() > guard.ttl.unwrap_or_default().mul_f64(1.2);
                     let undisturbed = calm || !self.network.disturbs_calls();
                     let lasts = guard.lasts_until.is_some_and(|until| now < until || undisturbed);
@@ -96,11 +99,11 @@ impl Judge {
                 state.violation(self.start, "C1", &what);
             }
             if self.truth.is_some() && self.was_forced(holder) {
-                // The store says who has it; this one is about to be told.
+                // The store has ended this hold, and its holder is notified soon.
                 continue;
             }
             if let Some((other, since)) = good.insert(key.clone(), (holder, granted_at)) {
-                // The earlier one may not know yet that an operator has ended it.
+                // The earlier holder might not know yet that an operator has ended its hold.
                 let told =
                     |at: &Instant| since < *at && at.elapsed() <= self.bounds.capabilities.loss_detection;
                 if state.forced.get(&key).is_some_and(told) {
@@ -111,7 +114,7 @@ impl Judge {
         }
     }
 
-    /// What the store's record says against a guard that reads held.
+    /// Compares a guard that reads held with the store's record. Returns the text of a violation.
     fn disagrees(&self, holder: HolderId, key: &LockKey) -> Option<String> {
         self.truth.as_ref()?.records(|records| {
             let own = || records.iter().rev().filter(|record| record.holder == holder);
@@ -119,7 +122,8 @@ impl Judge {
                 return Some(format!("{holder} of {key} reads held, and was never granted"));
             };
             let (ended, by) = last.ended?;
-            // Whom an operator has ended is told within a bound, also when a late copy of the request was granted since.
+            // A holder that an operator has ended is notified within a bound, even if a late copy of its
+            // request was granted since.
             let bound = self.bounds.capabilities.loss_detection;
             let is_recent = |record: &HoldRecord| record.ended.is_some_and(|(at, _)| at.elapsed() <= bound);
             let is_to_be_told = own().any(|record| record.was_forced_out() && is_recent(record));
@@ -144,7 +148,8 @@ impl Judge {
         token: Option<FencingToken>,
     ) {
         let Some(truth) = &self.truth else { return };
-        // An answer may come after an operator has ended that hold, and a late copy of the request was granted.
+        // After a forced release a late copy of the request can be granted before the first reply arrives, so
+        // earlier tokens count too.
         let drawn: Vec<u64> = truth.records(|records| {
             let own = records.iter().rev().filter(|record| record.holder == holder).enumerate();
             let count = own.filter(|(at, record)| *at == 0 || record.was_forced_out());
@@ -155,10 +160,10 @@ impl Judge {
         }
     }
 
-    /// Checks that the store released what a caller released with success.
+    /// Checks that the store carried out a release that succeeded.
     pub(super) fn check_release_happened(&self, state: &mut Observations, holder: HolderId) {
         let Some(truth) = &self.truth else { return };
-        // A late copy of the request may have been granted once more since.
+        // Checks all records, because a late copy of the request may have been granted after the release.
         let released = |records: &[HoldRecord]| {
             records.iter().any(|s| s.holder == holder && matches!(s.ended, Some((_, EndedBy::Release))))
         };
@@ -177,7 +182,7 @@ impl Judge {
         let most = match of.asked.budget {
             _ if self.knows(of) => KNOWN,
             None => return,
-            // A call of the store, another one behind a release that is under way, and the yield.
+            // Covers one call, another behind a running release, and the yield.
             Some(Duration::ZERO) if !self.network.disturbs_calls() && of.asked.keys == 1 => QUICK,
             Some(Duration::ZERO) => self.bounds.call * 2 * of.asked.keys + self.bounds.capabilities.handover,
             Some(budget) => budget + LATE,
@@ -190,7 +195,8 @@ impl Judge {
         }
     }
 
-    /// Whether its client knew that the call is not due. Another lock than the engine may have to ask its store.
+    /// Returns whether the client knew of the cooldown. A lock without the engine may need its store for
+    /// this, so it must know only while no call is disturbed.
     fn knows(&self, of: &WatchedCall) -> bool {
         of.is_known && (self.truth.is_some() || !self.network.disturbs_calls())
     }
@@ -204,7 +210,7 @@ impl Judge {
         }
     }
 
-    /// Checks that another caller held or wanted the key while the call lasted.
+    /// Checks that another caller held or requested the key during the call.
     pub(super) fn check_contended(
         &self,
         state: &mut Observations,
@@ -212,12 +218,13 @@ impl Judge {
         of: &WatchedCall,
         rule: &str,
     ) {
-        // Of several keys it is not known which one was held.
+        // Skipped, because it is unknown which of several keys was held.
         if of.asked.keys > 1 {
             return;
         }
         let Some(truth) = &self.truth else {
-            // Whoever had it may still have it as far as the store is concerned.
+            // Without a record of the store, any earlier event counts, because the hold may still exist at
+            // the store.
             let mine = |event: &Event| matches!(event.kind, EventKind::Asked { call, .. } if call == number);
             let touched = state.events.iter().any(|event| event.key == of.key && !mine(event));
             if !touched {
@@ -233,7 +240,7 @@ impl Judge {
             });
         let guarded = state.guards.iter().any(|guard| guard.key == of.key);
         let such = |record: &&HoldRecord| {
-            // Its cooldown may last longer than the hold.
+            // A cooldown may last longer than its hold.
             record.key == of.key && record.ended.is_none_or(|(ended, _)| ended + self.cooldown >= of.at)
         };
         let records: Vec<_> = truth.records(|records| records.iter().filter(such).cloned().collect());
@@ -244,8 +251,8 @@ impl Judge {
         }
     }
 
-    /// Whether the hold is an attempt of the caller's own client that nobody was given, and that the store was never asked to
-    /// release: its client does not know its outcome, and has yet to undo it.
+    /// Returns whether the hold is an unconfirmed attempt of the caller's own client, which the client has
+    /// yet to undo. No caller has its guard, and the store was not asked to release it.
     fn is_own_attempt(&self, state: &Observations, of: &WatchedCall, record: &HoldRecord) -> bool {
         let own =
             record.client == of.client && record.ended.is_none() && !state.granted.contains(&record.holder);
@@ -265,19 +272,20 @@ impl Judge {
         }
     }
 
-    /// Whether a caller was ever given a guard with this id.
+    /// Returns whether a caller was granted a guard with this id.
     pub(crate) fn was_granted(&self, holder: HolderId) -> bool {
         self.lock().granted.contains(&holder)
     }
 }
 
-/// When the store ended the hold, if it did.
+/// Returns when the store ended the hold. `None` if the hold lasts or is unknown.
 fn ended_at(records: &[HoldRecord], holder: HolderId) -> Option<Instant> {
     records.iter().rev().find(|record| record.holder == holder)?.ended.map(|(at, _)| at)
 }
 
-/// Whether the client of a guard may not have asked the store since it ended the hold, because its clocks stood still not
-/// long ago: for one look, and while calls fail until the end of the lease on its own clock.
+/// Returns whether the client of a guard might not have called the store since the end of the hold, because
+/// its clocks stood still recently. This excuses one look interval. While calls fail, it excuses the rest of
+/// the lease on the client's clock.
 fn has_not_asked(guard: &WatchedGuard, ended: Instant, link: &NetworkLink, bounds: &Bounds) -> bool {
     let (Some(at), Some(look)) = (guard.turns.went_on(), bounds.look) else { return false };
     let lease = guard.ttl.filter(|_| guard.lasts_until.is_some());
