@@ -1,4 +1,4 @@
-//! The whole suite on a real server, in real time, with real processes: once for each scope.
+//! The whole suite on a real server, in real time, with real processes, once for each scope.
 
 #![allow(clippy::unwrap_used)]
 
@@ -34,7 +34,8 @@ impl PgStore for Advisory {
 
     async fn backend(&self, url: &str) -> Result<AdvisoryBackend, Error> {
         let millis = |millis| Duration::from_millis(millis) * pace();
-        // Shorter than in production, to spare the tests the wait; a busy machine keeps a session waiting for seconds.
+        // Shorter than in production, to shorten the tests. Not shorter, because a busy machine can delay a session
+        // for seconds.
         let liveness = Liveness::new(millis(300), millis(4_000), millis(6_000));
         let server = PgConfig::from_url(url)?
             .install_schema(true)
@@ -52,7 +53,7 @@ impl PgStore for Advisory {
         faults.lose_together = true;
     }
 
-    /// Ends the session that has the key.
+    /// Ends the session that holds the key.
     async fn lose(&self, database: &Database, key: &LockKey) -> bool {
         let operator = self.backend(database.url()).await.unwrap();
         let sessions = (&operator as &dyn LockAdmin).extension::<Sessions>().unwrap();

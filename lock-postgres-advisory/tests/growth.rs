@@ -1,6 +1,6 @@
-//! No statement of either scope touches more pages when the dictionary of names is large (docs/hazards.md H50). A constant
-//! of `sql.rs`, `admin/sql.rs` or `xact/sql.rs` that is not measured here does not compile, and neither does a field of
-//! `Statements`; what touches no table of ours is named for that.
+//! No statement of either scope touches more pages when the table of names is large (docs/hazards.md H50). A constant
+//! of `sql.rs`, `admin/sql.rs` or `xact/sql.rs`, or a field of `Statements`, that is not measured here does not
+//! compile. Statements that touch no table of the store are listed separately.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 #[deny(dead_code)]
@@ -13,7 +13,7 @@ mod sql;
 #[path = "../src/xact/sql.rs"]
 mod xact_sql;
 
-/// Where `sql.rs` finds the other statements in its own crate.
+/// The path at which `sql.rs` finds `admin_sql` in its own crate.
 mod admin {
     pub(crate) use super::admin_sql as sql;
 }
@@ -29,7 +29,7 @@ use test_servers::sql::run;
 const FEW: u32 = 1_000;
 const MANY: u32 = 1_000_000;
 
-/// Half of the names are old.
+/// Installs the schema `name` and writes `count` names, half of them old.
 async fn fill(conn: &mut PgConnection, name: &str, count: u32) {
     let schema = Identifier::new(name).unwrap();
     schema::install(conn, &schema).await.unwrap();
@@ -40,7 +40,7 @@ async fn fill(conn: &mut PgConnection, name: &str, count: u32) {
     run(&mut *conn, format!("VACUUM ANALYZE {name}.advisory_name")).await;
 }
 
-/// Each statement in the schema `name`, by its name.
+/// Returns each statement for the schema `name`.
 fn statements(name: &str) -> Vec<Probe> {
     let schema = Identifier::new(name).unwrap();
     let all = sql::Statements::new(&schema, KeySpace::Big);
@@ -91,14 +91,14 @@ fn statements(name: &str) -> Vec<Probe> {
     .collect()
 }
 
-/// The statement behind the block in which a lock is waited for, which names no table.
+/// Returns the statement behind the block that waits for a lock. Asserts that the block names no table.
 fn behind_the_block(text: &str) -> std::sync::Arc<str> {
     let (block, statement) = text.rsplit_once("$leasehold$;").unwrap();
     assert!(!block.contains("{schema}") && !block.contains("advisory_name"), "{block}");
     statement.into()
 }
 
-/// These look at sessions, locks and settings, and name no table.
+/// The statements that are not measured read sessions, locks and settings, and no table.
 #[test]
 fn what_is_not_measured_names_no_table() {
     let process = sql::Process { pid: 1, started: 1 };
@@ -138,10 +138,10 @@ async fn no_statement_touches_more_of_a_large_dictionary() {
     run(&mut conn, "SET synchronous_commit = off").await;
     fill(&mut conn, "small", FEW).await;
     fill(&mut conn, "large", MANY).await;
-    // As the sessions of this store have it.
+    // The settings of the store's own sessions.
     let settings = sql::BESIDE.replace("SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ WRITE;", "");
     run(&mut conn, settings.replace("SET LOCAL", "SET")).await;
-    // Somebody holds some of them, and some that have no name.
+    // Another session holds numbers with and without names.
     let mut holder = database.connect().await;
     run(&mut holder, "SELECT pg_advisory_lock(i) FROM generate_series(990, 1010) i").await;
     run(&mut conn, "SET statement_timeout = 0; SET synchronize_seqscans = off").await;

@@ -1,4 +1,4 @@
-//! What operators see and do, and what a server that is not set up says, on a real server.
+//! Inspection, ended sessions, and errors of a server without the schema, on a real server.
 use std::sync::Arc;
 
 use crate::common::*;
@@ -20,13 +20,13 @@ async fn inspect(lock: &Engine, name: &str) -> KeyInfo {
     lock.admin().unwrap().inspect(&key(name)).await.unwrap()
 }
 
-/// The one who holds it.
+/// Returns the only hold of the key.
 fn hold(info: &KeyInfo) -> &HoldInfo {
     assert_eq!(info.holders.len(), 1, "{info:?}");
     info.holder().unwrap()
 }
 
-// docs/hazards.md H19: as many as a lock table of the default size has, and then some.
+// docs/hazards.md H19: more locks than fit into a lock table of the default size.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_lock_table_can_be_listed() {
     let database = Cluster::shared().fresh_database().await;
@@ -53,7 +53,7 @@ async fn locks_of_other_programs_are_listed_by_their_numbers() {
         queued_there.close().await.unwrap();
     });
     until_queued(cluster, database.name(), 1).await;
-    // Of another database.
+    // A lock of another database is not listed.
     let elsewhere = cluster.fresh_database().await;
     let mut far = elsewhere.connect().await;
     run(&mut far, "SELECT pg_advisory_lock(99)").await;
@@ -86,7 +86,7 @@ async fn holds_of_other_clients_are_named_within_the_lag() {
     for lock in holders {
         let lock = Arc::new(lock);
         let guard = lock.key("report:7").label("by hand").acquire().await.unwrap();
-        // Its own client knows at once.
+        // The holder's own client shows its hold at once.
         let own = inspect(&lock, "report:7").await;
         assert_eq!((hold(&own).holder, hold(&own).token), (Some(guard.holder()), guard.token()));
         assert!(own.named, "{own:?}");
@@ -94,7 +94,7 @@ async fn holds_of_other_clients_are_named_within_the_lag() {
         let named = within(lag, format!("{lock}: not named"), async {
             loop {
                 let info = list(&looker).await.pop().unwrap();
-                // The row that an earlier holder left names the key, and not who has it now.
+                // The row of an earlier holder names the key, but not the present holder.
                 if info.named && hold(&info).holder.is_some() {
                     return info;
                 }
@@ -144,7 +144,7 @@ async fn ending_a_session_says_what_else_goes_with_it() {
     assert_eq!(goes, ["a", "b"]);
     assert!(session.owner.as_deref().unwrap().contains("127.0.0.1"), "{session:?}");
 
-    // One hold alone cannot be ended: said, and nothing done.
+    // A single hold cannot be ended, so the call fails and changes nothing.
     let error = admin.force_release(&key("a"), a.holder()).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.message().contains("--force --session"), "{error}");
@@ -166,7 +166,7 @@ async fn ending_a_session_says_what_else_goes_with_it() {
     }
 }
 
-// A row that an earlier holder left is not shown as the present one's.
+// The row of an earlier holder is not shown as the present holder's.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_old_name_is_not_shown_as_the_present_holder() {
     let cluster = Cluster::shared();
@@ -181,7 +181,7 @@ async fn an_old_name_is_not_shown_as_the_present_holder() {
     let info = inspect(&looker, "7").await;
     let hold = hold(&info);
     assert_eq!((hold.holder, hold.token, &hold.label), (None::<HolderId>, None, &None));
-    // C18: looking takes nothing.
+    // C18: inspecting takes no lock.
     run(&mut foreign, "SELECT pg_advisory_unlock(7)").await;
     assert!(inspect(&looker, "7").await.is_free());
     assert_eq!(held(cluster, database.name()).await, [0; 0]);
@@ -213,9 +213,9 @@ async fn a_server_that_is_not_set_up_says_what_to_do() {
         assert_error(&error, ErrorKind::PermissionDenied, "GRANT USAGE ON SCHEMA");
     }
     cluster.run_sql(database.name(), schema::grants(&name, &role, schema::Stores::Advisory)).await;
-    // These are all that is needed: to lock, to name, to list.
+    // These privileges suffice to lock, to write names and to list.
     let poor = AdvisoryConfig::new(as_role()).connect().await.unwrap();
-    // What the role may not see is not made up: another role's session has an address.
+    // Details that the role cannot read are left out, for example the address of another role's session.
     let rich = AdvisoryConfig::new(config()).connect().await.unwrap();
     let others = rich.key("of another role").acquire().await.unwrap();
     let owner = list(&poor).await.iter().find_map(|info| hold(info).owner.clone()).unwrap();
@@ -232,7 +232,7 @@ async fn a_server_that_is_not_set_up_says_what_to_do() {
     for error in both(config()).await {
         assert_error(&error, ErrorKind::SchemaMissing, "update this program");
     }
-    // Also when it happens to a client that runs, once its session is a new one.
+    // A running client reports the same error with its next session.
     let guard = take(&poor, "k").await;
     cluster
         .run_sql(
@@ -280,7 +280,7 @@ async fn a_lock_in_a_database_of_its_own_survives_work_on_the_other() {
         assert_eq!(held.validity(), Validity::Valid);
         held.release().await.unwrap();
     }
-    // In the database itself a client is in the way, also one that holds nothing.
+    // In the application's database, even a client without holds blocks the work.
     let _idle = session(app.url()).await;
     for work in &works[..2] {
         let refused = sqlx::raw_sql(sqlx::AssertSqlSafe(work.clone())).execute(&mut admin).await.unwrap_err();

@@ -11,10 +11,10 @@ use leasehold_postgres::{Identifier, channel};
 use test_bounds::within;
 use test_servers::{Cluster, ClusterOptions, Database, PgBouncer, Proxy, StopMode};
 
-/// What a child process does: holds a key, and says what it reads when it is told to go on.
+/// The child process: holds a key, and prints the guard's validity after a line on its input.
 #[test]
 fn child() {
-    // Started by the tests below; on its own there is nothing to do.
+    // Does nothing unless a test below started this process.
     let Ok(task) = std::env::var("LEASEHOLD_TEST_CHILD") else { return };
     let (scope, url) = task.split_once(' ').unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -29,12 +29,12 @@ fn child() {
         told.await.unwrap();
         println!("reads {:?}", guard.validity());
         guard.lost().await;
-        // Its process goes on, and so does its client.
+        // The process and its client keep running.
         std::future::pending::<()>().await;
     });
 }
 
-/// Killed at the end of a test, however that ends.
+/// A child process, killed when the test ends or fails.
 struct Process {
     child: Child,
     input: ChildStdin,
@@ -42,7 +42,7 @@ struct Process {
 }
 
 impl Process {
-    /// Holds key 7 when this returns.
+    /// Starts a child and returns when it holds key 7.
     fn holding(scope: &str, url: &str) -> Self {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
@@ -72,7 +72,7 @@ impl Drop for Process {
     }
 }
 
-// Row b, docs/hazards.md H35: the pooler sees the end of the client's socket, and ends the transaction.
+// Row b, docs/hazards.md H35: the pooler sees that the client's socket was closed, and ends the transaction.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_killed_holder_behind_a_pooler_frees() {
     let cluster = Cluster::shared();
@@ -87,8 +87,8 @@ async fn a_killed_holder_behind_a_pooler_frees() {
     lock.key("7").wait(bound).acquire().await.unwrap().release().await.unwrap();
 }
 
-// Row c: the holder is told first, and others get in when the session ends. That the server ends it by
-// itself takes a machine that answers no probes, and on loopback the kernel answers them: it is cut here.
+// Row c: the holder's loss comes first, and others get in when the session ends. On loopback the kernel answers the
+// server's probes, so the test cuts the connection itself.
 #[tokio::test(flavor = "multi_thread")]
 async fn others_get_in_when_the_session_of_a_dead_path_ends() {
     let cluster = Cluster::shared();
@@ -105,7 +105,7 @@ async fn others_get_in_when_the_session_of_a_dead_path_ends() {
         proxy.cut();
         let next = within(LONG, "free when the session ends", waiting).await.unwrap().unwrap();
         assert!(next.token() > guard.token());
-        // Row d: the network comes back, and the old hold does not.
+        // Row d: when the network is back, the old hold stays lost.
         proxy.restore();
         until("usable again", async || match lock.key("8").try_acquire().await {
             Ok(guard) => guard.unwrap().release().await.is_ok(),
@@ -121,8 +121,8 @@ async fn others_get_in_when_the_session_of_a_dead_path_ends() {
     }
 }
 
-// H35, row c: the server ends a transaction whose client does not confirm any more, though the pooler in
-// between keeps its own connection and the kernel of the proxy answers every probe.
+// H35, row c: the server ends a transaction that its client no longer confirms, although the pooler's connection
+// stays open and the proxy's kernel answers every probe.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_silent_client_behind_a_pooler_is_given_up_by_the_server() {
     let cluster = Cluster::shared();
@@ -135,7 +135,7 @@ async fn a_silent_client_behind_a_pooler_is_given_up_by_the_server() {
     let guard = take(&lock, "7").await;
     let waiting = waiter(&other, "7");
     until_queued(cluster, database.name(), 1).await;
-    // Longer than the server's limit, which every confirmation starts anew.
+    // Longer than the server's limit, because every confirmation restarts it.
     tokio::time::sleep(LIVENESS.server_gives_up + ms(500)).await;
     assert_eq!(guard.validity(), Validity::Valid);
     assert!(!waiting.is_finished(), "two holders at once");
@@ -146,8 +146,8 @@ async fn a_silent_client_behind_a_pooler_is_given_up_by_the_server() {
     next.release().await.unwrap();
 }
 
-/// In how many seconds the server's kernel asks whether the client of each session is still there, as far
-/// as it has been quiet; `None` for what else it waits for.
+/// Returns, for each session, the seconds until the server's kernel sends the next keepalive probe. `None` if no
+/// keepalive timer runs.
 #[cfg(target_os = "linux")]
 async fn probes(cluster: &Cluster, database: &Database) -> Vec<Option<f64>> {
     let ports: Vec<i32> = sqlx::query_scalar(
@@ -162,13 +162,13 @@ async fn probes(cluster: &Cluster, database: &Database) -> Vec<Option<f64>> {
         let mut lines = sockets.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>());
         let ours = |line: &Vec<&str>| port(line[1]) == cluster.port() && i32::from(port(line[2])) == client;
         let (kind, ticks) = lines.find(ours)?[5].split_once(':').unwrap();
-        // 2 is the keepalive timer, in hundredths of a second.
+        // Timer 2 is the keepalive timer, in hundredths of a second.
         (kind == "02").then(|| f64::from(u32::from_str_radix(ticks, 16).unwrap()) / 100.0)
     };
     ports.into_iter().map(timer).collect()
 }
 
-// Row c, docs/hazards.md H07: what a machine on loopback can show of the server's own watch.
+// Row c, docs/hazards.md H07: on loopback only the probes can be shown, not that the server ends the session.
 #[cfg(target_os = "linux")]
 #[tokio::test(flavor = "multi_thread")]
 async fn the_server_asks_soon_whether_a_quiet_client_is_there() {
@@ -189,7 +189,7 @@ async fn the_server_asks_soon_whether_a_quiet_client_is_there() {
     .await;
 }
 
-// Row e: the machine answers for a stopped process, which keeps its lock until it runs again.
+// Row e: a stopped process keeps its lock until it runs again, because its machine answers the probes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_holder_that_was_stopped_reads_lost_and_gives_back() {
     let cluster = Cluster::shared();
@@ -202,7 +202,7 @@ async fn a_holder_that_was_stopped_reads_lost_and_gives_back() {
         assert!(is_held(&other, "7").await, "{scope}");
         holder.input.write_all(b"go on\n").unwrap();
         holder.signal("-CONT");
-        // At its first look, before its client has spoken to the server.
+        // At the first query, before the client has exchanged anything with the server.
         assert_eq!(holder.says("reads"), "reads Lost", "{scope}");
         let guard = take(&other, "7").await;
         assert!(holder.child.try_wait().unwrap().is_none(), "{scope}: given back, not dead");
@@ -210,7 +210,7 @@ async fn a_holder_that_was_stopped_reads_lost_and_gives_back() {
     }
 }
 
-// docs/hazards.md H33: commits that notify stand in line, so that only those who poll are notified.
+// docs/hazards.md H33: commits that notify run one after the other, so only keys with pollers are notified.
 #[tokio::test(flavor = "multi_thread")]
 async fn notifies_only_when_somebody_polls() {
     let cluster = Cluster::shared();
@@ -221,19 +221,19 @@ async fn notifies_only_when_somebody_polls() {
     heard.listen(&channel("advisory", &Identifier::new("leasehold").unwrap())).await.unwrap();
     for _ in 0..20 {
         let guard = take(&holder, "1").await;
-        // Tries that are turned away do not wait.
+        // A try that finds the key held does not become a waiter.
         assert!(is_held(&lock, "1").await);
         guard.release().await.unwrap();
         let guards = holder.keys(["4", "5", "6"]).acquire().await.unwrap();
         guards.release().await.unwrap();
     }
-    // Who waits in the server's queue is served by the server.
+    // The server itself serves a waiter in its queue.
     let guard = take(&holder, "1").await;
     let waiting = waiter(&lock, "1");
     until_queued(cluster, database.name(), 1).await;
     guard.release().await.unwrap();
     let first = waiting.await.unwrap().unwrap();
-    // It keeps the only session for waiting, so that the next ones poll.
+    // `first` keeps the only session for waiting, so the next waiters poll.
     let contended = [take(&holder, "2").await, take(&holder, "3").await];
     let waiting = ["2", "3"].map(|key| waiter(&lock, key));
     until("both poll", async || {

@@ -1,4 +1,4 @@
-//! Many who wait, and one whose path to the server is dead: what waiting costs those who hold.
+//! Many waiters, and a waiter whose connection is dead: the cost of waiting for the holders.
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -7,13 +7,13 @@ use leasehold_api::{ErrorKind, Lock as _, LockExt as _};
 use leasehold_engine::Engine;
 use test_servers::{Cluster, Proxy, Signal};
 
-/// How many show that they poll.
+/// Returns how many waiters have set the mark of a poller.
 async fn marked(cluster: &Cluster, database: &str) -> usize {
     cluster.advisory_locks(database).await.iter().filter(|lock| lock.mode == "ShareLock").count()
 }
 
-// docs/hazards.md H07: a connection that only reads is never told that its path is dead, so that nobody must wait
-// for it, and go on asking the server to end it, for ever.
+// docs/hazards.md H07: a connection that only reads never learns that its path is dead. So the client must stop
+// waiting for it and must stop sending requests to end it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wait_whose_session_does_not_answer_any_more_is_given_up() {
     let cluster = Cluster::shared();
@@ -36,7 +36,7 @@ async fn a_wait_whose_session_does_not_answer_any_more_is_given_up() {
     cluster.kill_backend(pid, Signal::STOP);
     let outcome = waiting.await.unwrap_err();
     assert_eq!(outcome.kind(), ErrorKind::Timeout, "{outcome}");
-    // While it is not, the server is asked ten times a second.
+    // Before the client gives the session up, it sends ten requests per second.
     until("it is given up", async || {
         let before = proxy.traffic().round_trips;
         tokio::time::sleep(ms(1_000)).await;
@@ -46,7 +46,7 @@ async fn a_wait_whose_session_does_not_answer_any_more_is_given_up() {
     cluster.kill_backend(pid, Signal::CONT);
     until("nobody is queued", async || queued(cluster, database.name()).await == 0).await;
     until("its connection is closed", async || proxy.traffic().open == sessions).await;
-    // There is a session to wait on again.
+    // A session for waiting is available again.
     let released = async {
         until_queued(cluster, database.name(), 1).await;
         run(&mut holder, "SELECT pg_advisory_unlock(7)").await;
@@ -56,7 +56,8 @@ async fn a_wait_whose_session_does_not_answer_any_more_is_given_up() {
     lock.close().await.unwrap();
 }
 
-// Those who poll say so, all of a moment in one statement: confirmations wait behind it, and too late is lost.
+// Pollers that start together set their marks in one statement. With a statement each, confirmations would queue
+// behind them and come too late.
 #[tokio::test(flavor = "multi_thread")]
 async fn marks_of_many_waiters_are_a_few_statements() {
     const KEYS: usize = 64;
@@ -75,7 +76,7 @@ async fn marks_of_many_waiters_are_a_few_statements() {
     let waiters: Vec<_> = (0..KEYS).map(|n| waiter(&lock, &n.to_string())).collect();
     until("all but one poll", async || marked(cluster, database.name()).await == KEYS - 1).await;
     let taken = proxy.traffic().round_trips - before;
-    // Opening the session that waits in the queue is among them.
+    // The count includes opening the session that waits in the queue.
     assert!(taken < KEYS as u64 * 3 / 4, "{taken} round trips");
     waiters.iter().for_each(tokio::task::JoinHandle::abort);
     until("no mark is left", async || marked(cluster, database.name()).await == 0).await;
@@ -83,7 +84,7 @@ async fn marks_of_many_waiters_are_a_few_statements() {
     lock.close().await.unwrap();
 }
 
-/// Takes the key, works under it and frees it, again and again.
+/// Acquires the key, holds it and releases it in a loop.
 async fn hog(lock: Arc<Engine>, grants: Arc<AtomicU64>, enough: Arc<AtomicBool>) {
     while !enough.load(Ordering::Acquire) {
         let guard = take(&lock, "7").await;
@@ -93,7 +94,7 @@ async fn hog(lock: Arc<Engine>, grants: Arc<AtomicU64>, enough: Arc<AtomicBool>)
     }
 }
 
-// C12: who polls because all sessions for waiting are taken comes next, though its way to the server is longer.
+// C12: a waiter that has to poll is served despite clients that loop, although its connection is slower than theirs.
 #[tokio::test(flavor = "multi_thread")]
 async fn those_who_take_a_key_in_a_loop_leave_it_to_one_that_polls() {
     let cluster = Cluster::shared();

@@ -1,4 +1,4 @@
-//! Clients whose sessions are closed while nobody uses them.
+//! Clients that close their sessions while idle.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,7 +32,7 @@ async fn what_is_held_or_awaited_keeps_the_sessions_of_an_idle_client() {
     let database = cluster.fresh_database().await;
     let [a, b] = both_with(server(database.url()).idle(IDLE)).await;
     let mut waiting = Vec::new();
-    // Of each scope, a holder; more wait than have a session in the server's queue.
+    // One holder per scope, and more waiters than sessions for the server's queue.
     let (held, other) = (take(&a, "7").await, take(&b, "8").await);
     let (a, b) = (Arc::new(a), Arc::new(b));
     let key_of_the_other = |n: usize| if n.is_multiple_of(2) { (&a, "8") } else { (&b, "7") };
@@ -62,7 +62,7 @@ async fn a_call_that_comes_as_the_sessions_are_closed_is_carried_out() {
     let database = cluster.fresh_database().await;
     let lock = Arc::new(numbers(server(database.url()).idle(IDLE)).connect().await.unwrap());
     for round in 0..12_u64 {
-        // Around the moment when the session is closed.
+        // The call falls around the moment at which the session is closed.
         sleep(IDLE - ms(6) + ms(round)).await;
         take(&lock, "7").await.release().await.unwrap();
     }

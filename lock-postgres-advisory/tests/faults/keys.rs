@@ -1,4 +1,4 @@
-//! Numbers that meet, key spaces, other programs on the same locks, and re-entrancy, on a real server.
+//! Colliding numbers, key spaces, other programs on the same locks, and re-entrancy, on a real server.
 use std::sync::Arc;
 
 use crate::common::*;
@@ -9,7 +9,7 @@ use sqlx::Either;
 use sqlx::postgres::{PgAdvisoryLock, PgAdvisoryLockGuard};
 use test_servers::Cluster;
 
-/// All keys of one length have one number.
+/// A hasher that gives all keys of one length the same number.
 #[derive(Debug)]
 struct Weak;
 
@@ -44,7 +44,7 @@ async fn keys_whose_numbers_meet_exclude_each_other_and_say_so_in_one_process() 
                 assert!(error.message().contains(part), "{part:?} is not in: {error}");
             }
         }
-        // Two keys of one call would otherwise wait for each other for ever.
+        // Otherwise the call would wait for its own first key until its budget ends.
         let error = one.keys(["aaa", "bbb"]).wait(LONG).acquire().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidKey, "{error}");
         assert!(is_held(&other, "kiel").await, "another process is kept out");
@@ -110,7 +110,7 @@ async fn programs_that_use_the_drivers_own_locks_are_excluded() {
     waiting.await.unwrap().unwrap().release().await.unwrap();
 }
 
-// docs/hazards.md H02, H03: the server counts what one session takes twice; we never let it.
+// docs/hazards.md H02, H03: the server counts repeated locks of one session, so the client never takes a lock twice.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_re_entrant_and_one_release_frees() {
     let cluster = Cluster::shared();
@@ -129,14 +129,14 @@ async fn nothing_is_re_entrant_and_one_release_frees() {
         assert!(!free(&mut observer, 7).await);
         next.release().await.unwrap();
         assert!(free(&mut observer, 7).await, "{lock}: taken more than once");
-        // One name twice in a call.
+        // The same name twice in one call.
         let error = lock.keys(["7", "8", "7"]).acquire().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidOption, "{error}");
         assert_eq!(held(cluster, database.name()).await, [0; 0]);
     }
 }
 
-/// Text that would be a program if it were not bound.
+/// Texts that would change a statement if they were not bound.
 const EVIL: [&str; 6] = [
     "'; DROP SCHEMA leasehold CASCADE; --",
     "$1",
@@ -167,12 +167,11 @@ async fn keys_labels_and_names_are_only_text() {
             guard.release().await.unwrap();
         }
     }
-    // Both scopes of a key are one lock, whatever the schema is called.
+    // Both scopes use one lock per key, with every schema name.
     assert_eq!(Fnv1a64.space(), KeySpace::Big);
 }
 
-// docs/hazards.md H39: whoever may become us may free our locks; the next confirmation cannot see it, the
-// release does.
+// docs/hazards.md H39: an operator ends the session, and the release reports that the lock was no longer held.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_tells_when_the_server_no_longer_had_the_lock() {
     let cluster = Cluster::shared();
@@ -181,7 +180,7 @@ async fn a_release_tells_when_the_server_no_longer_had_the_lock() {
     let guard = take(&lock, "7").await;
     let neighbour = take(&lock, "8").await;
     end(cluster, pid_of(cluster, database.name(), 7).await).await;
-    // At once, without waiting until the loss is known.
+    // Released at once, before the client notices the loss.
     let error = guard.release().await.unwrap_err();
     assert!(matches!(error.kind(), ErrorKind::Lost | ErrorKind::OutcomeUnknown), "{error}");
     lost_within(&neighbour, LONG).await;

@@ -1,4 +1,4 @@
-//! What a server has little of: locks, connections, statements, notifications.
+//! Scarce resources of a server: locks, connections, statements, notifications.
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use sqlx::{Connection as _, PgConnection};
 use test_bounds::within;
 use test_servers::{Cluster, ClusterOptions, Proxy};
 
-// docs/hazards.md H19: at its limit the server refuses; what was refused leaves nothing behind.
+// docs/hazards.md H19: a server with a full lock table refuses locks, and a refused lock is not held.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_lock_table_is_an_error_of_its_own() {
     let options =
@@ -21,13 +21,13 @@ async fn a_full_lock_table_is_an_error_of_its_own() {
     let lock = numbers(seldom(&cluster.url("postgres"))).connect().await.unwrap();
     let limit = lock.capabilities().max_holds.unwrap();
     assert!((50..1_000).contains(&limit), "{limit}");
-    // Sessions that are open have what they need; a new one would find no room.
+    // Opened before the lock table is full, because a new session would find no room.
     let mut observer = admin(&cluster).await;
     let count = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted";
     let mut guards = Vec::new();
     let refused = loop {
         let keys = (0..40).map(|n| (guards.len() + n).to_string());
-        // As many at once: they travel in one statement, and one that fails is not its neighbours' failure.
+        // Tried at once, so that they are batched in one statement. A failed lock must not fail the others.
         let tries = join_all(keys.map(|key| {
             let lock = &lock;
             async move { lock.key(key.as_str()).try_acquire().await }
@@ -58,7 +58,7 @@ async fn a_full_lock_table_is_an_error_of_its_own() {
     until("all is free", async || held(&cluster, "postgres").await.is_empty()).await;
 }
 
-// The server has no connection for us: said so at the start, and when one more is needed.
+// A server without free connections is reported on connecting, and when a client needs another session.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_connection_left_is_an_error_of_its_own() {
     let options =
@@ -82,7 +82,7 @@ async fn no_connection_left_is_an_error_of_its_own() {
         assert_error(&error, ErrorKind::Capacity, "max_connections");
     }
     assert!(refused.elapsed() < LONG / 4, "the server had said so, long before the time to connect was over");
-    // What needs no connection goes on.
+    // Calls that need no new connection still work.
     take(&lock, "8").await.release().await.unwrap();
     guard.release().await.unwrap();
     others.clear();
@@ -142,7 +142,7 @@ async fn a_thousand_locks_need_two_connections_at_most() {
         let guards = try_join_all(tries).await.unwrap();
         assert_eq!(held(cluster, database.name()).await.len(), 1_000);
         let ours = cluster.backends(database.name()).await;
-        // And one that keeps none, for their names.
+        // One more session holds no locks and writes names.
         assert!(ours.len() <= connections + 1, "{} connections: {ours:?}", ours.len());
         let mut tokens: Vec<_> = guards.iter().map(leasehold_api::LockGuard::token).collect();
         tokens.sort();
@@ -155,14 +155,14 @@ async fn a_thousand_locks_need_two_connections_at_most() {
     }
 }
 
-// What is asked at once travels together.
+// Concurrent calls are batched.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_at_once_are_a_few_statements() {
     let cluster = Cluster::shared();
     let database = cluster.fresh_database().await;
     let proxy = Proxy::start(cluster.address()).await;
     let lock = numbers(seldom(&proxy.url(database.url()))).connect().await.unwrap();
-    // The statements are prepared, and a round trip takes long enough for all to be asked meanwhile.
+    // Prepares the statements. The delay then lets all calls arrive during one round trip.
     for _ in 0..2 {
         lock.keys(["1", "2"]).acquire().await.unwrap().release().await.unwrap();
     }
@@ -179,11 +179,11 @@ async fn many_at_once_are_a_few_statements() {
     let released = join_all(guards.into_iter().map(leasehold_api::LockGuard::release)).await;
     released.into_iter().for_each(|outcome| outcome.unwrap());
     let after = proxy.traffic().round_trips;
-    // The names of what lasted may be written in between: begin, set, write, commit.
+    // The names of longer holds can be written too, which takes four round trips: begin, set, write, commit.
     assert!(after - acquired <= 12, "64 releases took {} round trips", after - acquired);
 }
 
-// One call of the backend for many keys is one statement, whoever runs the session meanwhile.
+// One call of the backend for many keys is one statement.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_release_of_many_holds_is_one_statement() {
     let cluster = Cluster::shared();
@@ -191,7 +191,7 @@ async fn one_release_of_many_holds_is_one_statement() {
     let mut observer = database.connect().await;
     let proxy = Proxy::start(cluster.address()).await;
     let backend = numbers(seldom(&proxy.url(database.url()))).backend().await.unwrap();
-    // After the first round the statements are prepared.
+    // The first round prepares the statements.
     for round in 0..5_u64 {
         let numbers = (round * 64)..(round * 64 + 64);
         let request = |n: u64| Request::new(key(&n.to_string()), HolderId::from_parts(7, n));
@@ -201,7 +201,7 @@ async fn one_release_of_many_holds_is_one_statement() {
         let granted = backend.acquire(requests).await;
         let acquired = proxy.traffic().round_trips;
         assert!(granted.iter().all(|answer| matches!(answer, Ok(Attempt::Granted(_)))), "{granted:?}");
-        // The names of what lasts are written in between; the confirmation is answered after that.
+        // Waits until the names are written. The reply to the confirmation then comes after all other traffic.
         let named = (round + 1) * 64;
         until_true(&mut observer, &format!("SELECT count(*) = {named} FROM leasehold.advisory_name")).await;
         assert!(backend.renew(holds.clone()).await.iter().all(Result::is_ok));
@@ -217,7 +217,7 @@ async fn one_release_of_many_holds_is_one_statement() {
     observer.close().await.unwrap();
 }
 
-// A transaction of its own for each lock costs no more than it has to: its begin, the lock, its end.
+// A lock in its own transaction takes three round trips: begin, lock, end.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lock_in_a_transaction_is_three_round_trips() {
     let cluster = Cluster::shared();
@@ -225,7 +225,7 @@ async fn a_lock_in_a_transaction_is_three_round_trips() {
     let proxy = Proxy::start(cluster.address()).await;
     let config = XactConfig::new(seldom(&proxy.url(database.url()))).hasher(Arc::new(RawBigint));
     let lock = config.connect().await.unwrap();
-    // The session is open, and its statement prepared.
+    // Opens the session and prepares its statement.
     take(&lock, "1").await.release().await.unwrap();
     let (mut acquiring, mut releasing) = (Vec::new(), Vec::new());
     for _ in 0..5 {
@@ -236,7 +236,7 @@ async fn a_lock_in_a_transaction_is_three_round_trips() {
         acquiring.push(acquired - before);
         releasing.push(proxy.traffic().round_trips - acquired);
     }
-    // What looks after the schema, and the names of what lasts, may come in between, and not each time.
+    // Takes the minimum, because upkeep of the schema and names add round trips to some rounds.
     assert_eq!(
         (acquiring.iter().min(), releasing.iter().min()),
         (Some(&2), Some(&1)),
@@ -244,7 +244,7 @@ async fn a_lock_in_a_transaction_is_three_round_trips() {
     );
 }
 
-/// Twenty keys that a client waits for, with few sessions to wait on.
+/// Asserts that a client waits for twenty keys with only `waiting` sessions in the server's queue.
 async fn contended(waiting: usize) {
     const KEYS: usize = 20;
     let cluster = Cluster::shared();
@@ -259,16 +259,16 @@ async fn contended(waiting: usize) {
     let begun = Instant::now();
     let waiters: Vec<_> = (0..KEYS).map(|n| waiter(&lock, &n.to_string())).collect();
     until_queued(cluster, database.name(), waiting).await;
-    // Those that ask have marked what they ask for.
+    // The pollers have set marks for their keys.
     until("all others are marked", async || {
         let locks = cluster.advisory_locks(database.name()).await;
         locks.iter().filter(|lock| lock.mode == "ShareLock").count() == KEYS - waiting
     })
     .await;
-    // Each of the two has one for its locks, and one that keeps none, for names and for looking.
+    // Each of the two clients has a session for its locks and one for names and inspection.
     let sessions = cluster.backends(database.name()).await.len();
     assert!(sessions <= waiting + 4, "{sessions} sessions, of which {waiting} may wait in the queue");
-    // Each is granted before long after its release, whether it waits in the queue or asks.
+    // Each waiter is granted after the release, in the queue or polling.
     let mut waiters: Vec<_> = waiters.into_iter().rev().collect();
     for guard in guards {
         guard.release().await.unwrap();
@@ -290,7 +290,7 @@ async fn one_session_waits_for_many_keys() {
     contended(1).await;
 }
 
-// docs/hazards.md H34, H36: whoever frees the number tells nobody, so that those who ask find out by asking.
+// docs/hazards.md H34, H36: another program releases the number without a notification, and the poller finds it free.
 #[tokio::test(flavor = "multi_thread")]
 async fn waiters_do_not_need_notifications() {
     let cluster = Cluster::shared();
@@ -298,7 +298,7 @@ async fn waiters_do_not_need_notifications() {
     let mut silent = database.connect().await;
     run(&mut silent, "SELECT pg_advisory_lock(1), pg_advisory_lock(2)").await;
     let lock = Arc::new(numbers(seldom(database.url())).waiting(1).connect().await.unwrap());
-    // The first takes the only session that may wait in the queue.
+    // The first waiter takes the only session for the queue.
     let queued = waiter(&lock, "1");
     until_queued(cluster, database.name(), 1).await;
     let asking = waiter(&lock, "2");
@@ -314,7 +314,7 @@ async fn waiters_do_not_need_notifications() {
     queued.await.unwrap().unwrap().release().await.unwrap();
 }
 
-// docs/hazards.md H21: those in the server's queue are served in their order, over several clients.
+// docs/hazards.md H21: waiters of several clients in the server's queue are served in order.
 #[tokio::test(flavor = "multi_thread")]
 async fn waiters_of_several_clients_come_in_their_order() {
     let cluster = Cluster::shared();

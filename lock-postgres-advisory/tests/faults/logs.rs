@@ -1,4 +1,4 @@
-//! What waits leave in the server's log.
+//! Waits leave nothing in the server's log.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use crate::common::*;
 use leasehold_api::{ErrorKind, LockExt as _};
 use test_servers::{Cluster, ClusterOptions};
 
-// `log_min_messages` is the server's default: warnings and errors are written.
+// With the server's default of `log_min_messages`, which logs warnings and errors.
 #[tokio::test(flavor = "multi_thread")]
 async fn waits_that_end_without_the_lock_leave_no_error_or_warning_in_the_server_s_log() {
     let cluster = Cluster::start(ClusterOptions::new());
@@ -14,7 +14,7 @@ async fn waits_that_end_without_the_lock_leave_no_error_or_warning_in_the_server
     let holder = session(&url).await;
     let guard = take(&holder, "7").await;
     for lock in both(&url).await.map(Arc::new) {
-        // With and without room in the server's queue.
+        // More waiters than have room in the server's queue.
         let many: Vec<_> = (0..8)
             .map(|_| {
                 let lock = Arc::clone(&lock);
@@ -25,7 +25,7 @@ async fn waits_that_end_without_the_lock_leave_no_error_or_warning_in_the_server
         for kind in many {
             assert_eq!(kind.await.unwrap(), ErrorKind::Timeout);
         }
-        // One that is dropped.
+        // A wait that is dropped.
         let dropped = waiter(&lock, "7");
         until("it waits", async || queued(&cluster, "postgres").await > 0).await;
         dropped.abort();
@@ -33,7 +33,7 @@ async fn waits_that_end_without_the_lock_leave_no_error_or_warning_in_the_server
         assert!(lock.key("7").try_acquire().await.unwrap().is_none());
     }
     guard.release().await.unwrap();
-    // The line that the server writes last is there, so those before it are.
+    // Provokes a last line of the log, so that all earlier lines are written when it is.
     let mut connection = admin(&cluster).await;
     let last = sqlx::raw_sql("SELECT 1/0").execute(&mut connection).await;
     assert!(last.is_err());

@@ -10,7 +10,7 @@ use leasehold_postgres_advisory::XactConfig;
 use test_bounds::{Bound, within};
 use test_servers::{Cluster, ClusterOptions, Proxy, Signal, StopMode};
 
-// docs/hazards.md H18: noticed by the end of the session itself, long before the next confirmation.
+// docs/hazards.md H18: the client sees the end of the session itself, long before the next confirmation.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_end_of_a_holders_session_is_noticed_at_once() {
     let cluster = Cluster::shared();
@@ -33,8 +33,8 @@ async fn the_end_of_a_holders_session_is_noticed_at_once() {
     }
 }
 
-// docs/hazards.md H18: the session of one that waits, of one that got its lock by waiting, and the one
-// that listens.
+// docs/hazards.md H18: the session of a waiter, the session of a lock granted by waiting, and the session that
+// listens.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_end_of_any_other_session_is_survived() {
     let cluster = Cluster::shared();
@@ -44,7 +44,7 @@ async fn the_end_of_any_other_session_is_survived() {
     let mine = take(&lock, "1").await;
     let listening = pid_of(cluster, database.name(), 1).await;
 
-    // Waiting: the server ends the session; who gives up is told why, and nothing is held.
+    // The session of a waiter ends. A waiter that gives up on failure gets the reason, and nothing is held.
     let held_by_other = take(&holder, "7").await;
     let waiting = giving_up(&lock, "7");
     until_queued(cluster, database.name(), 1).await;
@@ -55,7 +55,7 @@ async fn the_end_of_any_other_session_is_survived() {
     assert_eq!(queued(cluster, database.name()).await, 0);
     assert_eq!(mine.validity(), Validity::Valid, "its neighbour on the other session");
 
-    // Who does not is in the queue again.
+    // A waiter that does not give up joins the queue again.
     let waiting = waiter(&lock, "7");
     until_queued(cluster, database.name(), 1).await;
     let locks = cluster.advisory_locks(database.name()).await;
@@ -67,7 +67,7 @@ async fn the_end_of_any_other_session_is_survived() {
     })
     .await;
 
-    // Waited and granted: its own session ends.
+    // The session of a lock granted by waiting ends.
     held_by_other.release().await.unwrap();
     let waited = waiting.await.unwrap().unwrap();
     let pid = pid_of(cluster, database.name(), 7).await;
@@ -76,7 +76,7 @@ async fn the_end_of_any_other_session_is_survived() {
     assert_eq!(lost_within(&waited, LONG).await, LossReason::SessionLost);
     assert_eq!(mine.validity(), Validity::Valid);
 
-    // The one that listens ends while another waits in a session of its own: the wait goes on.
+    // The session that listens ends while a waiter has a separate session, and the wait goes on.
     let held_by_other = take(&holder, "7").await;
     let waiting = waiter(&lock, "7");
     until_queued(cluster, database.name(), 1).await;
@@ -100,11 +100,12 @@ async fn a_silent_reconnect_brings_nothing_back() {
         let old = take(&lock, "7").await;
         end(cluster, pid_of(cluster, database.name(), 7).await).await;
         lost_within(&old, LONG).await;
-        // The same client, on its new session.
+        // The same client acquires the key on its new session.
         let next = take(&lock, "7").await;
         assert_eq!(old.validity(), Validity::Lost);
         assert_eq!(old.release().await.unwrap_err().kind(), ErrorKind::Lost);
-        // The engine tells the store of releases in the background; this one is answered after it.
+        // The engine releases the lost guard at the store in the background. This later release is answered after
+        // that.
         take(&lock, "8").await.release().await.unwrap();
         assert!(is_held(&other, "7").await, "the release of a lost guard freed its successor");
         assert_eq!(next.validity(), Validity::Valid);
@@ -112,7 +113,7 @@ async fn a_silent_reconnect_brings_nothing_back() {
     }
 }
 
-// C2: at the store itself, where no engine knows that the old hold was lost.
+// C2: checks the store without an engine, which would know that the old hold was lost.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_late_release_does_not_free_the_successor() {
     let cluster = Cluster::shared();
@@ -134,7 +135,7 @@ async fn a_late_release_does_not_free_the_successor() {
             assert_eq!(renewed, Renewed::Gone(LossReason::SessionLost));
         }
         assert_eq!(held(cluster, database.name()).await, [number]);
-        // Asked twice it is one grant, with one token, freed by one release.
+        // A repeated request is the same grant, released by one release.
         assert!(granted(backend.acquire(vec![new.clone()]).await));
         assert!(backend.release(vec![new.hold()]).await.pop().unwrap().unwrap().was_held);
         assert_eq!(held(cluster, database.name()).await, [0; 0]);
@@ -160,7 +161,7 @@ async fn a_crash_is_told_to_holders_and_waiters_and_tokens_grow() {
         let waiting = giving_up(&waiting_client, "7");
         until_queued(&cluster, "postgres", 1).await;
         match crash {
-            // Any process of the server will do.
+            // Any server process will do, because its crash restarts the whole server.
             "backend" => cluster.kill_backend(pid_of(&cluster, "postgres", 8).await, Signal::KILL),
             _ => cluster.kill_postmaster().await,
         }
@@ -174,7 +175,7 @@ async fn a_crash_is_told_to_holders_and_waiters_and_tokens_grow() {
             assert_error(&error, ErrorKind::Unavailable, "");
             cluster.start_again().await;
         }
-        // The server takes connections again when it has recovered; until then it says so.
+        // Until it has recovered, the server refuses connections with a retryable error.
         for lock in [&*holder, &in_transaction] {
             until("usable again", async || match lock.key("7").try_acquire().await {
                 Ok(Some(guard)) => {
@@ -182,7 +183,7 @@ async fn a_crash_is_told_to_holders_and_waiters_and_tokens_grow() {
                     guard.release().await.unwrap();
                     true
                 }
-                // What a failed attempt may have got is still being given back.
+                // An earlier attempt with unknown outcome is still being undone.
                 Ok(None) => false,
                 Err(error) => {
                     assert!(error.is_retryable(), "{error}");
@@ -195,14 +196,15 @@ async fn a_crash_is_told_to_holders_and_waiters_and_tokens_grow() {
     cluster.stop(StopMode::Fast).await;
 }
 
-// docs/hazards.md H07: the path is dead and says nothing. The client knows before the server lets go.
+// docs/hazards.md H07: the connection is dead without an error. The client knows of the loss before the server frees
+// the lock.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_dead_path_is_lost_to_the_holder_first() {
     let cluster = Cluster::shared();
     let database = cluster.fresh_database().await;
     let other = session(database.url()).await;
     let proxy = Proxy::start(cluster.address()).await;
-    // In doubt for long enough to be seen.
+    // The hold is in doubt for long enough to be observed.
     let liveness = Liveness::new(ms(300), ms(10_000), ms(15_000));
     for lock in both_with(quick(&proxy.url(database.url())).liveness(liveness)).await {
         let guard = take(&lock, "7").await;
@@ -216,7 +218,7 @@ async fn a_dead_path_is_lost_to_the_holder_first() {
         assert!(error.is_retryable(), "{error}");
         proxy.restore();
         drop(guard);
-        // What was held is forwarded and the old session is closed: the server lets go.
+        // The proxy forwards the stalled data and the client closes the old session, so the server frees the lock.
         let next = take(&other, "7").await;
         next.release().await.unwrap();
         take(&lock, "7").await.release().await.unwrap();
@@ -224,7 +226,7 @@ async fn a_dead_path_is_lost_to_the_holder_first() {
     }
 }
 
-// The server would keep the old session for ten minutes: the next one ends it.
+// The server would keep the old session for ten minutes, but the client's next session ends it.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_session_on_a_dead_path_kept_is_free_once_there_is_another() {
     let cluster = Cluster::shared();
@@ -232,12 +234,12 @@ async fn what_a_session_on_a_dead_path_kept_is_free_once_there_is_another() {
     let other = session(database.url()).await;
     let dying = Proxy::start(cluster.address()).await;
     let path = Proxy::start(format!("127.0.0.1:{}", dying.port())).await;
-    // No question is on its way when the answers stop: the release would wait behind it.
+    // Confirms rarely, because the release would wait behind an unanswered confirmation.
     let liveness = Liveness::new(ms(2_000), ms(6_000), ms(600_000));
     let lock = numbers(quick(&path.url(database.url())).liveness(liveness)).connect().await.unwrap();
     let kept = take(&lock, "7").await;
     let freed = lock.keys((10..30).map(|n| n.to_string())).wait(LONG).acquire().await.unwrap();
-    // All but one are freed, and nobody is told: that one shows whose session it is.
+    // The server frees all keys but one, and the reply is lost. That one key identifies the old session.
     dying.stall_replies();
     let cut = async {
         until("they are freed", async || held(cluster, database.name()).await == [7]).await;
@@ -251,10 +253,10 @@ async fn what_a_session_on_a_dead_path_kept_is_free_once_there_is_another() {
     lock.close().await.unwrap();
 }
 
-/// What a child process does: `hold KEY` or `wait KEY`, until it is killed. It says when it holds.
+/// The child process: acquires a key, waiting if necessary, and holds it until it is killed.
 #[test]
 fn child() {
-    // Started by the tests below; on its own there is nothing to do.
+    // Does nothing unless a test below started this process.
     let Ok(task) = std::env::var("LEASEHOLD_TEST_CHILD") else { return };
     let (url, key) = task.split_once(' ').unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -265,7 +267,7 @@ fn child() {
     });
 }
 
-/// Killed at the end of a test, however that ends.
+/// A child process, killed when the test ends or fails.
 struct Process(Child);
 
 impl Process {
@@ -305,7 +307,7 @@ async fn a_killed_process_neither_holds_nor_waits() {
     waiting.0.kill().unwrap();
     waiting.0.wait().unwrap();
     let killed = Bound::new(bound);
-    // The lock is still held: only its watch over the client takes it out of the queue.
+    // The lock is still held, so only the server's check of the client removes the waiter from the queue.
     until_queued(cluster, database.name(), 0).await;
     killed.check("the dead waiter is in the queue");
     until("its sessions end", async || {
@@ -332,14 +334,14 @@ async fn a_stopped_process_keeps_its_lock() {
     let holding = Process::start(database.url(), "7");
     until("the child holds", async || held(cluster, database.name()).await == [7]).await;
     holding.signal("-STOP");
-    // Longer than the server waits for a client whose machine is silent.
+    // Longer than the server waits for an unreachable client.
     let error = lock.key("7").wait(LIVENESS.server_gives_up + ms(2_000)).acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
     drop(holding);
     take(&lock, "7").await.release().await.unwrap();
 }
 
-// The session was there when the release began: whether it was there until then is not known, and not that it was lost.
+// The session existed when the release started, so the outcome is unknown, and a loss is not proven.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_that_a_frozen_server_does_not_answer_is_no_loss() {
     let cluster = Cluster::start(ClusterOptions::new());
@@ -356,7 +358,7 @@ async fn a_release_that_a_frozen_server_does_not_answer_is_no_loss() {
     .await;
 }
 
-// Every call ends within its bound while the server is frozen, and all works when it goes on.
+// Every call ends within its bound while the server is frozen, and works again afterwards.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_frozen_server_holds_nobody_up() {
     let cluster = Cluster::start(ClusterOptions::new());
@@ -376,7 +378,7 @@ async fn a_frozen_server_holds_nobody_up() {
         );
         assert!(tried.unwrap_err().is_retryable());
         assert!(acquired.unwrap_err().is_retryable());
-        // Whether the release or the session is given up first depends on the moment.
+        // The client gives up either the release or the session first, depending on timing.
         let released = released.unwrap_err().kind();
         assert!(released.is_transient() || released == ErrorKind::Lost, "{released:?}");
         assert!(looked.unwrap_err().is_retryable());

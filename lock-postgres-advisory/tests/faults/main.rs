@@ -1,4 +1,4 @@
-//! What really happens to session locks on a server (`docs/hazards.md`): one program, so that its parts share a server.
+//! Hazards of session locks on a real server (`docs/hazards.md`). One program, so that all tests share a server.
 
 #![allow(clippy::unwrap_used)] // Of tests, which are to fail here.
 

@@ -1,4 +1,4 @@
-//! Poolers, standbys and other databases in between, on real servers.
+//! Poolers, standbys and other databases, on real servers.
 use std::sync::Arc;
 
 use crate::common::*;
@@ -9,7 +9,7 @@ use leasehold_postgres_advisory::XactConfig;
 use sqlx::{Connection as _, PgConnection};
 use test_servers::{Cluster, ClusterOptions, Database, PgBouncer, PgBouncerOptions, Proxy, Standby};
 
-/// `PgBouncer` with few and with many server connections, and with the one that was unused for longest.
+/// Returns options for `PgBouncer` with few and many server connections, and one that picks connections round robin.
 fn poolers() -> [PgBouncerOptions; 3] {
     let options = PgBouncerOptions::new;
     [options().pool_size(1), options().pool_size(5), options().pool_size(3).round_robin()]
@@ -23,7 +23,7 @@ async fn session_scope_is_refused_behind_a_pooler() {
     let direct = session(database.url()).await;
     for options in poolers() {
         let bouncer = PgBouncer::start(cluster, &options);
-        // Server connections that are there before we come, so that equal answers may come by chance.
+        // Opens server connections before, so that two statements can reach one process by chance.
         let mut warm = Vec::new();
         for _ in 0..3 {
             let mut one =
@@ -37,7 +37,7 @@ async fn session_scope_is_refused_behind_a_pooler() {
             assert_error(&error, ErrorKind::Unsupported, "connect to the server directly");
             assert!(error.message().contains("postgres+advisory-xact"), "{error}");
         }
-        // Who says that there is none is told otherwise.
+        // A configuration without a pooler is refused, because one is detected.
         let config = server(&bouncer.url(database.name())).pooler(Pooler::None);
         let error = numbers(config).connect().await.unwrap_err();
         assert_error(&error, ErrorKind::Unsupported, "pooler=none");
@@ -46,7 +46,7 @@ async fn session_scope_is_refused_behind_a_pooler() {
     direct.close().await.unwrap();
 }
 
-// docs/hazards.md H01: nothing is left on a connection that others use, also where nobody looked for a pooler.
+// docs/hazards.md H01: no lock stays on a connection that other clients use, even without detection of a pooler.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_statement_that_reaches_another_process_locks_nothing() {
     let cluster = Cluster::shared();
@@ -54,18 +54,19 @@ async fn a_statement_that_reaches_another_process_locks_nothing() {
     for keys in [vec!["7"], vec!["7", "8", "9"]] {
         let bouncer = PgBouncer::start(cluster, &PgBouncerOptions::new().pool_size(8));
         let url = bouncer.url(database.name());
-        // As long as nobody else comes, everything reaches one process.
+        // Without other clients, all statements reach one server process.
         let lock = numbers(server(&url).pooler(Pooler::Known)).connect().await.unwrap();
         let mut other = session_of(&bouncer, &database).await;
-        // This one takes the connection that was used last.
+        // This transaction takes the connection that was used last.
         run(&mut other, "BEGIN").await;
-        // In one statement.
+        // All keys in one statement.
         let error = lock.keys(keys.clone()).wait(LONG).give_up_on_failure().acquire().await.unwrap_err();
         assert!(error.is_retryable(), "{error}");
         assert!(everything(&error).contains("pooler"), "{}", everything(&error));
         assert_eq!(held(cluster, database.name()).await, [0; 0], "{keys:?}");
-        // The next session, whatever it answers, does not end the process of the one before, which is another client's.
-        // A grant is released before `other` ends its transaction, because the release could reach that process instead.
+        // The client's next session must not end the process of its earlier one, which now belongs to `other`. A
+        // grant is released before `other` ends its transaction, because the release could reach that process
+        // instead.
         if let Ok(Some(guard)) = lock.key("7").try_acquire().await {
             guard.release().await.unwrap();
         }
@@ -76,7 +77,8 @@ async fn a_statement_that_reaches_another_process_locks_nothing() {
     }
 }
 
-// docs/hazards.md H01: a pooler in session mode lends the server's process to the next client as soon as ours is gone.
+// docs/hazards.md H01: a pooler in session mode passes the server process to the next client after the first one is
+// gone.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_that_was_lent_to_somebody_else_is_not_ended() {
     let cluster = Cluster::shared();
@@ -84,7 +86,7 @@ async fn a_process_that_was_lent_to_somebody_else_is_not_ended() {
     let options = PgBouncerOptions::new().pool_size(5).setting("pool_mode", "session");
     let bouncer = PgBouncer::start(cluster, &options);
     let proxy = Proxy::start(bouncer.address()).await;
-    // Nothing is on its way when the path is cut: the pooler ends a process that is still busy.
+    // Confirms rarely, because the pooler would end a process that is busy at the cut.
     let lock = numbers(seldom(&proxy.url(&bouncer.url(database.name())))).connect().await.unwrap();
     let old = take(&lock, "7").await;
     let pid = pid_of(cluster, database.name(), 7).await;
@@ -102,7 +104,7 @@ async fn a_process_that_was_lent_to_somebody_else_is_not_ended() {
     drop(others);
     proxy.restore();
     assert_eq!(lost_within(&old, LONG).await, LossReason::SessionLost);
-    // Another session has been opened.
+    // The client opens another session.
     take(&lock, "8").await.release().await.unwrap();
     assert_eq!(text(&mut other, "SELECT pg_backend_pid()").await, pid.to_string());
 }
@@ -111,7 +113,7 @@ async fn session_of(bouncer: &PgBouncer, database: &Database) -> PgConnection {
     PgConnection::connect_with(server(&bouncer.url(database.name())).options()).await.unwrap()
 }
 
-// docs/hazards.md H01: the address leads to a pooler from one session to the next.
+// docs/hazards.md H01: the client's next session suddenly goes through a pooler.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pooler_that_appears_later_is_refused_and_gets_nothing() {
     let cluster = Cluster::shared();
@@ -125,12 +127,12 @@ async fn a_pooler_that_appears_later_is_refused_and_gets_nothing() {
     assert_eq!(lost_within(&old, LONG).await, LossReason::SessionLost);
     let error = lock.key("7").wait(LONG).acquire().await.unwrap_err();
     assert_error(&error, ErrorKind::Unsupported, "connect to the server directly");
-    // A session that is just being opened tries locks, and releases them before it is refused.
+    // A new session tries locks, and releases them before it is refused.
     until("nothing is left on the pooler's connections", async || {
         held(cluster, database.name()).await.is_empty()
     })
     .await;
-    // And back again.
+    // The address leads to the server again.
     proxy.retarget(cluster.address());
     proxy.reset();
     let guard = take(&lock, "7").await;
@@ -164,7 +166,7 @@ async fn transaction_scope_works_behind_a_pooler_and_excludes_direct_clients() {
         mine.release().await.unwrap();
         assert_eq!(held(cluster, database.name()).await, [0; 0]);
 
-        // A wait that is given up leaves the queue and the server connection.
+        // An abandoned wait leaves the queue and frees the server connection.
         let theirs = take(&direct, "7").await;
         let error = pooled.key("7").wait(ms(1_500)).acquire().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
@@ -175,7 +177,7 @@ async fn transaction_scope_works_behind_a_pooler_and_excludes_direct_clients() {
     }
 }
 
-// docs/hazards.md H16, H17, H29: behind a pooler no setting of a session can be relied on.
+// docs/hazards.md H16, H17, H29: behind a pooler the store cannot rely on session settings.
 #[tokio::test(flavor = "multi_thread")]
 async fn transaction_scope_behind_a_pooler_does_not_mind_defaults() {
     let cluster = Cluster::shared();
@@ -200,7 +202,7 @@ async fn transaction_scope_behind_a_pooler_does_not_mind_defaults() {
         let theirs = take(&direct, "7").await;
         let waiting = waiter(&pooled, "7");
         until_queued(cluster, name, 1).await;
-        // Not for anything to happen: for longer than every limit.
+        // Longer than every limit of the settings.
         tokio::time::sleep(ms(1_300)).await;
         assert_eq!(queued(cluster, name).await, 1, "{setting}: the wait was ended");
         theirs.release().await.unwrap();
@@ -222,7 +224,7 @@ async fn transaction_scope_behind_a_pooler_does_not_mind_defaults() {
 async fn a_standby_is_refused_at_first_and_after_a_reconnect() {
     let primary = Cluster::start(ClusterOptions::new());
     let url = primary.url("postgres");
-    // Installed on the primary, so that only the standby itself is in the way.
+    // Installs the schema on the primary, so that only the standby itself can be the reason.
     session(&url).await.close().await.unwrap();
     let standby = Standby::of(&primary).await;
     standby.wait_for_replay(&primary).await;
@@ -250,7 +252,7 @@ async fn a_standby_is_refused_at_first_and_after_a_reconnect() {
         assert_eq!(held(standby.cluster(), "postgres").await, [0; 0], "{lock}");
     }
 
-    // docs/hazards.md H12: the standby takes over without what the primary has written since.
+    // docs/hazards.md H12: the standby takes over without the primary's latest writes.
     standby.cut().await;
     let late = session(&url).await;
     let mut last = None;
@@ -278,7 +280,7 @@ async fn two_databases_are_two_stores() {
     }
 }
 
-// docs/hazards.md H38: nobody wants the wait any more before it has begun.
+// docs/hazards.md H38: the wait is stopped before it starts.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wait_that_is_given_up_before_it_begins_leaves_the_queue() {
     let cluster = Cluster::shared();
@@ -296,7 +298,7 @@ async fn a_wait_that_is_given_up_before_it_begins_leaves_the_queue() {
         assert!(matches!(granted, Attempt::Granted(_)));
         assert!(backend.release(vec![hold]).await.remove(0).unwrap().was_held);
     };
-    // A session is open, and what is sent on it next does not arrive.
+    // Opens a session. Data sent on it afterwards does not arrive.
     pass(1).await;
     proxy.stall();
     let stop = CancellationToken::new();
@@ -312,7 +314,7 @@ async fn a_wait_that_is_given_up_before_it_begins_leaves_the_queue() {
     until("nothing is left", async || cluster.advisory_locks(database.name()).await.is_empty()).await;
 }
 
-// docs/hazards.md H38: the one request that was under way when the wait was given up is lost.
+// docs/hazards.md H38: the request that ends an abandoned wait is lost.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wait_that_is_given_up_is_ended_though_a_request_gets_lost() {
     let cluster = Cluster::shared();
@@ -327,7 +329,7 @@ async fn a_wait_that_is_given_up_is_ended_though_a_request_gets_lost() {
     let wait = backend.wait(Request::new(key("7"), HolderId::from_parts(7, 1)), stop.clone());
     let steps = async {
         until_queued(cluster, database.name(), 1).await;
-        // What the request has to read cannot be read.
+        // Locks the view that the request reads, so the request is delayed.
         run(&mut barrier, "BEGIN; LOCK TABLE pg_catalog.pg_locks IN ACCESS EXCLUSIVE MODE").await;
         stop.cancel();
     };

@@ -4,7 +4,7 @@ use crate::common::*;
 use leasehold_api::ErrorKind;
 use test_servers::{Cluster, Database, PgBouncer, Proxy};
 
-/// The functions that take a lock, and what each answers.
+/// The functions that take a lock, with the definitions that replace them.
 const FUNCTIONS: [(&str, &str); 4] = [
     ("pg_try_advisory_lock", "boolean LANGUAGE sql AS 'SELECT true'"),
     ("pg_advisory_lock", "void LANGUAGE plpgsql AS 'BEGIN END'"),
@@ -14,8 +14,8 @@ const FUNCTIONS: [(&str, &str); 4] = [
 
 const ARGUMENTS: [&str; 2] = ["bigint", "integer, integer"];
 
-/// Replaces a function in this database by one that always succeeds. Under the old name, because the server calls its own
-/// functions by their number.
+/// Replaces a function in this database by one that always succeeds. Renames the old one, because the server calls
+/// its own functions by their number.
 async fn pretend(database: &Database, function: &str, arguments: &str, answers: &str) {
     let sql = format!(
         "ALTER FUNCTION pg_catalog.{function}({arguments}) RENAME TO honest_{function};
@@ -45,7 +45,7 @@ async fn a_server_whose_lock_functions_always_succeed_is_refused() {
         pretend(&database, "pg_advisory_unlock", arguments, "boolean LANGUAGE sql AS 'SELECT true'").await;
     }
     assert_refused(database.url()).await;
-    // Also if it stands behind a pooler, where only locks of transactions are tried.
+    // Also behind a pooler, where the client tries only transaction locks.
     let pooler = PgBouncer::transaction_mode(cluster);
     let error = in_transactions(server(&pooler.url(database.name()))).connect().await.unwrap_err();
     assert_error(&error, ErrorKind::Unsupported, "no advisory locks that exclude");
@@ -91,8 +91,8 @@ async fn to_try_a_lock_takes_no_further_round_trip_and_leaves_none() {
         drop(lock);
         trips
     };
-    // To open a second session takes two, and to compare the two processes without a lock takes ten. Without a comparison one
-    // statement asks for the process.
+    // Opening a second session takes two round trips, and comparing the two processes without a lock takes ten.
+    // Without the comparison, one statement reads the process.
     let (detects, knows) = (trips("detect").await, trips("known").await);
     assert!(detects - knows < 2 + 10, "{detects} instead of {knows}");
 }

@@ -1,4 +1,4 @@
-//! Calls that are dropped, answers that are lost, statements that fail half-way, on a real server.
+//! Dropped calls, lost replies and statements that fail half-way, on a real server.
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,19 +12,19 @@ use test_bounds::within;
 use test_servers::{Cluster, Database, Proxy};
 use tokio::time::timeout;
 
-/// What is left in the end: no lock, no mark, nobody in the queue.
+/// Waits until the database has no lock, no mark and no waiter.
 async fn assert_clean(database: &Database) {
     let locks = async || Cluster::shared().advisory_locks(database.name()).await;
     until("nothing is left in the server", async || locks().await.is_empty()).await;
 }
 
-/// The sessions of the clients that call themselves so.
+/// Returns the number of sessions with this application name.
 async fn sessions_of(database: &Database, name: &str) -> usize {
     let all = Cluster::shared().backends(database.name()).await;
     all.iter().filter(|backend| backend.application_name == name).count()
 }
 
-// docs/hazards.md H38: a wait is given up around the moment of the grant.
+// docs/hazards.md H38: a wait is dropped around the moment of its grant.
 #[tokio::test(flavor = "multi_thread")]
 async fn waits_that_are_dropped_around_the_release_leave_nothing() {
     let database = Cluster::shared().fresh_database().await;
@@ -33,7 +33,7 @@ async fn waits_that_are_dropped_around_the_release_leave_nothing() {
         let config = server(database.url()).application_name("ours");
         let (lock, sessions) = match case {
             0 => (numbers(config).connect().await, 5),
-            // Most of them ask instead of waiting in the queue.
+            // Most waiters poll instead of waiting in the queue.
             1 => (numbers(config).waiting(1).connect().await, 2),
             _ => (XactConfig::new(config).hasher(Arc::new(RawBigint)).connect().await, 17),
         };
@@ -53,7 +53,7 @@ async fn waits_that_are_dropped_around_the_release_leave_nothing() {
             };
             tokio::join!(join_all(waits), releases);
             if round % 20 == 0 {
-                // None of the lost waits is in the way of anybody.
+                // No dropped wait blocks a key.
                 for key in ["1", "2", "3"] {
                     take(&holder, key).await.release().await.unwrap();
                     take(&lock, key).await.release().await.unwrap();
@@ -92,7 +92,7 @@ async fn tries_and_releases_that_are_dropped_leave_nothing() {
     }
 }
 
-// A call that the engine gives up after its limit, while its question is still on the way.
+// The engine abandons a call after its limit while the request is still in flight.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_dropped_call_asked_for_is_found_by_its_release() {
     let cluster = Cluster::shared();
@@ -101,7 +101,7 @@ async fn what_a_dropped_call_asked_for_is_found_by_its_release() {
     let proxy = Proxy::start(cluster.address()).await;
     let url = proxy.url(database.url());
     let backend = numbers(server(&url)).waiting(1).backend().await.unwrap();
-    // Its only session for waiting is taken, so that the next wait asks again and again.
+    // The only session for waiting is taken, so the next wait polls.
     let kept = take(&holder, "1").await;
     let request = |name: &str, serial| Request::new(key(name), HolderId::from_parts(7, serial));
     let (first, stop) = (request("1", 1), CancellationToken::new());
@@ -124,7 +124,7 @@ async fn what_a_dropped_call_asked_for_is_found_by_its_release() {
                 let granted = matches!(granted.unwrap(), Attempt::Granted(_));
                 assert_eq!(released.was_held, granted);
             }
-            // Answered after whatever was on the way.
+            // The reply to this call comes after all requests in flight.
             backend.renew(vec![asking.hold()]).await;
             until("the number is free", async || !held(cluster, database.name()).await.contains(&2)).await;
         }
@@ -136,7 +136,7 @@ async fn what_a_dropped_call_asked_for_is_found_by_its_release() {
     assert_clean(&database).await;
 }
 
-/// How many names of locks that are held now are written.
+/// Returns the number of current locks whose names are written.
 async fn names(database: &Database) -> u32 {
     let sql =
         "SELECT count(*) FROM leasehold.advisory_name AS n JOIN pg_locks AS l ON l.pid = n.pid AND l.granted
@@ -144,7 +144,7 @@ async fn names(database: &Database) -> u32 {
     text(&mut database.connect().await, sql).await.parse().unwrap()
 }
 
-// The server did it and the answer was lost: the session is over, and all that it held.
+// The server executes a statement and the reply is lost. The client ends the session, so nothing stays held.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answer_that_is_lost_leaves_nothing() {
     let cluster = Cluster::shared();
@@ -158,10 +158,10 @@ async fn an_answer_that_is_lost_leaves_nothing() {
             false => XactConfig::new(seldom(&url)).hasher(Arc::new(RawBigint)).connect().await.unwrap(),
         };
         let lock = connect().await;
-        // Warm: its statements are prepared and answered by one reply each.
+        // Prepares the statements, so that each is answered by one reply.
         take(&lock, "7").await.release().await.unwrap();
         let neighbour = take(&lock, "8").await;
-        // Its name is written in the background, which would be the next reply.
+        // Waits for the name, because its reply in the background would be dropped instead.
         until("it has a name", async || names(&database).await == 1).await;
         proxy.drop_next_reply_with("SELECT 1");
         match lock.key("7").try_acquire().await {
@@ -170,7 +170,7 @@ async fn an_answer_that_is_lost_leaves_nothing() {
         }
         take(&other, "7").await.release().await.unwrap();
         neighbour.release().await.unwrap_or_else(|error| assert_eq!(error.kind(), ErrorKind::Lost));
-        // What the engine still asks the server for in the background would be the next reply.
+        // Closes the client, because replies in the background would be dropped instead.
         lock.close().await.unwrap();
 
         let lock = connect().await;
@@ -185,8 +185,8 @@ async fn an_answer_that_is_lost_leaves_nothing() {
     assert_clean(&database).await;
 }
 
-// docs/hazards.md H38: the request to end a wait is under way when the wait is granted. It would end the
-// next statement, so that there is none before it has arrived.
+// docs/hazards.md H38: the request to end a wait is in flight when the wait is granted. It would end the session's
+// next statement, so the session sends none before the request has arrived.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_to_end_a_wait_meets_no_later_statement() {
     let cluster = Cluster::shared();
@@ -201,7 +201,7 @@ async fn a_request_to_end_a_wait_meets_no_later_statement() {
         let (kept, stop) = (take(&holder, "1").await, CancellationToken::new());
         let request = Request::new(key("1"), HolderId::from_parts(7, 1));
         let mut wait = backend.wait(request.clone(), stop.clone());
-        // What the request has to read cannot be read.
+        // Locks the view that the request reads, so the request is delayed.
         let mut barrier = database.connect().await;
         let blocked = async {
             until_queued(cluster, database.name(), 1).await;
@@ -212,8 +212,8 @@ async fn a_request_to_end_a_wait_meets_no_later_statement() {
             () = blocked => {}
         }
         stop.cancel();
-        // Polled once, which sends the request, and not again before the server has granted: the wait counts how long the
-        // request takes when it is polled, so a machine that stands still does not end it.
+        // One poll sends the request. The wait is not polled again before the grant, because it measures the
+        // request's duration only when polled.
         assert!(futures_util::poll!(&mut wait).is_pending(), "{backend}");
         let under_way = "SELECT count(*) = 1 FROM pg_lock_status()
                          WHERE NOT granted AND relation = 'pg_catalog.pg_locks'::regclass";
@@ -236,7 +236,7 @@ async fn a_request_to_end_a_wait_meets_no_later_statement() {
     }
 }
 
-/// A role that may use the stores, and its URL.
+/// Creates a role with the privileges of a user of the store. Returns the role and its URL.
 async fn poor(database: &Database) -> (Identifier, String) {
     let role = Identifier::new(format!("poor_{}", &database.name()[5..25])).unwrap();
     let schema = Identifier::new("leasehold").unwrap();
@@ -249,7 +249,7 @@ async fn poor(database: &Database) -> (Identifier, String) {
     (role.clone(), database.url().replace("//postgres@", &format!("//{role}@")))
 }
 
-/// Tries them at once, when the engine has dealt with the failures before and holds so many.
+/// Tries all `keys` at once. Waits before that until the engine has undone earlier failures and holds `holds` keys.
 async fn try_many(
     lock: &Engine,
     keys: std::ops::Range<i32>,
@@ -265,7 +265,7 @@ async fn try_many(
     join_all(tries).await
 }
 
-// The locks of a statement that fails after it took them stay: they are freed, and nothing else is.
+// A statement fails after it has locked. The client releases these session locks, and no others.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_statement_that_fails_half_way_leaves_nothing_held() {
     let cluster = Cluster::shared();
@@ -275,7 +275,7 @@ async fn a_statement_that_fails_half_way_leaves_nothing_held() {
     let config = || seldom(&url).install_schema(false);
     let session = numbers(config()).connect().await.unwrap();
     let in_transaction = XactConfig::new(config()).hasher(Arc::new(RawBigint)).connect().await.unwrap();
-    // A transaction that keeps a lock also keeps others from altering the sequence: that one keeps none.
+    // Not kept in the transaction scope, because its open transaction would block ALTER SEQUENCE.
     let kept = take(&session, "1").await;
     for (lock, holds) in [(&session, 1), (&in_transaction, 0)] {
         let limit = "(SELECT last_value FROM leasehold.token)";
@@ -300,7 +300,7 @@ async fn a_statement_that_fails_half_way_leaves_nothing_held() {
             for outcome in
                 try_many(lock, 10..11, holds).await.into_iter().chain(try_many(lock, 10..20, holds).await)
             {
-                // A statement that was prepared before goes on with a sequence that was only renamed.
+                // A prepared statement still works after the sequence was renamed.
                 if kind == ErrorKind::SchemaMissing && outcome.is_ok() {
                     continue;
                 }
@@ -321,8 +321,8 @@ async fn a_statement_that_fails_half_way_leaves_nothing_held() {
     kept.release().await.unwrap();
 }
 
-// docs/hazards.md H20: the server sees no circle, as waiters do not wait on the sessions that hold. The
-// budget ends it, and what each holds stays until it is released.
+// docs/hazards.md H20: the server detects no deadlock, because waiters use other sessions than holders. The budget
+// ends the waits, and the holds stay.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_circle_of_waiters_ends_with_the_budget() {
     let database = Cluster::shared().fresh_database().await;
@@ -336,7 +336,7 @@ async fn a_circle_of_waiters_ends_with_the_budget() {
     assert_eq!([one.validity(), two.validity()], [Validity::Valid; 2]);
     one.release().await.unwrap();
     two.release().await.unwrap();
-    // Taken in one call they are taken in one order.
+    // Keys of one call are taken in one order, so two such calls do not deadlock.
     for _ in 0..20 {
         let work = async |lock: &Engine, keys: [&str; 2]| {
             lock.keys(keys).wait(LONG).acquire().await?.release().await
@@ -347,7 +347,7 @@ async fn a_circle_of_waiters_ends_with_the_budget() {
     assert_clean(&database).await;
 }
 
-// C17: whatever is under way.
+// C17: close ends sessions, waits and holds.
 #[tokio::test(flavor = "multi_thread")]
 async fn close_ends_every_session() {
     let cluster = Cluster::shared();
@@ -369,7 +369,7 @@ async fn close_ends_every_session() {
     let config = AdvisoryConfig::new(server(database.url()));
     drop(config.connect().await.unwrap());
     kept.release().await.unwrap();
-    // Dropped is closed too.
+    // A dropped client is closed too.
     drop(holder);
     until_sessions(cluster, &database, 0).await;
 }

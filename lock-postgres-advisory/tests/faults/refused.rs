@@ -1,5 +1,5 @@
-//! Requests that certainly left nothing at the server are refused, and nothing is released for them; requests whose
-//! outcome is not known are released.
+//! Requests that certainly hold nothing at the server are refused and not released. Requests with an unknown outcome
+//! are released.
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -13,7 +13,7 @@ use sqlx::{Connection as _, PgConnection};
 use test_servers::{Cluster, ClusterOptions, Proxy, StopMode};
 use test_stores::counting::Counting;
 
-/// An engine that counts, and the number of holds that it has released.
+/// An engine, and the number of holds that it has released.
 type Counted = (Engine, Arc<AtomicUsize>);
 
 fn counted(backend: AdvisoryBackend) -> Counted {
@@ -23,13 +23,13 @@ fn counted(backend: AdvisoryBackend) -> Counted {
     (Engine::start(counting).unwrap(), released)
 }
 
-/// Both scopes, with keys that are the numbers.
+/// Returns a counted engine for each scope, with numbers as keys.
 async fn both_counted(config: PgConfig) -> [Counted; 2] {
     let transaction = XactConfig::new(config.clone()).hasher(Arc::new(RawBigint)).sessions(200);
     [numbers(config).backend().await.unwrap(), transaction.backend().await.unwrap()].map(counted)
 }
 
-/// Has the engine make a hundred attempts, half of which would wait: each fails with that kind, and none is released.
+/// Makes a hundred attempts, half of them waits. Asserts that each fails with `kind` and that no hold is released.
 async fn a_hundred_are_refused((lock, released): &Counted, kind: ErrorKind) {
     until("the engine is idle", async || lock.active_keys() == 0).await;
     let before = released.load(Ordering::SeqCst);
@@ -44,7 +44,7 @@ async fn a_hundred_are_refused((lock, released): &Counted, kind: ErrorKind) {
         let error = outcome.unwrap_err();
         assert_eq!(error.kind(), kind, "{lock}: {error}");
     }
-    // A key of which something is still to be undone counts as active.
+    // A key with an attempt to undo still counts as active.
     until("the engine is idle", async || lock.active_keys() == 0).await;
     assert_eq!(released.load(Ordering::SeqCst) - before, 0, "{lock}: what was refused is released");
 }
@@ -59,7 +59,7 @@ async fn nothing_is_released_for_a_role_without_permission() {
     cluster.run_sql(database.name(), format!("CREATE ROLE {role} LOGIN; {grants}")).await;
     let url = database.url().replace("//postgres@", &format!("//{role}@"));
     let clients = both_counted(server(&url).install_schema(false)).await;
-    // The sessions are open, and their statements prepared.
+    // Opens the sessions and prepares their statements.
     for (lock, _) in &clients {
         take(lock, "1").await.release().await.unwrap();
     }
@@ -74,7 +74,7 @@ async fn nothing_is_released_for_a_role_without_permission() {
     }
 }
 
-// The statement of a wait fails after it was granted: the session that waited gives the lock back, and serves the next.
+// The statement of a wait fails after the lock is granted. The session releases the lock and serves the next wait.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wait_that_is_refused_in_the_queue_leaves_nothing() {
     let cluster = Cluster::shared();
@@ -99,7 +99,7 @@ async fn a_wait_that_is_refused_in_the_queue_leaves_nothing() {
         assert_eq!(released.load(Ordering::SeqCst), 0, "{lock}: what was refused is released");
         assert_eq!(held(cluster, database.name()).await, [0; 0], "{lock}: what was refused is held");
         cluster.run_sql(database.name(), format!("GRANT ALL ON SEQUENCE leasehold.token TO {role}")).await;
-        // The same session waits again.
+        // The next wait uses the same session.
         let kept = take(&holder, "7").await;
         let waiting = waiter(&lock, "7");
         until_queued(cluster, database.name(), 1).await;
@@ -119,7 +119,7 @@ async fn nothing_is_released_while_the_server_is_down() {
     }
     cluster.stop(StopMode::Fast).await;
     for client in &clients {
-        // Until the end of the session is known, a request may be sent on it and stay without an answer.
+        // Before the client notices the end of its session, it can send a request there without a reply.
         until("no session can be opened", async || {
             let error = client.0.key("1").try_acquire().await.unwrap_err();
             error.message().contains("connect")
@@ -130,14 +130,14 @@ async fn nothing_is_released_while_the_server_is_down() {
     cluster.start_again().await;
     for (lock, _) in &clients {
         until("usable again", async || lock.key("1000").try_acquire().await.is_ok()).await;
-        // Nothing that was refused is reserved here.
+        // The client keeps no refused key reserved.
         for n in 0..100 {
             take(lock, &n.to_string()).await.release().await.unwrap();
         }
     }
 }
 
-/// Why the backend refused it.
+/// Returns the kind of the backend's refusal.
 fn refusal(answer: Result<Attempt, Error>) -> ErrorKind {
     match answer {
         Ok(Attempt::Refused(error)) => error.kind(),
@@ -184,7 +184,7 @@ async fn an_attempt_without_a_session_left_is_refused() {
     backend.close().await;
 }
 
-// The other side of the distinction: what was sent and not answered may be held.
+// The opposite case: a request that was sent without a reply might hold the key.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_was_sent_and_not_answered_is_released() {
     let cluster = Cluster::shared();
@@ -195,11 +195,11 @@ async fn what_was_sent_and_not_answered_is_released() {
     for (lock, released) in clients {
         run(&mut observer, "DELETE FROM leasehold.advisory_name").await;
         let first = take(&lock, "7").await;
-        // Another session writes the name of what is held for long: once that is done it has nothing more to ask.
+        // Waits for the name, because the session that writes it then sends nothing more.
         until_true(&mut observer, "EXISTS (SELECT FROM leasehold.advisory_name)").await;
         first.release().await.unwrap();
         let before = released.load(Ordering::SeqCst);
-        // The answer to the attempt, not a notification that comes just then.
+        // Drops the reply to the attempt, and not a notification.
         proxy.drop_next_reply_with("SELECT 1");
         let error = lock.key("7").try_acquire().await.map(drop).unwrap_err();
         assert!(error.is_retryable(), "{error}");

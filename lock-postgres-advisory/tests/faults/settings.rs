@@ -1,4 +1,4 @@
-//! Settings of roles and databases that would end waits and holds or change what statements mean.
+//! Settings of roles and databases that would end waits and holds or change the meaning of statements.
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -8,10 +8,10 @@ use leasehold_postgres::RawBigint;
 use leasehold_postgres_advisory::XactConfig;
 use test_servers::{Cluster, Database};
 
-/// The URL of a database with these settings for all its sessions.
+/// Creates a database with these settings for all its sessions.
 async fn with_defaults(settings: &[&str]) -> Database {
     let database = Cluster::shared().fresh_database().await;
-    // Installed before: the settings are for those who lock.
+    // Installs the schema before the settings apply.
     session(database.url()).await;
     let name = database.name();
     for setting in settings {
@@ -20,11 +20,10 @@ async fn with_defaults(settings: &[&str]) -> Database {
     database
 }
 
-// docs/hazards.md H16, H17: of the database or the role makes no difference to the session, which starts
-// with them either way.
+// docs/hazards.md H16, H17: set on the database only, because a session gets settings of a role in the same way.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_default_limit_ends_a_wait_or_a_hold() {
-    // Long enough for a busy machine to open a session, before our own settings count.
+    // Long enough for a busy machine to open a session, because they apply until the client sets its own.
     let limits = [
         "statement_timeout = '1500ms'",
         "lock_timeout = '1500ms'",
@@ -37,7 +36,7 @@ async fn no_default_limit_ends_a_wait_or_a_hold() {
     for lock in both(database.url()).await {
         let lock = Arc::new(lock);
         let guard = take(&lock, "7").await;
-        // Of our own limit too: it is for statements that do not wait for a lock.
+        // The client's own statement timeout does not end a wait either.
         let config = || server(database.url()).statement_timeout(ms(1_000));
         let others = [
             numbers(config()).connect().await.unwrap(),
@@ -45,20 +44,20 @@ async fn no_default_limit_ends_a_wait_or_a_hold() {
         ];
         let others = others.map(Arc::new);
         let begun = Instant::now();
-        // Each gives it back, in whatever order they come.
+        // Each waiter releases the key, because their order is not fixed.
         let waiting = others.each_ref().map(|other| {
             let other = Arc::clone(other);
             tokio::spawn(async move { take(&other, "7").await.release().await })
         });
         until_queued(cluster, database.name(), 2).await;
-        // A wait that is ended and begun anew would be last in the queue.
+        // A restarted wait would be last in the queue.
         let since = format!(
             "SELECT string_agg(query_start::text, ' ' ORDER BY pid) FROM pg_stat_activity
              WHERE datname = '{}' AND wait_event = 'advisory'",
             database.name()
         );
         let begun_at = text(&mut observer, &since).await;
-        // Not for anything to happen: for longer than every limit, so that one that counted has passed.
+        // Longer than every limit, so that a limit that applies would have ended the wait.
         tokio::time::sleep(ms(2_500)).await;
         assert_eq!(guard.validity(), Validity::Valid, "{lock}");
         assert_eq!(queued(cluster, database.name()).await, 2, "{lock}: waits were ended");
@@ -115,13 +114,13 @@ async fn defaults_of_transactions_do_not_matter() {
     }
 }
 
-// docs/hazards.md H26: an idle transaction that keeps a lock does not hold back vacuum.
+// docs/hazards.md H26: an idle transaction that holds a lock does not hold back vacuum.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_transaction_that_keeps_a_lock_pins_nothing() {
     let database = with_defaults(&["default_transaction_isolation = 'serializable'"]).await;
     let lock = transaction(database.url()).await;
     let mut observer = admin(Cluster::shared()).await;
-    // The server writes the sequence down for about every 32nd token, which gives that transaction an id.
+    // About every 32nd token makes the server log the sequence, which gives that transaction an id.
     for _ in 0..70 {
         let guard = take(&lock, "7").await;
         let pid = pid_of(Cluster::shared(), database.name(), 7).await;
@@ -132,7 +131,7 @@ async fn a_transaction_that_keeps_a_lock_pins_nothing() {
     }
 }
 
-// A timeout of the caller's own is the only one there is, and it is not early.
+// Only the caller's own timeout ends a wait, and not early.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_budget_ends_in_time_and_leaves_the_queue() {
     let cluster = Cluster::shared();
@@ -150,7 +149,7 @@ async fn a_budget_ends_in_time_and_leaves_the_queue() {
     guard.release().await.unwrap();
 }
 
-/// Who logs in acts as another role: of its own sessions that one is shown little, and may not end them.
+/// The login role acts as another role, which sees few details of the login's sessions and cannot end them.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_role_that_acts_as_another_one_will_do() {
     let cluster = Cluster::shared();
@@ -175,7 +174,7 @@ async fn a_role_that_acts_as_another_one_will_do() {
     for lock in locks {
         take(&lock, "7").await.release().await.unwrap();
         run(&mut holder, "SELECT pg_advisory_lock(7)").await;
-        // A wait that is ended at the server leaves its session for the next; one that cannot be ended costs it.
+        // If the client can end the wait at the server, its session stays usable. Otherwise the session is lost.
         let refused = lock.key("7").wait(ms(1_500)).acquire().await.unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Timeout, "{lock}: {refused}");
         until_queued(cluster, name, 0).await;

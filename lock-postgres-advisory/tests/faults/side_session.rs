@@ -1,4 +1,4 @@
-//! What only looks, and what is written for people, delays and ends no lock (docs/hazards.md H52).
+//! Inspection and the writing of names neither delay nor end a lock (docs/hazards.md H52).
 use std::sync::Arc;
 
 use crate::common::*;
@@ -8,7 +8,7 @@ use leasehold_postgres::{Identifier, RawBigint};
 use leasehold_postgres_advisory::XactLocks;
 use test_servers::Cluster;
 
-/// Writing a name takes for ever, and no limit of the server ends it.
+/// Makes the writing of names hang, and ignores every cancellation.
 const STUCK: &str = "
 CREATE FUNCTION public.stuck() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
@@ -39,13 +39,13 @@ async fn names_that_cannot_be_written_delay_and_end_no_lock() {
     .await;
     let first = text(&mut observer, STUCK_PIDS).await;
     assert_ne!(first, keeper.to_string(), "the session that keeps the locks is free");
-    // While that statement lasts.
+    // The lock works while that statement hangs.
     take(&lock, "8").await.release().await.unwrap();
-    // The client has given up on that session, and tries on another one.
+    // The client abandons that session and retries on another one.
     until("it is tried again", async || text(&mut database.connect().await, STUCK_PIDS).await != first).await;
     assert_eq!(pid_of(cluster, database.name(), 7).await, keeper);
     take(&lock, "8").await.release().await.unwrap();
-    // Confirmed all the time: otherwise it would be lost by now.
+    // The hold was confirmed throughout, because otherwise it would be lost.
     assert_eq!(guard.validity(), Validity::Valid);
     guard.release().await.unwrap();
     for pid in text(&mut observer, STUCK_PIDS).await.split(',').filter_map(|pid| pid.parse().ok()) {
@@ -54,7 +54,7 @@ async fn names_that_cannot_be_written_delay_and_end_no_lock() {
     lock.close().await.unwrap();
 }
 
-/// The pair of numbers by which pollers of a number show that they are there.
+/// Returns the pair of numbers that pollers of a number lock as their mark.
 fn mark_of(number: i64) -> String {
     let mixed = number ^ 0x6c65_6173_6568_6f6c;
     format!("({mixed}::bigint >> 32)::integer, (({mixed}::bigint << 32) >> 32)::integer")
@@ -69,12 +69,12 @@ async fn a_mark_that_meets_a_release_is_set_with_the_next_poll() {
     let lock = Arc::new(numbers(server(database.url())).waiting(1).connect().await.unwrap());
     let queued = waiter(&lock, "8");
     until_queued(cluster, database.name(), 1).await;
-    // As a release has it while it looks for marks.
+    // Locks the mark as a release does while it checks for pollers.
     let mut releaser = database.connect().await;
     run(&mut releaser, format!("SELECT pg_advisory_lock({})", mark_of(7))).await;
     let polling = waiter(&lock, "7");
     let mut observer = database.connect().await;
-    // It has tried, and cannot show itself.
+    // The poller has tried to set its mark and failed.
     let tried = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE '%pg_try_advisory_lock_shared%'";
     until_true(&mut observer, &format!("({tried} AND pid <> pg_backend_pid()) > 0")).await;
     let marks = "(SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database WHERE d.datname = current_database()
@@ -86,7 +86,7 @@ async fn a_mark_that_meets_a_release_is_set_with_the_next_poll() {
     polling.await.unwrap().unwrap().release().await.unwrap();
     eight.release().await.unwrap();
     queued.await.unwrap().unwrap().release().await.unwrap();
-    // And taken back once.
+    // The mark is removed once.
     until_true(&mut observer, &format!("{marks} = 0")).await;
     assert!(
         !cluster.log().contains("you don't own a lock of type ShareLock"),
@@ -94,12 +94,12 @@ async fn a_mark_that_meets_a_release_is_set_with_the_next_poll() {
     );
 }
 
-/// The server has no room for a mark any more, but has freed the lock.
+/// The release frees the lock, and then fails because the server has no room to check for marks.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_release_that_fails_after_it_freed_was_a_release() {
     let database = Cluster::shared().fresh_database().await;
     let mut user = database.connect().await;
-    // To connect is to try the function as well (H59).
+    // Connects before, because connecting tries the function too (H59).
     let lock = session(database.url()).await;
     run(&mut user, "CREATE SEQUENCE public.calls;
         ALTER FUNCTION pg_catalog.pg_try_advisory_xact_lock(int, int) RENAME TO try_advisory_xact_lock;
@@ -112,12 +112,12 @@ async fn a_release_that_fails_after_it_freed_was_a_release() {
         END $$").await;
     let guard = take(&lock, "7").await;
     guard.release().await.unwrap_or_else(|error| panic!("it was held until now: {error}"));
-    // The statement that failed has freed it; the one that repeated it found nothing to free, and went no further.
+    // The failed statement freed the lock. The repeated one found nothing to free and did not call the function.
     assert_eq!(text(&mut user, "SELECT last_value FROM public.calls").await, "1");
     assert!(free(&mut user, 7).await);
 }
 
-/// docs/hazards.md H22: one lock for all schemas, and a sequence of tokens in each.
+/// docs/hazards.md H22: a number is one lock for all schemas, but each schema has a separate sequence of tokens.
 #[tokio::test(flavor = "multi_thread")]
 async fn numbers_that_schemas_share_have_tokens_in_one_of_them() {
     let database = Cluster::shared().fresh_database().await;
@@ -147,8 +147,8 @@ async fn numbers_that_schemas_share_have_tokens_in_one_of_them() {
     assert!(XactLocks::new(schema).token(&mut user).await.is_ok(), "numbers of that schema alone");
 }
 
-/// A password that is changed, or a role that may not log in any more, concerns sessions to come: a wait in the server's
-/// queue goes on, however long nobody can look at it.
+/// A role that can no longer log in affects only new sessions. A wait in the server's queue goes on although no new
+/// session can check it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wait_outlives_that_the_server_lets_no_look_in() {
     let cluster = Cluster::shared();
@@ -170,7 +170,7 @@ async fn a_wait_outlives_that_the_server_lets_no_look_in() {
         role.as_str()
     );
     text(&mut user, &others).await;
-    // So many looks that those for which it may be silent are over.
+    // More failed checks than the client tolerates without a reply.
     let refused = format!("role \"{}\" is not permitted to log in", role.as_str());
     let looks =
         2 * usize::try_from(LIVENESS.lost_after.as_millis() / LIVENESS.confirm_every.as_millis()).unwrap();

@@ -1,4 +1,5 @@
-//! A wait in the server's queue keeps a snapshot (docs/hazards.md H58): who waits for that, and how long it is kept.
+//! A wait in the server's queue keeps a snapshot (docs/hazards.md H58): the statements that wait for it, and its
+//! lifetime.
 use std::sync::Arc;
 
 use crate::common::*;
@@ -12,7 +13,8 @@ const WAITING: &str =
     "FROM pg_stat_activity AS a JOIN pg_locks AS l USING (pid) WHERE l.locktype = 'advisory' AND NOT l.granted
      AND a.datname = current_database()";
 
-/// As two deployments that migrate under one lock: the server sees no circle, as the lock is kept by a session that idles.
+/// Two deployments migrate under one lock. The server detects no deadlock, because the session that holds the lock is
+/// idle.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_index_is_built_concurrently_under_a_lock_that_is_awaited() {
     let cluster = Cluster::shared();
@@ -34,7 +36,7 @@ async fn an_index_is_built_concurrently_under_a_lock_that_is_awaited() {
     }
 }
 
-/// Looked at often, so that a wait counts as long soon.
+/// Returns a client that checks its waits so often that a wait soon counts as long.
 async fn looking_often(url: &str) -> Arc<Engine> {
     let liveness = Liveness::new(ms(50), ms(10_000), ms(15_000));
     Arc::new(numbers(server(url).liveness(liveness)).connect().await.unwrap())
@@ -74,7 +76,7 @@ async fn who_has_others_behind_keeps_the_place() {
         (first, second)
     };
     let mut user = database.connect().await;
-    // Longer than somebody alone would keep a place.
+    // Longer than a single waiter would keep its place.
     let both = format!(
         "SELECT (count(*) = 2 AND max(l.waitstart) < clock_timestamp() - interval '12 s')::text {WAITING}"
     );

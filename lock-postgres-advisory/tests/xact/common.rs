@@ -1,4 +1,4 @@
-//! What the tests of the transaction scope share.
+//! Helpers of the tests of the transaction scope.
 
 #![allow(clippy::unwrap_used, unreachable_pub)] // Of tests, which are to fail here.
 
@@ -11,7 +11,7 @@ use sqlx::PgConnection;
 use test_bounds::within;
 pub use test_servers::sql::{pool, run, text};
 
-/// Only a broken server needs this long.
+/// Time limit that only a broken server reaches.
 pub const LONG: Duration = Duration::from_secs(120);
 
 pub fn locks() -> XactLocks {
@@ -26,7 +26,7 @@ pub fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// Whether another session may have the number now, looking from outside, as any other tool would.
+/// Returns whether another session could lock the number.
 pub async fn free(observer: &mut PgConnection, number: i64) -> bool {
     let sql = "SELECT CASE WHEN pg_try_advisory_lock($1) THEN pg_advisory_unlock($1) ELSE false END";
     sqlx::query_scalar(sql).bind(number).fetch_one(observer).await.unwrap()

@@ -1,4 +1,4 @@
-//! The transaction scope when something goes wrong: cancellation, deadlocks, limits, poolers, standbys.
+//! Faults of the transaction scope: cancellation, deadlocks, limits, poolers, standbys.
 
 use std::future::Future;
 use std::pin::pin;
@@ -14,7 +14,7 @@ use sqlx::{Connection as _, PgConnection};
 use test_bounds::{Bound, within};
 use test_servers::{Cluster, ClusterOptions, PgBouncer, PgBouncerOptions, Standby, fresh_database};
 
-// C4: no time to wait is still one attempt, on a connection that the pool may have to look at first.
+// C4: a wait of zero is still one attempt, even if the pool has to check the connection first.
 #[tokio::test]
 async fn no_time_to_wait_is_one_attempt() {
     let db = fresh_database().await;
@@ -25,7 +25,7 @@ async fn no_time_to_wait_is_one_attempt() {
     assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
     guard.commit().await.unwrap();
     let guard = at_once(&pool, "k").await.unwrap();
-    // The pool would make others wait for `LONG`.
+    // The pool itself would wait up to `LONG` for a connection.
     let other = pool.acquire().await.unwrap();
     let error = within(LONG / 2, "not refused", locks().begin(&pool, &key("l"), ms(0))).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
@@ -34,8 +34,8 @@ async fn no_time_to_wait_is_one_attempt() {
     pool.close().await;
 }
 
-/// Begins without time to wait for the lock. A pool that found no connection within its second is tried again: a busy machine
-/// may need longer to open one.
+/// Begins with a wait of zero. Retries if the pool found no connection within a second, because a busy machine can
+/// need longer to open one.
 async fn at_once(pool: &PgPool, name: &str) -> Result<XactGuard, Error> {
     let bound = Bound::new(LONG);
     loop {
@@ -62,7 +62,7 @@ async fn a_deadlock_is_told_and_the_transaction_goes_on() {
     let db = fresh_database().await;
     let (mut a, mut b, mut observer) = (db.connect().await, db.connect().await, db.connect().await);
     run(&mut a, "CREATE TABLE work (n int)").await;
-    // The one that looks first is the one that fails.
+    // The session whose `deadlock_timeout` ends first fails.
     run(&mut a, "SET deadlock_timeout = '50ms'").await;
     run(&mut b, "SET deadlock_timeout = '30s'").await;
     let (locks, x, y) = (locks(), key("x"), key("y"));
@@ -75,7 +75,7 @@ async fn a_deadlock_is_told_and_the_transaction_goes_on() {
         let error = locks.lock_in(&mut one, &y, LONG).await.unwrap_err();
         assert_eq!((error.kind(), error.key()), (ErrorKind::Deadlock, Some(&y)));
         assert!(error.message().contains("40P01"), "{error}");
-        // What came before the call is still there, and still in the way of the other.
+        // The transaction keeps its earlier work and its earlier lock.
         run(&mut *one, "INSERT INTO work VALUES (2)").await;
         one.commit().await.unwrap();
     };
@@ -122,13 +122,13 @@ async fn begin_that_is_dropped_leaves_queue_and_pool() {
     locks.lock_in(&mut holding, &k, LONG).await.unwrap();
     let start = Instant::now();
     dropped_in_the_queue(locks.begin(&pool, &k, LONG * 10), &mut observer).await;
-    // Long before the wait would have ended, the server has noticed.
+    // The server ends the wait long before its own limit.
     until_waiting(&mut observer, 0).await;
     assert!(start.elapsed() < LONG);
     locks.begin(&pool, &key("another"), LONG).await.unwrap().commit().await.unwrap();
     holding.commit().await.unwrap();
 
-    // At every poll: nothing stays held, nothing stays open, the pool has its one connection.
+    // Dropped at every poll, nothing stays held or open, and the pool has its connection back.
     let proof = locks.begin(&pool, &k, LONG).await.unwrap().proof().clone();
     for polls in 0..12 {
         let mut left = polls;
@@ -175,7 +175,7 @@ async fn a_guard_is_a_transaction_that_ends_truthfully() {
     nested.rollback().await.unwrap();
     assert!(!free(&mut other, number).await);
 
-    // The pool's only connection is out: the budget covers that too.
+    // The budget also covers the wait for the pool's only connection.
     let start = Instant::now();
     let error = locks.begin(&pool, &key("x"), ms(100)).await.unwrap_err();
     assert_eq!((error.kind(), error.key()), (ErrorKind::Unavailable, Some(&key("x"))));
@@ -184,7 +184,7 @@ async fn a_guard_is_a_transaction_that_ends_truthfully() {
     assert!(free(&mut other, number).await);
     assert_eq!(text(&mut other, "SELECT count(*) FROM work").await, "1");
 
-    // The driver's commit would say Ok.
+    // The driver's own commit would return `Ok`.
     let mut guard = locks.begin(&pool, &k, LONG).await.unwrap();
     run(&mut *guard, "INSERT INTO work VALUES (3)").await;
     sqlx::raw_sql("SELECT 1 / 0").execute(&mut *guard).await.unwrap_err();
@@ -192,7 +192,7 @@ async fn a_guard_is_a_transaction_that_ends_truthfully() {
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
     assert_eq!(text(&mut other, "SELECT count(*) FROM work").await, "1");
 
-    // Held by another: every way to begin, and the connection is in order afterwards.
+    // The key is held by another session. Each way to begin fails or skips and leaves the connection usable.
     let mut holding = other.begin().await.unwrap();
     locks.lock_in(&mut holding, &k, LONG).await.unwrap();
     assert!(locks.begin_with(&pool, &k, LockWait::Skip).await.unwrap().is_none());
@@ -207,7 +207,7 @@ async fn a_guard_is_a_transaction_that_ends_truthfully() {
     assert!(free(&mut other, number).await);
 }
 
-// docs/hazards.md H16: somebody else's limits neither shorten nor end our waits.
+// docs/hazards.md H16: limits of the role or database neither shorten nor end waits for the lock.
 #[tokio::test]
 async fn limits_and_defaults_of_role_and_database_do_not_matter() {
     let db = fresh_database().await;
@@ -310,7 +310,7 @@ async fn a_pooler_in_transaction_mode_is_fine() {
         work.await.unwrap();
     }
     assert_eq!(text(&mut other, "SELECT n FROM counter").await, "60");
-    // Whoever gets a server connection next finds it as it was.
+    // The next client of a server connection finds the settings unchanged.
     let settings = "SELECT current_setting('lock_timeout') || ' ' || current_setting('statement_timeout')";
     for _ in 0..6 {
         let mut plain = clients.acquire().await.unwrap();
@@ -341,7 +341,7 @@ async fn a_standby_and_a_full_lock_table_are_errors_of_their_own() {
         assert!(error.message().contains("standby"), "{error}");
     }
 
-    // No new session finds room for what it needs to begin.
+    // Opened before the lock table is full, because a new session would find no room.
     let mut poor = PgConnection::connect(&primary.admin_url()).await.unwrap();
     run(&mut poor, "BEGIN; SELECT pg_try_advisory_xact_lock(0); ROLLBACK").await;
     let mut hoarder = PgConnection::connect(&primary.admin_url()).await.unwrap();
@@ -384,8 +384,8 @@ async fn tokens_grow_and_need_a_schema_that_was_looked_after() {
     }
 }
 
-/// The server counts all waits as one statement, whatever they wait for and for how long, so that they do not push the
-/// others out of `pg_stat_statements`.
+/// All waits are one entry in `pg_stat_statements`, for every key and limit, because otherwise they would push out
+/// other entries.
 #[tokio::test]
 async fn waits_are_one_statement_to_the_server() {
     let counted = ClusterOptions::new().setting("shared_preload_libraries", "pg_stat_statements");
@@ -409,7 +409,7 @@ async fn waits_are_one_statement_to_the_server() {
     assert_eq!(counts.first(), counts.last(), "{counts:?}");
 }
 
-/// A marker of an earlier start of the server, which something has kept, is none.
+/// A marker of an earlier start of the server does not count, even if the table still has it.
 #[tokio::test]
 async fn a_token_wants_the_marker_of_this_start() {
     let database = Cluster::shared().fresh_database().await;

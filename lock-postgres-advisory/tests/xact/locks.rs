@@ -45,13 +45,13 @@ async fn every_end_of_a_transaction_frees() {
             "rollback" => run(&mut a, "ROLLBACK").await,
             "failure" => {
                 sqlx::raw_sql("SELECT 1 / 0").execute(&mut a).await.unwrap_err();
-                // Also fails, and was answered after the server had dealt with the first failure.
+                // Fails too, but its reply shows that the server has handled the first failure.
                 sqlx::raw_sql("SELECT 1").execute(&mut a).await.unwrap_err();
                 assert!(free(&mut other, proof.number()).await, "before anybody rolls back");
             }
             _ => a.close().await.unwrap(),
         }
-        // A closed connection takes the server a moment.
+        // The server notices a closed connection only after a moment.
         let mut tx = other.begin().await.unwrap();
         locks().lock_in(&mut tx, &key("k"), LONG).await.unwrap();
         tx.rollback().await.unwrap();
@@ -75,7 +75,7 @@ async fn rolling_back_past_the_lock_releases_it_and_check_says_so() {
     outer.check(&mut tx).await.unwrap();
     assert!(!free(&mut other, outer.number()).await);
 
-    // Also when it was waited for.
+    // The same if the lock was granted after a wait.
     run(&mut other, &format!("SELECT pg_advisory_lock({})", inner.number())).await;
     let mut point = tx.begin().await.unwrap();
     let locks = locks();
@@ -169,7 +169,7 @@ async fn every_path_leaves_the_settings_as_they_were() {
     assert_eq!(text(&mut a, SETTINGS).await, "7s 61s 0", "the session's own");
 }
 
-// A snapshot from before the wait would decide on old data.
+// Refused because a snapshot from before the wait would show old data.
 #[tokio::test]
 async fn higher_isolation_and_no_transaction_are_refused() {
     const LOCKS: &str = "SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database
@@ -199,7 +199,7 @@ async fn higher_isolation_and_no_transaction_are_refused() {
     assert_eq!(text(&mut other, LOCKS).await, "0");
 }
 
-// A balance of 100, a hundred requests at once that each want 10 of it.
+// A hundred concurrent requests each spend 10 of a balance of 100.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_ledger_is_never_overdrawn() {
     let db = fresh_database().await;
@@ -263,7 +263,7 @@ async fn several_keys_are_all_or_nothing_and_in_one_order() {
     assert_eq!(locks.lock_all_in(&mut tx, &[], LockWait::NoWait).await.unwrap(), Some(Vec::new()));
     tx.rollback().await.unwrap();
 
-    // One that is held: none is taken, and the error names it.
+    // If one key is held, none is taken, and the error names it.
     let mut holding = b.begin().await.unwrap();
     let held = locks.lock_in(&mut holding, &keys[1], LONG).await.unwrap();
     let mut tx = a.begin().await.unwrap();
@@ -277,8 +277,8 @@ async fn several_keys_are_all_or_nothing_and_in_one_order() {
     }
     drop((tx, holding));
 
-    // Whatever the order of the keys, the smallest number comes first: who waits for it holds none of the
-    // others, so two such calls cannot wait for each other.
+    // The smallest number is locked first, in any order of the keys. A call that waits for it holds no other key, so
+    // two calls cannot deadlock.
     let mut falling = proofs.clone();
     falling.sort_by_key(|proof| std::cmp::Reverse(proof.number()));
     let (largest, smallest) = (&falling[0], &falling[falling.len() - 1]);

@@ -1,4 +1,4 @@
-//! What really happens to transaction locks on a server (`docs/hazards.md`).
+//! Hazards of transaction locks on a real server (`docs/hazards.md`).
 
 #![allow(clippy::unwrap_used)] // Of tests, which are to fail here.
 

@@ -1,4 +1,4 @@
-//! Transactions with a lock whose program hangs: others get in all the same.
+//! Transactions with a lock whose program hangs. The maximum hold lets others in.
 
 use std::sync::mpsc;
 
@@ -7,7 +7,7 @@ use leasehold_postgres::OpenTransaction;
 use test_servers::fresh_database;
 use tokio::time::timeout;
 
-/// The connection is the caller's, who awaits for ever: another session ends the transaction, and the lock.
+/// The caller's future never returns. Another session ends the caller's transaction, and with it the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_borrowed_connection_whose_caller_awaits_for_ever_loses_its_lock() {
     let db = fresh_database().await;
@@ -31,7 +31,7 @@ async fn a_borrowed_connection_whose_caller_awaits_for_ever_loses_its_lock() {
     }
 }
 
-/// A task that blocks its thread, with a transaction of its own.
+/// A task with its own transaction blocks its thread.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn a_task_that_blocks_its_thread_loses_its_lock() {
     let db = fresh_database().await;
@@ -52,7 +52,7 @@ async fn a_task_that_blocks_its_thread_loses_its_lock() {
     assert!(timeout(LONG, task).await.unwrap().unwrap().is_err(), "nothing is committed");
 }
 
-/// Only that transaction: not a later one of the same session.
+/// A later transaction of the same session is not ended.
 #[tokio::test]
 async fn a_transaction_that_has_ended_is_not_ended_again() {
     let db = fresh_database().await;
