@@ -1,8 +1,9 @@
-//! The verdict on a store in real time, from beginning to end: shared by processes, with a table, a child process, faults,
-//! and bounds for its tests. `cargo run --example your_sql_store -- --threads 16` prints it; words choose cases.
+//! A complete example in real time: a store that processes share, with a table, a child process, faults,
+//! short bounds for tests, and its verdict. `cargo run --example your_sql_store -- --threads 16` prints the
+//! verdict. Further arguments select cases.
 //!
-//! The database here is a directory: a file of rows, and a lock on it that is a transaction. With a real one each
-//! closure below is one transaction, and the statements beside them are what it would run.
+//! The database here is a directory with a file of rows. A lock on the directory makes a transaction. With a
+//! real database each closure below is one transaction, and the comments show its statements.
 
 #![allow(clippy::incompatible_msrv)] // Locks on files are of Rust 1.89; this is no part of the library.
 
@@ -26,7 +27,7 @@ use leasehold_engine::{
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
-/// In tests short: crash cases wait for the end of a default lease. In production 30 s and more.
+/// Short in tests, because crash cases wait for the end of a default lease. Use 30 s or more in production.
 const DEFAULT_TTL: Duration = Duration::from_secs(2);
 const MAX_TTL: Duration = Duration::from_secs(10);
 
@@ -34,7 +35,7 @@ const MAX_TTL: Duration = Duration::from_secs(10);
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Database {
     locks: BTreeMap<String, Row>,
-    /// Never goes back, also where rows are deleted: tokens come from it.
+    /// The source of tokens. It never decreases, even if rows are deleted.
     sequence: u64,
 }
 
@@ -42,14 +43,14 @@ struct Database {
 struct Row {
     holder: String,
     token: u64,
-    /// By the database's clock, in milliseconds.
+    /// The end of the lease on the database's clock, in milliseconds.
     ends: u64,
-    /// Whether somebody who waits was turned away since.
+    /// Whether a waiting request was refused during this hold.
     awaited: bool,
 }
 
 impl Database {
-    /// One transaction: nobody else's is between its begin and its commit, and one that is killed has changed nothing.
+    /// Runs one transaction, which excludes all others. A killed transaction changes nothing.
     fn transaction<T>(directory: &Path, work: impl FnOnce(&mut Self, u64) -> T) -> io::Result<T> {
         let lock = File::create(directory.join("lock"))?;
         lock.lock()?;
@@ -75,7 +76,8 @@ impl Database {
                 contended.retry_after = Some(Duration::from_millis(row.ends - now));
                 return Attempt::Contended(contended);
             }
-            // The same attempt sent twice is one grant, whose lease begins anew and is never shortened.
+            // Two requests of the same attempt are one grant. The second renews its lease and never shortens
+            // it.
             row.ends = row.ends.max(now + ttl);
             return Attempt::Granted(Granted::with_token(token::from_store_number(row.token)));
         }
@@ -87,7 +89,7 @@ impl Database {
         Attempt::Granted(Granted::with_token(token::from_store_number(token)))
     }
 
-    /// UPDATE ... WHERE key = $1 AND holder = $2 AND ends > now: what has ended stays ended.
+    /// UPDATE ... WHERE key = $1 AND holder = $2 AND ends > now. An ended lease stays ended.
     fn renew(&mut self, now: u64, hold: HoldRef) -> Renewed {
         let holder = hold.holder.to_string();
         let row = self.locks.get_mut(hold.key.as_str());
@@ -111,7 +113,8 @@ impl Database {
     }
 }
 
-/// The database's clock: one for all clients. A real one is asked in the statement, and never a client's.
+/// Returns the time of the database's clock, which all clients share. A real store reads the server's clock
+/// in the statement, never a client's clock.
 fn clock() -> u64 {
     let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
     u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
@@ -123,8 +126,8 @@ fn milliseconds(ttl: Option<Duration>) -> u64 {
 
 type Job = Box<dyn FnOnce(&Path) + Send>;
 
-/// One connection. Its calls block, so they have a thread of their own, which keeps their order: a release must not
-/// overtake the acquire that was given up before it.
+/// One connection with a thread, because its calls block. The thread keeps the calls in order, so that a
+/// release does not overtake the acquire that was given up before.
 #[derive(Debug)]
 struct Client {
     directory: PathBuf,
@@ -137,8 +140,8 @@ impl Client {
         let (jobs, queue) = mpsc::channel::<Job>();
         let place = directory.to_owned();
         thread::spawn(move || queue.iter().for_each(|job| job(&place)));
-        // What the store has and no more. The bounds include the engine's part: a lease is renewed after a third of its
-        // TTL and lost after nine tenths, waiters ask every 100 ms.
+        // Declares only the features of the store. The bounds include the engine's part: it renews a lease
+        // after a third of its TTL, loses it after nine tenths, and lets waiters poll every 100 ms.
         let mut capabilities = Capabilities::new(Scope::Machine);
         capabilities.lease = Some(LeaseBounds::new(Some(DEFAULT_TTL), Duration::from_secs(1), MAX_TTL));
         capabilities.fencing = Fencing::Durable;
@@ -149,8 +152,8 @@ impl Client {
         Self { directory: directory.to_owned(), jobs, capabilities }
     }
 
-    /// One transaction for all that is asked at once: ten thousand leases are renewed by one statement, and not one by one.
-    /// An error says that the outcome is not known: the engine releases by holder id.
+    /// Runs all requests of a call in one transaction, so that one statement can renew ten thousand leases.
+    /// After an error the outcome is unknown, and the engine releases by holder id.
     async fn each<A: Send + 'static, T: Send + 'static>(
         &self,
         asked: Vec<A>,
@@ -182,14 +185,14 @@ impl Backend for Client {
         &self.capabilities
     }
 
-    /// In tests short: a case whose store falls silent waits for it.
+    /// Short in tests, because a case on a silent store waits for this limit.
     fn timing(&self) -> Timing {
         let mut timing = Timing::default();
         timing.request_timeout = Duration::from_secs(2);
         timing
     }
 
-    /// For a store that tells of keys that are free, or of holds that ended. This one is asked again.
+    /// Does nothing, because waiters poll. A store that reports free keys or lost holds keeps the [`Events`].
     fn attach(&self, _: Events) {}
 
     async fn acquire(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>> {
@@ -204,7 +207,7 @@ impl Backend for Client {
         self.each(holds, Database::release).await
     }
 
-    /// The connection ends with its thread, when this is dropped.
+    /// Does nothing, because the connection ends with its thread when the client is dropped.
     async fn close(&self) {}
 }
 
@@ -214,7 +217,7 @@ impl fmt::Display for Client {
     }
 }
 
-/// Stores in new directories.
+/// Opens stores in new directories.
 #[derive(Debug)]
 pub struct SqlFactory;
 
@@ -234,7 +237,7 @@ impl Factory for SqlFactory {
         Ok(Box::new(SqlHarness { directory }))
     }
 
-    /// What [`Harness::child`] says: a connection string in practice.
+    /// Connects to the directory that [`Harness::child`] returned. A real store uses a connection string.
     async fn connect_child(&self, spec: &str) -> Result<Arc<dyn Lock>, Error> {
         Ok(Arc::new(Engine::start(Client::connect(Path::new(spec)))?))
     }
@@ -247,7 +250,7 @@ struct SqlHarness {
 
 impl Drop for SqlHarness {
     fn drop(&mut self) {
-        // What is left lies in the system's directory for such.
+        // A failure leaves a directory among the temporary files.
         let _ = fs::remove_dir_all(&self.directory);
     }
 }
@@ -285,7 +288,7 @@ impl Faults for SqlHarness {
         Ok(FaultyClient::new(Arc::new(lock), faults))
     }
 
-    /// `DELETE FROM locks WHERE key = $1`, by hand.
+    /// Runs `DELETE FROM locks WHERE key = $1`.
     async fn purge(&self, key: &LockKey) -> bool {
         let deleted = Database::transaction(&self.directory, |database, now| {
             database.locks.remove(key.as_str()).is_some_and(|row| row.ends > now)
@@ -293,8 +296,8 @@ impl Faults for SqlHarness {
         deleted.unwrap_or(false)
     }
 
-    /// Of a server: kill it and start it again. This database is its files: of a transaction that a crash ends there is at most
-    /// a file that was not renamed.
+    /// Imitates a crash and a restart of the server. In this database an interrupted transaction leaves at
+    /// most a file that was not renamed.
     async fn restart(&self) {
         let _ = fs::remove_file(self.directory.join("rows.new"));
     }

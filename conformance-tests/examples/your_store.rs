@@ -1,7 +1,7 @@
-//! A complete store: a table of rows that all clients share, with leases and fencing tokens.
+//! A complete store: a table of rows with leases and fencing tokens, which all clients share.
 //!
-//! Here the table is a map in this process; in a store of yours it is a server, and each method of
-//! [`SingleKey`] is one request to it. Run it with `cargo run --example your_store`.
+//! The table here is a map in this process. In a real store the table is on a server, and each method of
+//! [`SingleKey`] is one request to it. Run the example with `cargo run --example your_store`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,7 +19,7 @@ use tokio::time::Instant;
 
 const DEFAULT_TTL: Duration = Duration::from_secs(30);
 
-/// The server: who holds which key until when, and the last number it gave out.
+/// The server: the holder and the end of each lease, and the last token number.
 #[derive(Debug, Default)]
 pub struct Table {
     rows: Mutex<(BTreeMap<LockKey, Row>, u64)>,
@@ -30,7 +30,7 @@ struct Row {
     holder: HolderId,
     token: Option<FencingToken>,
     ends: Instant,
-    /// Whether somebody was turned away since: the releaser yields to them.
+    /// Whether a waiting request was refused during this hold, so that the releaser yields to other clients.
     awaited: bool,
 }
 
@@ -47,19 +47,19 @@ pub struct TableClient {
     capabilities: Capabilities,
 }
 
-/// One more lock on the table.
+/// Connects another client to the table.
 ///
 /// # Errors
 ///
-/// Outside of a tokio runtime.
+/// An error if called outside of a tokio runtime.
 pub fn connect(table: &Arc<Table>) -> Result<Engine, Error> {
     Engine::builder(backend(table)).clock(Arc::new(TokioClock::new())).start()
 }
 
-/// What the engine drives.
+/// Makes a backend for the engine.
 #[must_use]
 pub fn backend(table: &Arc<Table>) -> Single<TableClient> {
-    // Declare what the store has and no more: the suite tests every word of it.
+    // Declare only the features that the store has, because the suite tests each of them.
     let mut capabilities = Capabilities::new(Scope::Process);
     capabilities.lease =
         Some(LeaseBounds::new(Some(DEFAULT_TTL), Duration::from_secs(1), Duration::from_secs(300)));
@@ -77,18 +77,18 @@ impl SingleKey for TableClient {
         &self.capabilities
     }
 
-    // A request that never reached the server, for want of a connection, say, is `Attempt::Refused(error)`: nothing
-    // was begun and nothing is released. An `Err` has the engine release by holder id.
+    // Return `Attempt::Refused(error)` if a request never reached the server, for example because there is no
+    // connection. The engine then releases nothing. After an `Err` the engine releases by holder id.
     async fn acquire(&self, request: Request) -> Result<Attempt, Error> {
         let now = Instant::now();
         let (rows, last) = &mut *self.table.lock();
         match rows.get_mut(&request.key) {
-            // The same attempt sent twice is one grant.
+            // Two requests of the same attempt are one grant.
             Some(row) if row.holder == request.holder && row.ends > now => {
                 Ok(Attempt::Granted(Granted::with_token(row.token)))
             }
             Some(row) if row.ends > now => {
-                // A try that is turned away does not wait: nobody has to be let in before the next one.
+                // A refused try does not count, because it does not wait.
                 row.awaited |= request.waits;
                 let mut contended = Contended::new();
                 contended.retry_after = Some(row.ends - now);
@@ -107,7 +107,7 @@ impl SingleKey for TableClient {
     async fn renew(&self, hold: HoldRef) -> Result<Renewed, Error> {
         let now = Instant::now();
         match self.table.lock().0.get_mut(&hold.key) {
-            // Only what this holder still has; what has ended stays ended.
+            // Extends only a hold that this holder still has, because an ended hold stays ended.
             Some(row) if row.holder == hold.holder && row.ends > now => {
                 row.ends = now + hold.ttl.unwrap_or(DEFAULT_TTL);
                 Ok(Renewed::Extended)

@@ -1,6 +1,7 @@
-//! The checker of histories: good ones pass, and each way of spoiling one is flagged as what it is.
+//! Tests the checker of histories: good histories pass, and each kind of corruption is reported as its
+//! violation.
 
-// The spoilers have one type, whatever each does to the events.
+// All corruptions have one function type.
 #![allow(clippy::unwrap_used, clippy::ptr_arg)]
 
 use std::time::Duration;
@@ -29,7 +30,7 @@ proptest! {
     fn spoilt_histories_are_flagged(seed: u64, pick: usize) {
         for (name, spoil, kind) in SPOILERS {
             let mut history = good(seed);
-            // Not every history has what this one spoils.
+            // A history may lack the events that this function corrupts.
             if spoil(&mut history.events, pick).is_none() {
                 continue;
             }
@@ -81,7 +82,7 @@ struct Pen {
     events: Vec<Event>,
     calls: u64,
     tokens: u64,
-    /// Key, client, holder, whether lost.
+    /// The key, the client, the holder and whether the hold is lost.
     held: Vec<(LockKey, u32, HolderId, bool)>,
 }
 
@@ -170,9 +171,9 @@ fn show(history: &History) -> String {
     history.events.iter().enumerate().map(|(i, e)| format!("{i:>3} {e}\n")).collect()
 }
 
-// ---- the ways to spoil one ----
+// ---- the corruptions ----
 
-/// The `pick`th place at which `wanted` says yes.
+/// Returns one of the events that `wanted` accepts, selected by `pick`.
 fn find(events: &[Event], pick: usize, wanted: impl Fn(usize, &Event) -> bool) -> Option<usize> {
     let places: Vec<_> = (0..events.len()).filter(|i| wanted(*i, &events[*i])).collect();
     (!places.is_empty()).then(|| places[pick % places.len()])
@@ -226,7 +227,7 @@ fn remove_token(events: &mut Vec<Event>, pick: usize) -> Option<()> {
     Some(())
 }
 
-/// The events of the release of a guard whose key is granted again later, and that later grant.
+/// Returns the two events of a release and the next grant of its key.
 fn release_before_grant(events: &[Event], pick: usize) -> Option<(usize, usize, usize)> {
     let begin = find(events, pick, |i, e| {
         let lost =
@@ -245,7 +246,7 @@ fn stretch_hold(events: &mut Vec<Event>, pick: usize) -> Option<()> {
     let mut released = events.remove(end);
     let mut releasing = events.remove(begin);
     (released.at, releasing.at) = (at, at);
-    // Two events before the grant have gone.
+    // Two events before the grant were removed.
     events.insert(grant - 1, releasing);
     events.insert(grant, released);
     Some(())

@@ -1,7 +1,8 @@
-//! The engine under simulation: thousands of schedules, each from one seed.
+//! Simulates the engine in thousands of schedules, each from one seed.
 //!
-//! `LEASEHOLD_SIMULATE_SEED` begins with that seed, and plays that one alone unless `LEASEHOLD_SIMULATE_MINUTES` says for
-//! how long; `LEASEHOLD_SIMULATE_WITHOUT` leaves disturbances out. `cargo xtask simulate` sets them.
+//! `LEASEHOLD_SIMULATE_SEED` sets the first seed. Only this seed is played unless
+//! `LEASEHOLD_SIMULATE_MINUTES` sets a duration. `LEASEHOLD_SIMULATE_WITHOUT` leaves disturbances out. `cargo
+//! xtask simulate` sets these variables.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -14,10 +15,10 @@ use std::time::{Duration, Instant};
 
 use leasehold_conformance::simulation::{Counterexample, Coverage, Disturbances, ScheduleReport, Simulation};
 
-/// How many schedules are a test.
+/// The number of schedules of a test run.
 const SCHEDULES: u64 = 3_000;
 
-/// Schedules that have shown a fault of the engine or of the simulator, with what it was.
+/// Seeds of schedules that have shown a fault of the engine or of the simulator, with its description.
 const KEPT: [(u64, &str); 10] = [
     (228, "keys that one call had taken, lost by silence while it waited for the next, stayed shut for ever"),
     (6_624, "a renewal that was confirmed just before its lock was closed"),
@@ -106,7 +107,7 @@ fn what_is_left_out_does_not_happen() {
     }
 }
 
-/// Plays schedules on both cores as long as `goes_on` says, after so many.
+/// Plays schedules on several threads while `goes_on` returns true for the number of schedules so far.
 fn campaign(
     simulation: &Simulation,
     first: u64,
@@ -127,7 +128,7 @@ fn campaign(
                     let from = first.wrapping_add(from);
                     if let Some(one) = simulation.search(from..from + AT_ONCE, &seen) {
                         stop.store(true, Ordering::Relaxed);
-                        // Of those that are found at the same time the first seed, however many cores there are.
+                        // Keeps the lowest seed, so that the result does not depend on the number of cores.
                         let mut found = found.lock().unwrap();
                         if found
                             .as_ref()

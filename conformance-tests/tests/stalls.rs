@@ -1,4 +1,5 @@
-//! A store is not accused of what the machine did: the suite in real time, in a process that is stopped and continued.
+//! Runs the suite in real time in a process that is stopped and continued. The store must not be blamed for
+//! this.
 #![cfg(unix)]
 #![allow(clippy::expect_used)]
 
@@ -13,13 +14,13 @@ use leasehold_conformance::{Factory, Harness, Outcome, Time, all_cases, async_tr
 use leasehold_memory::MemoryStore;
 use rustix::process::{Pid, Signal, kill_process};
 
-/// Set in the process that is stopped.
+/// The environment variable of the process that is stopped.
 const STOPPED: &str = "LEASEHOLD_CONFORMANCE_STOPPED";
 
-/// Whose cases hold leases of a second, or wait.
+/// The groups of cases that hold leases of a second, or wait.
 const GROUPS: [&str; 6] = ["exclusion", "expiry", "renewal", "timeouts", "fencing", "release"];
 
-/// Leases in memory, by the real clock.
+/// A store in memory with leases by the real clock.
 #[derive(Clone, Copy, Debug)]
 struct Real;
 
@@ -44,7 +45,7 @@ impl Harness for OneStore {
     }
 }
 
-/// Runs the cases, on several threads as tests do: how many passed, and how many were inconclusive.
+/// Runs the cases on several threads. Returns how many passed and how many were inconclusive.
 fn run() -> [usize; 2] {
     let cases: Vec<_> = all_cases().iter().filter(|case| GROUPS.contains(&case.group())).collect();
     let [next, passed, inconclusive] = [0; 3].map(AtomicUsize::new);

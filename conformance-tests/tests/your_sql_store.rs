@@ -1,4 +1,5 @@
-//! The example store in real time keeps the rules. A store of yours mounts all cases by `suite!`, or is judged by its program.
+//! Checks that the example store keeps the rules in real time. Other stores mount all cases with `suite!`, or
+//! use the program.
 
 #[allow(unreachable_pub)]
 #[path = "../examples/your_sql_store.rs"]
@@ -28,8 +29,8 @@ fn nothing_of_what_it_declares_is_out_of_reach() {
     mount().judge();
 }
 
-/// Of each means one case: the table, a child that is killed, calls that are lost, a clock that is off, a deleted row, a
-/// restart.
+/// Runs one case for each ability of the harness: the table, a killed child, lost calls, a wrong clock, a
+/// deleted row and a restart.
 #[test]
 fn it_keeps_the_rules_in_real_time() {
     let cases = [

@@ -1,6 +1,6 @@
-//! The example store passes the suite. A store of yours has a file like this one.
+//! Runs the suite on the example store. Use a file like this for your own store.
 
-// It is a program of its own; here only its store is used.
+// The example is a program, but only its store is used here.
 #[allow(unreachable_pub)]
 #[path = "../examples/your_store.rs"]
 mod your_store;
