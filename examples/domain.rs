@@ -26,7 +26,7 @@ impl Accounts {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Refuses a write whose token is older than that of the last one: its writer has lost the lock.
+    /// Writes the balance. Refuses a token older than the last write's, because the writer has lost the lock.
     fn write(&self, balance: u64, token: Option<FencingToken>) -> Result<(), SpendError> {
         let mut account = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if token < account.token {
@@ -37,7 +37,7 @@ impl Accounts {
     }
 }
 
-/// Why nothing was spent.
+/// The reason why nothing was spent.
 #[derive(Debug, thiserror::Error)]
 enum SpendError {
     #[error("the balance is too small")]
@@ -53,7 +53,7 @@ enum SpendError {
 struct Ledger {
     lock: Arc<dyn Lock>,
     accounts: Arc<Accounts>,
-    /// How long the bank takes between the look at the balance and the write.
+    /// Time between the read of the balance and the write.
     pause: Duration,
 }
 
@@ -68,7 +68,7 @@ impl Ledger {
     }
 }
 
-/// Only `main` knows which store it is.
+/// Spends twice. Only `main` chooses the store.
 #[tokio::main]
 async fn main() -> Result<(), Error> {
     let accounts = Arc::new(Accounts(Mutex::new(Account { balance: 30, token: None })));
@@ -99,7 +99,7 @@ mod tests {
         Arc::new(Accounts(Mutex::new(Account { balance, token: None })))
     }
 
-    /// Two clients of one store stand for two processes. Time is virtual.
+    /// Two clients of one store act like two processes. Time is virtual.
     #[tokio::test(start_paused = true)]
     async fn nobody_overdraws() {
         let (store, accounts) = (MemoryStore::new(), accounts(30));
@@ -110,7 +110,7 @@ mod tests {
         assert_eq!(accounts.read().balance, 10);
     }
 
-    /// The first spender is cut off from the store, loses its lease, and writes all the same.
+    /// The first spender is cut off from the store, loses its lease, and tries to write anyway.
     #[tokio::test(start_paused = true)]
     async fn a_late_write_is_refused() {
         let store = MemoryStore::new().default_ttl(Duration::from_secs(30));
@@ -121,7 +121,7 @@ mod tests {
         let other = ledger(store.client().unwrap(), &accounts);
         let takes_over = async {
             tokio::time::sleep(PAUSE).await;
-            client.faults.silence(true); // from here on, the store hears nothing from the first client
+            client.faults.silence(true); // the store receives nothing from the first client after this
             other.spend(42, 20).await
         };
         let (late, spent) = tokio::join!(late.spend(42, 20), takes_over);

@@ -18,7 +18,7 @@ async fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns what happened, a line for each step.
+/// Runs the steps on the store at `url`. Returns one line per step.
 pub async fn run(url: &str) -> Result<Vec<String>, Error> {
     let lock = leasehold::connect(url).await?; // Arc<dyn Lock>
     let mut steps = Vec::new();

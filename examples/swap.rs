@@ -36,18 +36,22 @@ pub mod shop {
     /// Sells from a stock that other clerks sell from as well.
     #[derive(Debug)]
     pub struct Clerk {
-        /// What excludes the other clerks.
+        /// The lock that excludes the other clerks.
         pub lock: Arc<dyn Lock>,
-        /// What is sold.
+        /// The items for sale.
         pub stock: Stock,
     }
 
     impl Clerk {
-        /// Returns whether an item was left to sell.
+        /// Sells an item. Returns whether one was left.
         ///
         /// # Errors
         ///
-        /// Those of the lock.
+        /// The lock's error. After a failed release, the item might be sold.
+        ///
+        /// # Cancel safety
+        ///
+        /// If dropped, the lock is released in the background. The item might be sold.
         pub async fn sell(&self) -> Result<bool, Error> {
             let guard = self.lock.key("shop:stock").acquire().await?;
             let left = self.stock.0.load(Ordering::SeqCst);
@@ -69,7 +73,7 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Returns the URL of the store. No other line depends on which store it is.
+/// Returns the URL of the store. No other line depends on the store.
 fn url() -> Result<String> {
     if let Ok(url) = std::env::var("LEASEHOLD_URL") {
         return Ok(url);
@@ -83,7 +87,7 @@ fn url() -> Result<String> {
     }
 }
 
-/// Has two clients of the store sell the last five items, four attempts each, and returns how many were sold.
+/// Sells the last five items through two clients of the store, with four attempts each. Returns the number sold.
 pub async fn run(url: &str) -> Result<usize> {
     let stock = Stock::of(5);
     let clerk = async || {

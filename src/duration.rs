@@ -1,18 +1,18 @@
-//! Durations as people write them in URLs and on the command line.
+//! Parses durations in URLs and on the command line.
 
 use std::time::Duration;
 
 use jiff::{Span, SpanRelativeTo};
 use leasehold_api::{Error, ErrorKind};
 
-/// Reads a duration such as `250ms`, `30s`, `5m`, `1h`, `7d` or `1h30m`.
+/// Parses a duration such as `250ms`, `30s`, `5m`, `1h`, `7d` or `1h30m`.
 ///
 /// A number needs its unit, and units are lower case, the longest first: `d` (24 hours), `h`, `m` (minutes), `s`
 /// and `ms`.
 ///
 /// # Errors
 ///
-/// [`ErrorKind::InvalidOption`] for anything else.
+/// [`ErrorKind::InvalidOption`] for any other text.
 pub fn parse_duration(text: &str) -> Result<Duration, Error> {
     let refuse = || {
         Error::new(
@@ -22,10 +22,10 @@ pub fn parse_duration(text: &str) -> Result<Duration, Error> {
             ),
         )
     };
-    // Jiff also knows signs, fractions, clock times, ISO 8601, weeks and longer units, and capitals: `5M` is five
-    // minutes to it and five months to others.
+    // Jiff also accepts signs, fractions, clock times, ISO 8601, longer units, and capitals, which are refused here. For
+    // example, jiff reads `5M` as five minutes, but other parsers read it as five months.
     let known = |c: char| c.is_ascii_digit() || "dhms".contains(c);
-    // And `0` to it needs no unit.
+    // Jiff accepts `0` without a unit, which is refused too.
     if !text.chars().all(known) || text.ends_with(|c: char| c.is_ascii_digit()) {
         return Err(refuse());
     }

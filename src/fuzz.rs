@@ -1,4 +1,4 @@
-//! URLs of stores and durations. No password is shown.
+//! Fuzz targets: URLs of stores, whose passwords must not be shown, and durations.
 
 use std::error::Error as _;
 use std::time::Duration;
@@ -110,16 +110,16 @@ fn has_password(url: &str) -> bool {
     is_scheme && times == 1 && (of_user || is_parameter && is_first)
 }
 
-/// Returns the written form, unless the duration is millions of years, which have no form that is always read.
+/// Returns the duration as text. `None` above a million days, because longer durations cannot always be parsed.
 fn written(duration: Duration) -> Option<String> {
     let days = duration.as_secs() / 86_400;
     (days <= 1_000_000).then(|| format!("{days}d{}ms", duration.as_millis() % 86_400_000))
 }
 
-/// A URL of the same store, whose parameters are encoded in another way.
+/// Returns a URL of the same store with re-encoded parameters.
 fn print(url: &StoreUrl) -> Option<String> {
     let before = url.rest.split('?').next().unwrap_or_default();
-    // Without a host, a user is read at the end of a URL alone, and there control characters are left out.
+    // A user without a host is parsed only at the end of a URL, and trailing control characters are dropped.
     if before.ends_with(|c: char| c == '@' || c.is_ascii_control()) {
         return None;
     }
@@ -147,7 +147,7 @@ fn fuzz_durations() {
     });
 }
 
-/// The sum of numbers with units.
+/// Returns the sum of numbers with units.
 fn sum(text: &str) -> Duration {
     let (mut millis, mut rest) = (0, text);
     while let Some(end) = rest.find(|c: char| !c.is_ascii_digit()) {

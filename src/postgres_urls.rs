@@ -30,7 +30,8 @@ pub fn postgres_credentials(url: &str) -> Result<Credentials, Error> {
     scheme::credentials(&stores::parse(url)?)
 }
 
-/// The stores of a schema that the one with this URL needs privileges for. For the command, and not part of the interface.
+/// Returns the stores for which a user of this URL needs privileges in the schema. For the command, and not part of the
+/// interface.
 #[doc(hidden)]
 pub fn postgres_stores(url: &str) -> Result<Stores, Error> {
     stores::read(url)?.extension::<Stores>().copied().ok_or_else(not_of_postgres)

@@ -1,4 +1,4 @@
-//! The stores that a URL can name. No error here repeats the URL: it may hold a password.
+//! The stores that a URL can name. Errors never repeat the URL, because it might contain a password.
 
 use std::borrow::Cow;
 
@@ -50,7 +50,7 @@ const STORES: &[StoreEntry] = &[
     store!("postgres-ttl", leasehold_postgres_ttl, ["postgres+ttl", "postgresql+ttl"], ""),
 ];
 
-/// Returns the settings that `url` means, of a store that is not opened yet.
+/// Returns the settings of the store that `url` names, without opening it.
 pub(crate) fn read(url: &str) -> Result<Box<dyn StoreConfig>, Error> {
     let url = parse(url)?;
     let store = find(&url.scheme)
@@ -60,7 +60,7 @@ pub(crate) fn read(url: &str) -> Result<Box<dyn StoreConfig>, Error> {
     scheme.ok_or_else(|| not_compiled_in(store.feature))?.read(&url)
 }
 
-/// Returns whether this scheme names one of the stores here, compiled in or not.
+/// Returns whether this scheme names a store of leasehold, compiled in or not.
 pub(crate) fn is_ours(scheme: &str) -> bool {
     find(scheme).is_some()
 }
@@ -73,7 +73,7 @@ fn find(scheme: &str) -> Option<&'static StoreEntry> {
 pub(crate) fn parse(text: &str) -> Result<StoreUrl, Error> {
     let text = text.trim();
     let url = Url::parse(&with_one_host(text)).map_err(|error| {
-        // A password is cut at the first of these, and its rest is no port.
+        // An unescaped `/`, `?` or `#` ends the password early, and the parser fails on a port that is not a number.
         let escape = if text.contains("://") && text.contains('@') {
             "; if the password has special characters, percent-encode the password: / as %2F, ? as %3F, # as %23, @ as %40"
         } else {
@@ -83,7 +83,7 @@ pub(crate) fn parse(text: &str) -> Result<StoreUrl, Error> {
     })?;
     Ok(StoreUrl {
         scheme: url.scheme().to_owned(),
-        // As it was given: the parser completes `file:x` to `file:///x`.
+        // Taken from the text, because the parser completes `file:x` to `file:///x`.
         rest: text.split_once(':').map_or("", |(_, rest)| rest).to_owned(),
         path: url.path().to_owned(),
         file_path: url.to_file_path().ok(),
@@ -93,8 +93,8 @@ pub(crate) fn parse(text: &str) -> Result<StoreUrl, Error> {
     })
 }
 
-/// Returns the URL of several hosts, or of a user and no host, with one host in their place: URLs of servers have both,
-/// and the parser of URLs knows neither.
+/// Returns a URL that has several hosts, or a user without a host, with one host instead. Postgres URLs may have both forms,
+/// but the URL parser accepts neither.
 fn with_one_host(text: &str) -> Cow<'_, str> {
     let Some((scheme, rest)) = text.split_once("://") else { return text.into() };
     let (authority, behind) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));

@@ -1,7 +1,7 @@
-//! Compares the public interface of the crates that others depend on with the snapshots in `docs/public-api`.
+//! Compares the public interface of the main crates with the snapshots in `docs/public-api`.
 //!
-//! The items come from rustdoc's JSON. Its format is not stable: where the toolchain writes another version than
-//! the one that is read here, there is nothing to compare, and that is no failure.
+//! The items come from rustdoc's JSON, whose format is not stable. If the toolchain writes another version of the
+//! format than this program reads, the comparison is skipped without failure.
 
 mod rustdoc;
 mod snapshot;
@@ -13,11 +13,11 @@ use snapshot::Snapshot;
 
 const USAGE: &str = "usage: api-snapshots check|update FEATURES TARGET_DIRECTORY (cargo xtask api runs it)";
 
-/// What somebody outside depends on; the stores' crates are reached through these.
+/// The crates that users depend on. They export the stores' crates.
 const PACKAGES: [&str; 3] = ["leasehold-api", "leasehold-engine", "leasehold"];
 
 fn main() -> ExitCode {
-    // As cargo's RUSTDOC, this program takes the place of rustdoc.
+    // This program replaces rustdoc if cargo runs it as RUSTDOC.
     if let Some(code) = rustdoc::stand_in() {
         return code;
     }

@@ -6,7 +6,7 @@ use std::process::{Command, ExitCode, Stdio};
 
 use serde_json::Value;
 
-/// Set for this program when it stands in for rustdoc: the real one.
+/// Variable with the path of the real rustdoc, set if this program replaces rustdoc.
 const REAL: &str = "API_SNAPSHOTS_RUSTDOC";
 const JSON: [&str; 4] = ["-Z", "unstable-options", "--output-format", "json"];
 /// The flag that docs.rs sets. It switches on the marks for features, which need unstable rustdoc too.
@@ -14,8 +14,8 @@ const DOCS_RS: [&str; 2] = ["--cfg", "docsrs"];
 
 /// Runs the real rustdoc with unstable options allowed, if cargo runs this program in its place.
 ///
-/// Only rustdoc gets the variable. Build scripts of dependencies watch it: set for all of cargo, it would have
-/// them and everything above them built again, here and in the next ordinary build.
+/// `RUSTC_BOOTSTRAP` is set only for rustdoc, because build scripts of dependencies watch it. If it were set for cargo,
+/// these and their dependents would be built again, now and in the next ordinary build.
 pub(crate) fn stand_in() -> Option<ExitCode> {
     let real = env::var_os(REAL)?;
     let status = unstable(real).args(env::args_os().skip(1)).status();
@@ -23,7 +23,7 @@ pub(crate) fn stand_in() -> Option<ExitCode> {
     Some(code.map_or(ExitCode::FAILURE, ExitCode::from))
 }
 
-/// Why this toolchain's JSON cannot be read here, if it cannot.
+/// Returns the reason why this toolchain's JSON cannot be read. `None` if it can.
 pub(crate) fn why_not() -> Option<String> {
     let ours = rustdoc_types::FORMAT_VERSION;
     let probe = unstable(real())
@@ -41,15 +41,15 @@ pub(crate) fn why_not() -> Option<String> {
     })
 }
 
-/// Documents the workspace, and denies warnings: as JSON with `in_json`, with the features and the profile that it is checked
-/// with elsewhere, so that what it depends on is not built again.
+/// Documents the workspace, as JSON if `in_json`, and denies warnings. Uses the features and the profile of the other jobs,
+/// because the dependencies are already built with them.
 pub(crate) fn document(features: &str, in_json: bool) -> Result<(), String> {
     let this = env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command
         .args(["doc", "--locked", "--profile", "tests", "--workspace", "--no-deps"])
         .args(["--features", features]);
-    // What `cargo run` says of this package would have some build scripts run again, and all that depends on them compiled.
+    // Removes cargo's variables of this package, because some build scripts would run again and their dependents would be compiled.
     for (name, _) in env::vars_os() {
         if name
             .to_str()

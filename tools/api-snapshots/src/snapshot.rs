@@ -1,26 +1,26 @@
-//! The public items of one crate, now and in its snapshot.
+//! The public items of one crate, and its snapshot.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Traits of the compiler itself that nobody can name on stable; they come and go with its versions.
+/// Internal traits of the compiler. Stable code cannot name them, and they differ between compiler versions.
 const INTERNAL: [&str; 3] =
     ["core::marker::Freeze", "core::marker::UnsafeUnpin", "core::marker::StructuralPartialEq"];
 
 #[derive(Debug)]
 pub(crate) struct Snapshot {
     file: PathBuf,
-    /// Empty if there is no file yet.
+    /// Content of the file, or empty if no file exists.
     before: String,
     now: String,
 }
 
 impl Snapshot {
-    /// The items in rustdoc's JSON, beside those in `file`.
+    /// Reads the items from rustdoc's JSON, and the snapshot from `file`.
     pub(crate) fn read(file: PathBuf, json: &Path) -> Result<Self, String> {
-        // What holds for every type says nothing about this one.
+        // Blanket impls are the same for every type.
         let items = public_api::Builder::from_rustdoc_json(json)
             .omit_blanket_impls(true)
             .build()
@@ -31,7 +31,7 @@ impl Snapshot {
         Ok(Self { file, before, now })
     }
 
-    /// Each item that has gone or come, a line each; empty if there is none.
+    /// Returns the removed and the added items, one per line. Empty if nothing changed.
     pub(crate) fn changes(&self) -> String {
         let [before, now]: [BTreeSet<&str>; 2] = [&self.before, &self.now].map(|text| text.lines().collect());
         let gone = before.difference(&now).map(|item| ('-', item));

@@ -1,16 +1,16 @@
 //! Bounds in real time for tests.
 //!
-//! A test that waits for an event needs a bound, because a broken program would block it indefinitely. A machine that is
-//! busy with other work can pass the same bound. Such a test therefore panics with a [`BoundPassed`], and `cargo xtask
-//! test` runs it again alone if other programs used the machine at the time. Assertions about holders, tokens, order,
-//! counts or data are ordinary panics, which are never repeated.
+//! A test that waits for an event needs a bound, because a broken program would block it indefinitely. A busy machine
+//! can exceed the same bound. Such a test therefore panics with a [`BoundPassed`], and `cargo xtask
+//! test` reruns it alone if other programs used the machine at the time. Assertions about holders, tokens, order,
+//! counts or data are ordinary panics and cause no rerun.
 
 use std::fmt;
 use std::future::Future;
 use std::panic;
 use std::time::{Duration, Instant};
 
-/// The first words of the line that a test prints when a bound has passed. `xtask` searches the output of tests for it.
+/// Start of the line that a test prints when a bound has passed. `xtask` searches the output of tests for it.
 pub const MARK: &str = "bound in real time passed: ";
 
 /// The payload of the panic of a test whose bound has passed.
@@ -30,7 +30,7 @@ impl BoundPassed {
     /// Ends the test.
     #[track_caller]
     fn raise(self) -> ! {
-        // The message of a panic with a payload of its own type does not show the payload.
+        // Printed here, because the message of a panic does not show a payload that is not a string.
         eprintln!("{MARK}{self}");
         panic::panic_any(self)
     }
@@ -40,7 +40,7 @@ impl BoundPassed {
 ///
 /// # Panics
 ///
-/// With a [`BoundPassed`] if `future` has not ended within `bound`. `what` says what has not happened, such as `"not granted"`.
+/// With a [`BoundPassed`] if `future` has not ended within `bound`. `what` names the missing event, such as `"not granted"`.
 ///
 /// # Cancel safety
 ///
@@ -52,7 +52,7 @@ pub async fn within<F: Future>(bound: Duration, what: impl fmt::Display, future:
     }
 }
 
-/// The end of a wait in a loop that checks a condition again and again.
+/// The time limit of a loop that polls a condition.
 #[derive(Debug)]
 pub struct Bound {
     begun: Instant,
@@ -70,7 +70,7 @@ impl Bound {
     ///
     /// # Panics
     ///
-    /// With a [`BoundPassed`] if the bound has passed. `what` says what has not happened, such as `"not granted"`.
+    /// With a [`BoundPassed`] if the bound has passed. `what` names the missing event, such as `"not granted"`.
     #[track_caller]
     pub fn check(&self, what: impl fmt::Display) {
         if self.begun.elapsed() > self.bound {
@@ -78,7 +78,7 @@ impl Bound {
         }
     }
 
-    /// Sleeps for `pause` between two checks of a condition in a thread.
+    /// Checks the bound, then blocks the thread for `pause`.
     ///
     /// # Panics
     ///

@@ -1,4 +1,4 @@
-//! What the tests and `xtask` both need to know. Standard library alone, because `xtask` is built before everything else.
+//! Common parts of the tests and `xtask`. Uses only the standard library, because `xtask` is built first.
 
 pub mod programs;
 pub mod torture;

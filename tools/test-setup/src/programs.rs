@@ -1,4 +1,4 @@
-//! Where this machine has the servers that tests start.
+//! Finds the programs of the servers that tests start.
 
 use std::env;
 use std::fs;
@@ -17,11 +17,11 @@ const INSTALL_PGBOUNCER: &str = "no pgbouncer found. Install it:
   macOS:           brew install pgbouncer
 or let LEASEHOLD_PGBOUNCER name the program";
 
-/// The directory with `postgres` and `initdb`.
+/// Returns the directory with `postgres` and `initdb`.
 ///
 /// # Errors
 ///
-/// If no directory has both: what to install.
+/// A message with the package to install, if no directory has both.
 pub fn postgres() -> Result<PathBuf, String> {
     let is_complete =
         |directory: &PathBuf| ["postgres", "initdb"].iter().all(|program| directory.join(program).is_file());
@@ -39,11 +39,11 @@ pub fn postgres() -> Result<PathBuf, String> {
     places.into_iter().find(is_complete).ok_or_else(|| INSTALL_POSTGRES.to_owned())
 }
 
-/// The program `pgbouncer`.
+/// Returns the path of the program `pgbouncer`.
 ///
 /// # Errors
 ///
-/// If there is none: what to install.
+/// A message with the package to install, if it is missing.
 pub fn pgbouncer() -> Result<PathBuf, String> {
     if let Some(chosen) = env::var_os("LEASEHOLD_PGBOUNCER").map(PathBuf::from) {
         let missing = || format!("LEASEHOLD_PGBOUNCER names {}, which is no file", chosen.display());
@@ -64,7 +64,7 @@ fn search_path() -> Vec<PathBuf> {
     env::var_os("PATH").map(|path| env::split_paths(&path).collect()).unwrap_or_default()
 }
 
-/// `parent/PREFIXnn/child` for all versions `nn`.
+/// Returns `parent/PREFIXnn/child` for all versions `nn`, newest first.
 fn newest_first(parent: &str, prefix: &str, child: &str) -> Vec<PathBuf> {
     let mut found: Vec<(u32, PathBuf)> = fs::read_dir(parent)
         .into_iter()

@@ -1,6 +1,6 @@
-//! What the stores and faults of the torture test are called on the command line.
+//! Names of the stores and faults of the torture test on the command line.
 
-/// The stores that are tortured.
+/// The tested stores.
 pub const STORES: [&str; 5] = ["files", "session", "transaction", "row", "lease"];
 
 /// The faults, in the order of the enumeration `Fault`.

@@ -1,4 +1,4 @@
-//! A store that counts what its engine releases.
+//! A store that counts the releases of its engine.
 
 use std::fmt;
 use std::sync::Arc;
@@ -9,14 +9,14 @@ use leasehold_engine::{
     Attempt, Backend, CancellationToken, Events, HoldRef, ReleaseReply, Renewed, Request, Timing, async_trait,
 };
 
-/// Counts the holds that the engine has released.
+/// A wrapper that counts released holds.
 #[derive(Debug)]
 pub struct Counting<B> {
-    /// Answers all calls.
+    /// The wrapped store.
     pub backend: Arc<B>,
-    /// How many holds were released.
+    /// Number of released holds.
     pub released: Arc<AtomicUsize>,
-    /// Whether it answers as a store that cannot tell if a failed request has reached the table.
+    /// Whether a refusal becomes an unknown outcome, as in a store that cannot distinguish the two.
     pub tells_nothing_apart: bool,
 }
 

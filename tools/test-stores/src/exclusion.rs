@@ -1,4 +1,4 @@
-//! Table stores exclude also on a server on which some statements do nothing (`docs/hazards.md` H59).
+//! Checks that table stores exclude even on a server on which some statements do nothing (`docs/hazards.md` H59).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -11,8 +11,8 @@ use test_servers::sql::LONG;
 use test_servers::{Cluster, Proxy};
 use tokio::time::sleep;
 
-/// Runs several clients that take turns at few keys, singly and together, on a server that reads `words` as spaces, and
-/// fails if a key has two holders. `connect` makes a client that polls often; `table` has the store's rows.
+/// Runs clients that compete for few keys, one or two at a time, on a server that reads `words` as spaces. Fails if a key
+/// has two holders. `connect` makes a client that polls often. `table` contains the store's rows.
 pub async fn exclude_without(words: &[&str], table: &str, connect: impl AsyncFn(String) -> Engine) {
     let database = Cluster::shared().fresh_database().await;
     connect(database.url().to_owned()).await;
@@ -20,7 +20,7 @@ pub async fn exclude_without(words: &[&str], table: &str, connect: impl AsyncFn(
     for words in words {
         proxy.rewrite(words, "");
     }
-    // One transaction keeps rows locked, because statements with SKIP LOCKED leave such rows out.
+    // One transaction locks rows again and again, because statements with SKIP LOCKED omit locked rows.
     let mut user = database.connect().await;
     let lock = format!("BEGIN; SELECT FROM {table} FOR UPDATE");
     let locks = tokio::spawn(async move {
@@ -36,11 +36,11 @@ pub async fn exclude_without(words: &[&str], table: &str, connect: impl AsyncFn(
     assert!(proxy.traffic().rewritten > 0, "nothing was asked for by {words:?}");
 }
 
-/// As [`exclude_without`], on a server that sends no client a notification.
+/// Runs the clients of [`exclude_without`] on a server that sends no notifications.
 pub async fn exclude_without_notifications(connect: impl AsyncFn(String) -> Engine) {
     let database = Cluster::shared().fresh_database().await;
     let proxy = Proxy::start(Cluster::shared().address()).await;
-    // Which is as long.
+    // The clients send NOTIFY instead of LISTEN, so none of them listens. Both words have the same length.
     proxy.rewrite("LISTEN leasehold", "NOTIFY leasehold");
     exclude(&proxy.url(database.url()), connect).await;
     assert!(proxy.traffic().rewritten > 0);
@@ -67,7 +67,7 @@ async fn exclude(url: &str, connect: impl AsyncFn(String) -> Engine) {
                     for key in &keys {
                         inside[*key].fetch_sub(1, Ordering::SeqCst);
                     }
-                    // Refused while somebody else keeps the row locked; then it is repeated in the background.
+                    // Fails while another transaction has locked the row. The engine then retries in the background.
                     let _ = guard.release().await;
                 }
             }));

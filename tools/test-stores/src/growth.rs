@@ -1,5 +1,5 @@
-//! No statement of a table store touches more pages when its table is large (`docs/hazards.md` H50). A field of `Dialect` that
-//! is not measured here does not compile.
+//! Checks that no statement of a table store touches more pages if its table is large (`docs/hazards.md` H50). A new field
+//! of `Dialect` does not compile until it is listed here.
 
 use leasehold_postgres::table::{Dialect, SETTINGS};
 use leasehold_postgres::{Identifier, schema};
@@ -10,7 +10,7 @@ use test_servers::sql::run;
 
 const FEW: u32 = 1_000;
 
-/// Of each kind of row, of which there are four.
+/// Number of rows of each of the four kinds.
 const MANY: u32 = 1_000_000;
 
 /// Fails if a statement of the store, or one of `more`, touches more pages of a large table than of a small one. `rows` inserts a
@@ -29,7 +29,7 @@ pub async fn assert_no_growth_of(
         fill(&mut conn, schema, table, rows(schema, count)).await;
     }
     run(&mut conn, SETTINGS).await;
-    // Else a scan begins where the last one has ended, and finds what it looks for by chance.
+    // Otherwise a scan starts where the previous one ended, and finds its rows by chance.
     run(&mut conn, "SET synchronize_seqscans = off").await;
     let [small, large] = ["small", "large"].map(|schema| statements(dialect, more, schema));
     assert_no_growth(&mut conn, &small, &large).await;
@@ -38,7 +38,7 @@ pub async fn assert_no_growth_of(
 async fn fill(conn: &mut PgConnection, schema: &str, table: &str, rows: String) {
     schema::install(conn, &Identifier::new(schema).unwrap()).await.unwrap();
     let name = format!("{schema}.{table}");
-    // An index that is made of all keys at once takes a fraction of the time.
+    // Creates the index after the rows, because that takes a fraction of the time.
     let bare = format!(
         "ALTER TABLE {name} SET (fillfactor = 100, autovacuum_enabled = false), DROP CONSTRAINT {table}_pkey"
     );
@@ -48,7 +48,7 @@ async fn fill(conn: &mut PgConnection, schema: &str, table: &str, rows: String) 
     run(&mut *conn, format!("VACUUM ANALYZE {name}")).await;
 }
 
-/// Each statement in a schema, by its name.
+/// Returns all statements, rendered for `schema`.
 fn statements(dialect: &Dialect, more: &[(&'static str, &str)], schema: &str) -> Vec<Probe> {
     let Dialect {
         kind: _,
@@ -102,7 +102,7 @@ fn statements(dialect: &Dialect, more: &[(&'static str, &str)], schema: &str) ->
     all.into_iter().chain(early).chain(more).map(render).collect()
 }
 
-/// The values with which a statement is measured, as SQL.
+/// Returns the parameters with which a statement is measured, as SQL.
 fn values_of(statement: &str) -> Vec<&'static str> {
     const KEYS: &str = "ARRAY['held-1', 'held-2', 'held-900']";
     const FREE: &str = "ARRAY['free-1', 'free-500', 'new']";
@@ -122,7 +122,7 @@ fn values_of(statement: &str) -> Vec<&'static str> {
         "release_unawaited" | "release_one" => vec!["'held-1'", "'holder-1'", "true"],
         "force" => vec!["'held-1'", "'holder-1'"],
         "mark" | "mark skipping" => vec![KEYS, "1000000"],
-        // From where nothing is found for long.
+        // A start after which the scan finds no row for a long time.
         "list" => vec!["'free'", "'z'", "false", "1000"],
         "inspect" => vec!["'free-77'", "E'free-77\\x01'", "true", "1"],
         "purge" => vec!["3600000000", "'free'", "1000"],

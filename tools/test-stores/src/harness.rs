@@ -18,38 +18,38 @@ use test_servers::{Cluster, Database, StopMode, ordinary_role, prepared_cluster,
 /// A Postgres store that the suite runs on.
 #[async_trait]
 pub trait PgStore: Copy + Debug + Send + Sync + 'static {
-    /// What the store implements.
+    /// The store's backend.
     type Backend: Backend;
 
-    /// Whose rights the role of the tests has.
+    /// Stores whose rights are granted to the tests' role.
     const STORES: Stores;
 
-    /// Connects.
+    /// Connects to the database at `url`.
     ///
     /// # Errors
     ///
-    /// Whatever keeps the store from connecting.
+    /// The error of the store's connection.
     ///
     /// # Cancel safety
     ///
-    /// Never dropped.
+    /// The suite never drops this future.
     async fn backend(&self, url: &str) -> Result<Self::Backend, Error>;
 
     /// Adds the faults of this store to those of every disturbed client and to restarts of the server.
     fn faults(&self, faults: &mut FaultSet);
 
-    /// Ends the hold of `key` in the store. Returns whether there was one.
+    /// Ends the hold of `key` in the store. Returns whether a hold existed.
     ///
     /// # Cancel safety
     ///
-    /// Never dropped.
+    /// The suite never drops this future.
     async fn lose(&self, database: &Database, key: &LockKey) -> bool;
 
-    /// Deletes what the store knows of `key`. Returns whether there was anything.
+    /// Deletes the store's state of `key`. Returns whether any existed.
     ///
     /// # Cancel safety
     ///
-    /// Never dropped.
+    /// The suite never drops this future.
     async fn purge(&self, _database: &Database, _key: &LockKey) -> bool {
         false
     }
@@ -66,7 +66,7 @@ pub async fn change(database: &Database, statement: &str, key: &LockKey) -> bool
     changed.rows_affected() == 1
 }
 
-/// What makes the store's schema, for this role.
+/// Returns the script that creates the schema and grants this role its rights.
 fn schema(role: &str, stores: Stores) -> Result<String, Error> {
     let schema = Identifier::new(DEFAULT_SCHEMA)?;
     Ok(script(&schema, &grants(&schema, &Identifier::new(role)?, stores)))
@@ -84,7 +84,7 @@ impl<S: PgStore> Factory for OnServer<S> {
         Ok(Box::new(Server { store: self.0, database, cluster: None }))
     }
 
-    /// On a separate cluster, so that no other case notices its restart.
+    /// Opens a store on a separate cluster, because the case restarts it.
     async fn open_alone(&self) -> Result<Box<dyn Harness>, Error> {
         const ROLE: &str = "ordinary";
         let (cluster, database) = prepared_cluster(ROLE, &schema(ROLE, S::STORES)?).await;
@@ -101,7 +101,7 @@ impl<S: PgStore> Factory for OnServer<S> {
 struct Server<S> {
     store: S,
     database: Database,
-    /// Where it is the case's own.
+    /// The case's cluster, if it is a separate one.
     cluster: Option<Cluster>,
 }
 

@@ -1,4 +1,4 @@
-//! What the tests of the Postgres stores share.
+//! Common parts of the tests of the Postgres stores.
 #![allow(clippy::unwrap_used)] // Of tests, which are to fail here.
 
 pub mod counting;

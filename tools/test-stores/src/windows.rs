@@ -1,4 +1,4 @@
-//! What a release does to the window of its hold, in both table stores.
+//! Checks the effect of a release on the window of its hold, in both table stores.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ pub async fn windowed(backend: &dyn Backend, mut request: Request, unused: bool)
     hold
 }
 
-/// Fails unless a release ends the window of an unused hold and of no other: in a batch, alone, and beside a locked row.
+/// Fails unless a release ends the windows of unused holds only. Releases in a batch, alone, and in a batch with a locked row.
 pub async fn a_release_ends_the_window_of_what_was_unused_and_no_other(
     backend: &dyn Backend,
     database: &Database,
