@@ -1,4 +1,4 @@
-//! A store that fails or falls silent and comes back: a waiter outlives it within its budget.
+//! A store that fails or falls silent for a while. A waiter survives this within its budget.
 
 use std::time::Duration;
 
@@ -48,7 +48,7 @@ pub(crate) async fn a_waiter_outlives_failures(cx: &Context) {
         let key = cx.key();
         let held = cx.take(&b, &key).await;
         let waiter = cx.queue(&a.lock, &key).await;
-        // Whichever the waiter does next. What is not met now is met by the next one.
+        // The waiter's next call is one of these. The other fault remains for the next waiter.
         for op in [Op::Acquire, Op::Wait] {
             a.faults.script(op, fault);
         }
@@ -62,7 +62,7 @@ pub(crate) async fn a_waiter_outlives_failures(cx: &Context) {
     }
 }
 
-/// A store that says nothing for longer than the client's limit of one call.
+/// The store falls silent for longer than the client's limit of one call. The waiter is granted afterwards.
 pub(crate) async fn a_waiter_outlives_a_silence(cx: &Context) {
     let a = cx.faulty().await;
     let b = cx.client().await;
@@ -85,7 +85,7 @@ pub(crate) async fn a_waiter_outlives_a_silence(cx: &Context) {
     }
 }
 
-/// Neither sooner nor later than without a failure; and the store is not asked without a pause.
+/// The budget ends on time in an outage, and the client pauses between its calls of the store.
 pub(crate) async fn the_budget_ends_in_an_outage(cx: &Context) {
     let a = cx.faulty().await;
     let b = cx.client().await;
@@ -104,7 +104,7 @@ pub(crate) async fn the_budget_ends_in_an_outage(cx: &Context) {
     cx.give(cx.free_within(&b, &key, cx.capabilities().undo).await).await;
 }
 
-/// Somebody had the key when the store last said anything of it.
+/// A wait that found the key held ends with `Timeout`, even if later calls fail.
 pub(crate) async fn a_budget_that_met_a_holder_ends_with_a_timeout(cx: &Context) {
     let a = cx.faulty().await;
     let b = cx.client().await;
@@ -122,7 +122,7 @@ pub(crate) async fn a_budget_that_met_a_holder_ends_with_a_timeout(cx: &Context)
     cx.give(guard).await;
 }
 
-/// Its first attempt was granted and not answered, and cannot be undone yet: what it meets is that, and nobody else.
+/// A grant without a reply cannot be undone yet. The client's own attempt must not count as another holder.
 pub(crate) async fn an_attempt_of_ones_own_is_nobody_else(cx: &Context) {
     let a = cx.faulty().await;
     let b = cx.client().await;
@@ -142,8 +142,8 @@ pub(crate) async fn an_attempt_of_ones_own_is_nobody_else(cx: &Context) {
     cx.give(cx.free_within(&b, &key, cx.capabilities().undo + budget * 3).await).await;
 }
 
-/// As above, where the store answers, and fails at undoing it again and again: a try, a budget of zero, and one that ends.
-/// The caller of the first attempt was told that its outcome is unknown, or has gone.
+/// The undo of an attempt fails repeatedly, after its caller got an unknown outcome or was dropped. A try, a
+/// zero budget and a short wait must not report the attempt as another holder.
 pub(crate) async fn an_attempt_whose_undoing_fails_is_nobody_else(cx: &Context) {
     let a = cx.faulty().await;
     let b = cx.client().await;
@@ -177,7 +177,7 @@ pub(crate) async fn an_attempt_whose_undoing_fails_is_nobody_else(cx: &Context) 
                     _ => acquire_for(&a.lock, &key, cx.interval() * 5).await.map(Some),
                 };
                 if a.faults.calls(Op::Release) - before >= failures {
-                    // It may be undone by now: the machine, or the lock, was too quick with it for this to show anything.
+                    // The attempt might already be undone, so the result of this call shows nothing.
                     drop(asked);
                     break;
                 }
@@ -191,7 +191,7 @@ pub(crate) async fn an_attempt_whose_undoing_fails_is_nobody_else(cx: &Context) 
     }
 }
 
-/// The store answers again, and what it says counts for all callers.
+/// After an outage, the replies of the store count again for all callers.
 pub(crate) async fn a_failure_that_is_over_is_forgotten(cx: &Context) {
     let a = cx.faulty().await;
     let b = cx.client().await;
@@ -201,7 +201,7 @@ pub(crate) async fn a_failure_that_is_over_is_forgotten(cx: &Context) {
         a.faults.script(Op::Acquire, Fault::Refuse(ErrorKind::Unavailable));
     }
     let patient = cx.queue(&a.lock, &key).await;
-    // Three pauses that grow, and a poll.
+    // Three growing pauses and a poll.
     cx.sleep(Duration::from_secs(2) + cx.handover()).await;
     cx.held(&a.lock, &key).await;
     let gives_up = cx.queue_with(&a.lock, &key, cx.patient().give_up_on_failure()).await;
@@ -213,7 +213,7 @@ pub(crate) async fn a_failure_that_is_over_is_forgotten(cx: &Context) {
     }
 }
 
-/// A try, a budget of zero, and an acquire that says so.
+/// A try, a zero budget and an acquire with `give_up_on_failure` each call the store once.
 pub(crate) async fn those_who_give_up_ask_once(cx: &Context) {
     let a = cx.faulty().await;
     let gives_up = cx.patient().give_up_on_failure();
@@ -232,7 +232,8 @@ pub(crate) async fn those_who_give_up_ask_once(cx: &Context) {
     }
 }
 
-/// Whoever gives up on a failure also hears of the one that a caller before it here waits out.
+/// An acquire with `give_up_on_failure` behind a waiter of the same client must end with that waiter's
+/// failure.
 pub(crate) async fn those_who_give_up_wait_for_no_outage_of_others(cx: &Context) {
     let a = cx.faulty().await;
     let key = cx.key();
@@ -247,8 +248,8 @@ pub(crate) async fn those_who_give_up_wait_for_no_outage_of_others(cx: &Context)
     assert!(!patient.is_done(), "it waits on");
 }
 
-/// A grant that nobody heard of, or that came too late, has begun the window: whoever asked is told that it failed, and
-/// not that somebody's run makes the next one not due.
+/// A grant that was lost or came too late has started the cooldown. The acquire must end with a failure, not
+/// with `NotDue`, because no other run counts.
 pub(crate) async fn a_window_that_may_have_begun_ends_the_wait(cx: &Context) {
     let a = cx.faulty().await;
     let mut options = cx.patient().cooldown(Duration::from_secs(3600)).on_cooldown(OnCooldown::NotDue);
@@ -263,7 +264,7 @@ pub(crate) async fn a_window_that_may_have_begun_ends_the_wait(cx: &Context) {
         let acquiring = a.lock.acquire(&key, &options);
         fails(cx.within("an acquire that failed", cx.call_limit(), acquiring).await, &NO_ANSWER);
     }
-    // Where nothing was begun it goes on.
+    // The acquire continues if nothing was started.
     a.faults.script(Op::Acquire, Fault::Refuse(ErrorKind::Unavailable));
     let guard = a.lock.acquire(&cx.key(), &options).await.expect("granted once the store answers");
     cx.give(guard).await;

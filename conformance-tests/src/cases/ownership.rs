@@ -1,4 +1,5 @@
-//! The grant owns, not the name: each has an id of its own, and acts on itself alone.
+//! The holder id owns a hold, not the label of the client. Each grant has a separate id, and its calls affect
+//! only itself.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -44,7 +45,7 @@ pub(crate) async fn ids_of_several_keys_differ(cx: &Context) {
 pub(crate) async fn a_late_release_spares_the_successor(cx: &Context) {
     let (a, b) = cx.two().await;
     let c = cx.client().await;
-    // The successor is another client's grant, and then one of the same client.
+    // The successor is a grant of another client, then one of the same client.
     for next in [&b, &a] {
         let key = cx.key();
         let options = AcquireOptions::new().label("configured alike");
@@ -75,7 +76,7 @@ pub(crate) async fn a_late_drop_spares_the_successor(cx: &Context) {
     }
 }
 
-/// The client that lost the hold may have to notice first.
+/// Acquires the key after a loss, which the client of the old holder might have to detect first.
 async fn free_after_loss(
     cx: &Context,
     lock: &std::sync::Arc<dyn leasehold_api::Lock>,
@@ -93,7 +94,7 @@ pub(crate) async fn a_failed_attempt_is_undone_not_doubled(cx: &Context) {
         a.faults.script(Op::Acquire, fault);
         let attempt = attempt_at(&a.lock, &key);
         match cx.within("a try without a reply", cx.call_limit(), attempt).await {
-            // It asked again with the same id and learned that it holds.
+            // It repeated the attempt with the same id and found its grant.
             Ok(Some(guard)) => {
                 cx.held(&b, &key).await;
                 cx.give(guard).await;
@@ -127,7 +128,7 @@ pub(crate) async fn undoing_an_attempt_spares_the_holder(cx: &Context) {
     cx.give(guard).await;
 }
 
-/// The same id asking twice is one grant: what lies between client and store may repeat a request.
+/// A repeated request with the same id is one grant, because the network may deliver a request twice.
 pub(crate) async fn a_request_that_arrives_twice_is_one_grant(cx: &Context) {
     let a = cx.faulty().await;
     let b = cx.client().await;
@@ -143,7 +144,7 @@ pub(crate) async fn a_request_that_arrives_twice_is_one_grant(cx: &Context) {
         assert!(guard.token() >= last, "the token {:?} comes after {last:?}", guard.token());
         cx.held(&b, &key).await;
         cx.give(guard).await;
-        // One release is enough.
+        // One release ends the hold.
         let next = cx.take(&b, &key).await;
         last = next.token();
         cx.give(next).await;

@@ -1,4 +1,4 @@
-//! Dropping futures at each poll.
+//! Helpers that drop a future after a number of polls.
 
 use std::future::Future;
 use std::task::Poll;
@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crate::context::Context;
 
-/// Polls `work` as often as it asks to be polled, but at most `polls` times, then drops it where it
-/// is. `Some` is its output if it was done sooner. If it stops asking, it is dropped after a while.
+/// Polls `work` at most `polls` times, then drops it. Returns its output if it is ready before. Also drops it
+/// if it takes longer than `patience`.
 pub(crate) async fn dropped_after<F: Future>(cx: &Context, polls: usize, work: F) -> Option<F::Output> {
     let mut work = Box::pin(work);
     let mut left = polls;
@@ -25,12 +25,12 @@ pub(crate) async fn dropped_after<F: Future>(cx: &Context, polls: usize, work: F
     tokio::time::timeout(patience(cx), counted).await.unwrap_or(None)
 }
 
-/// How long a future may stay without asking to be polled before it is dropped.
+/// Returns the time limit for all polls of a future, because a future may never ask for its next poll.
 fn patience(cx: &Context) -> Duration {
     if cx.is_virtual() { Duration::from_millis(250) } else { Duration::from_millis(60) }
 }
 
-/// The numbers of polls that a product of drops goes through: more than any call needs.
+/// Returns the numbers of polls to try, which are more than any call needs.
 pub(crate) fn each_poll() -> std::ops::Range<usize> {
     0..12
 }

@@ -1,4 +1,4 @@
-//! Releasing tells the truth; dropping is the safety net.
+//! A release reports the result of the store. A dropped guard is released in the background.
 
 use std::time::Duration;
 
@@ -31,7 +31,7 @@ pub(crate) async fn after_ok_a_registered_waiter_comes_first(cx: &Context) {
     cx.give(guard).await;
 }
 
-/// Attempts that the client of the old holder drops meanwhile change nothing.
+/// After a release, dropped attempts of the same client must not overtake the waiter of another client.
 pub(crate) async fn after_ok_dropped_attempts_overtake_nobody(cx: &Context) {
     let (a, b) = cx.two().await;
     let key = cx.key();
@@ -41,16 +41,16 @@ pub(crate) async fn after_ok_dropped_attempts_overtake_nobody(cx: &Context) {
         cx.give(guard).await;
         let options = cx.patient();
         let dropped = tokio::time::timeout(Duration::from_millis(1), a.acquire(&key, &options)).await;
-        // The one that was dropped may still be on its way, so that nobody knows who has the key.
+        // The try can end with an error, because the dropped attempt might not be undone yet.
         let tried = a.try_acquire(&key, &AcquireOptions::new()).await;
         assert!(!matches!((&dropped, &tried), (Ok(Ok(_)), _) | (_, Ok(Some(_)))), "{dropped:?}, {tried:?}");
         cx.give(waiter.granted(cx, cx.handover() + cx.capabilities().undo).await).await;
-        // What was left to the other is over.
+        // The yield to the other client has ended.
         cx.give(cx.free_within(&a, &key, cx.call_limit()).await).await;
     }
 }
 
-/// Who only tries does not wait, and nothing is left to him.
+/// The client of a released hold must not yield to another client that only tried.
 pub(crate) async fn after_ok_a_try_of_others_delays_nobody(cx: &Context) {
     let (a, b) = cx.two().await;
     let key = cx.key();
@@ -103,7 +103,7 @@ pub(crate) async fn drop_needs_no_runtime(cx: &Context) {
     for key in &keys {
         guards.push(cx.take(&a, key).await);
     }
-    // Each on a thread of its own: two panics in one unwinding would end the process.
+    // One thread each, because two panics during one unwinding abort the process.
     for guard in guards {
         let dropped = std::thread::spawn(move || {
             let start = std::time::Instant::now();
@@ -124,7 +124,7 @@ pub(crate) async fn drop_does_not_free_a_successor(cx: &Context) {
     let key = cx.key();
     drop(cx.take(&a, &key).await);
     let guard = cx.free_within(&b, &key, cx.capabilities().undo).await;
-    // Longer than anything that was left to do for the first grant.
+    // Longer than any remaining work for the first grant.
     for _ in 0..5 {
         cx.sleep(cx.capabilities().undo.min(cx.ttl()) / 2).await;
         cx.held(&c, &key).await;
@@ -163,14 +163,14 @@ pub(crate) async fn a_failed_release_is_retried(cx: &Context) {
             a.faults.script(Op::Release, Fault::Error(ErrorKind::Unavailable));
         }
         match cx.within("a failing release", cx.call_limit(), guard.release()).await {
-            // Only if it went on until the store had confirmed.
+            // The release was retried until the store confirmed it.
             Ok(()) => cx.give(cx.take(&b, &key).await).await,
             Err(error) => {
                 fails(Err::<(), _>(error), &UNCONFIRMED);
                 cx.give(cx.free_within(&b, &key, cx.call_limit()).await).await;
             }
         }
-        // Its own client is not wedged either.
+        // The client itself can acquire the key too.
         cx.give(cx.free_within(&a.lock, &key, cx.call_limit()).await).await;
     }
 }
@@ -192,7 +192,7 @@ pub(crate) async fn a_retried_release_spares_the_successor(cx: &Context) {
     let a = cx.faulty().await;
     let (b, c) = cx.two().await;
     let key = cx.key();
-    // The successor is another client's grant, and then one of the same client.
+    // The successor is a grant of another client, then one of the same client.
     for (fault, next) in [
         (Fault::LoseReply, &b),
         (Fault::LoseReplyHang, &b),
@@ -200,8 +200,8 @@ pub(crate) async fn a_retried_release_spares_the_successor(cx: &Context) {
         (Fault::LoseReplyHang, &a.lock),
     ] {
         let guard = cx.take(&a.lock, &key).await;
-        // In real time a call that hangs takes as long as the store's own limit, and what is left of the script would be
-        // the next grant's.
+        // In real time one call that hangs takes the whole limit of the store, and the next grant would meet
+        // the remaining faults.
         for _ in 0..cx.many(3, 1) {
             a.faults.script(Op::Release, fault);
         }
@@ -210,7 +210,7 @@ pub(crate) async fn a_retried_release_spares_the_successor(cx: &Context) {
             fails(Err::<(), _>(error), &UNCONFIRMED);
         }
         let successor = cx.free_within(next, &key, cx.call_limit()).await;
-        // The retries of the first grant's release go on meanwhile.
+        // The retries of the first release continue in this time.
         for _ in 0..10 {
             cx.sleep(cx.short_wait()).await;
             cx.held(&c, &key).await;
@@ -228,7 +228,7 @@ pub(crate) async fn a_failed_release_wedges_no_local_waiter(cx: &Context) {
     for _ in 0..2 {
         a.faults.script(Op::Release, Fault::Error(ErrorKind::Unavailable));
     }
-    // Ok is possible: the hold may pass to the local waiter without a call to the store.
+    // Ok is possible, because the hold can pass to the local waiter without a call to the store.
     if let Err(error) = cx.within("a failing release", cx.call_limit(), guard.release()).await {
         fails(Err::<(), _>(error), &UNCONFIRMED);
     }
@@ -318,8 +318,8 @@ pub(crate) async fn a_leaked_guard_keeps_the_key_until_close(cx: &Context) {
     cx.give(waiter.granted(cx, cx.handover()).await).await;
 }
 
-/// The holder still had the lock when it released it, and the store had it no more: nobody has taken the key since, others were
-/// turned away or gave up waiting, it was one of several, or its cooldown has begun.
+/// A release arrives after the end of the lease and must not return Ok, even if no other client took the key.
+/// Also tried with refused clients, several keys and a cooldown.
 pub(crate) async fn that_arrives_after_the_lease_has_ended_is_an_error(cx: &Context) {
     let a = cx.faulty().await;
     let b = cx.client().await;
@@ -346,8 +346,8 @@ pub(crate) async fn that_arrives_after_the_lease_has_ended_is_an_error(cx: &Cont
     }
 }
 
-/// The last that the store heard of was a renewal for much longer, which was not answered, and then it could not be reached for
-/// as long as the lease was before.
+/// A renewal for a longer lease gets no reply, and the store is silent for longer than the old lease. The
+/// release is retried until the longer lease would end.
 pub(crate) async fn is_repeated_for_as_long_as_the_store_may_hold_the_key(cx: &Context) {
     let a = cx.faulty().await;
     let b = cx.client().await;
@@ -365,7 +365,7 @@ pub(crate) async fn is_repeated_for_as_long_as_the_store_may_hold_the_key(cx: &C
         } else {
             fails(cx.within("a release on a silent store", cx.call_limit(), guard.release()).await, &UNCONFIRMED);
         }
-        // Twice the lease that it was granted with, and more.
+        // Longer than twice the original lease.
         cx.sleep(ttl * if cx.is_virtual() { 10 } else { 3 }).await;
         a.faults.silence(false);
         cx.give(cx.free_within(&b, &key, cx.call_limit()).await).await;

@@ -1,4 +1,4 @@
-//! Renewal is automatic, inside the TTL, retried, and never brings back what has ended.
+//! Renewal is automatic, in time and retried. It never revives an ended hold.
 
 use std::time::Duration;
 
@@ -63,7 +63,7 @@ pub(crate) async fn by_hand_extends(cx: &Context) {
     let key = cx.key();
     let guard = cx.take_with(&lock, &key, &cx.leased()).await;
     for _ in 0..5 {
-        // Sooner than the automatic one.
+        // Before the next automatic renewal.
         cx.sleep(cx.ttl() / 5).await;
         let before = guard.remaining().expect("a lease has an end");
         guard.renew().await.expect("held until now");
@@ -88,19 +88,19 @@ pub(crate) async fn may_ask_for_a_shorter_ttl(cx: &Context) {
     renewed_then_silent(cx, Some(shorter), shorter).await;
 }
 
-/// A part of a second counts in a renewal as well.
+/// A renewal keeps fractions of a second of its TTL.
 pub(crate) async fn counts_to_the_millisecond(cx: &Context) {
     let ttl = cx.ttl() + Duration::from_millis(900);
     let bounds = cx.lease();
     if ttl <= bounds.max {
         renewed_then_silent(cx, Some(ttl), ttl).await;
     }
-    // Where the bounds leave no room above.
+    // In case the bounds allow no longer TTL.
     let ttl = (cx.ttl() * 9 / 10).saturating_sub(Duration::from_millis(100)).max(bounds.min);
     renewed_then_silent(cx, Some(ttl), ttl).await;
 }
 
-/// Whoever waits for the end of a lease learns that it has come nearer.
+/// A waiter for the end of a lease is served earlier if the lease becomes shorter.
 pub(crate) async fn for_a_shorter_ttl_serves_a_waiter_in_time(cx: &Context) {
     let (a, b) = (cx.faulty().await, cx.client().await);
     let key = cx.key();
@@ -114,7 +114,8 @@ pub(crate) async fn for_a_shorter_ttl_serves_a_waiter_in_time(cx: &Context) {
     cx.give(next).await;
 }
 
-/// The store may count a shorter lease before its holder hears of it.
+/// A shorter lease counts for the holder from the request on, because the store may apply it before it
+/// replies.
 pub(crate) async fn for_a_shorter_ttl_counts_unanswered(cx: &Context) {
     let (a, b) = (cx.faulty().await, cx.client().await);
     let key = cx.key();
@@ -122,7 +123,7 @@ pub(crate) async fn for_a_shorter_ttl_counts_unanswered(cx: &Context) {
     let guard = cx.take_with(&a.lock, &key, &cx.leased()).await;
     a.faults.script(Op::Renew, Fault::DelayReply(cx.ttl()));
     let taken_over = async {
-        // The request is on its way. Nothing is answered from here on.
+        // The request is under way. No reply arrives from this time.
         cx.settle().await;
         let left = guard.remaining();
         assert!(left.is_some_and(|left| left <= shorter), "{left:?} is left, and the store may count {shorter:?}");
@@ -141,7 +142,8 @@ pub(crate) async fn for_a_shorter_ttl_counts_unanswered(cx: &Context) {
     cx.give(successor).await;
 }
 
-/// Renews by hand, falls silent, and sees the lease last `ttl` from then on, no less and not much more.
+/// Renews the lease by hand, then silences the store. Asserts that the lease lasts `ttl`, not less and not
+/// much longer.
 async fn renewed_then_silent(cx: &Context, asked: Option<Duration>, ttl: Duration) {
     let a = cx.faulty().await;
     let b = cx.client().await;
@@ -181,7 +183,7 @@ pub(crate) async fn another_ttl_stays_in_force(cx: &Context) {
     let guard = cx.take_with(&a, &key, &cx.leased()).await;
     let shorter = (cx.ttl() / 2).max(cx.lease().min);
     guard.renew_for(shorter).await.expect("held until now");
-    // The automatic renewals keep pace with the shorter TTL.
+    // The automatic renewals use the shorter TTL.
     for _ in 0..12 {
         cx.sleep(shorter / 3).await;
         assert_eq!(guard.validity(), Validity::Valid);
@@ -242,7 +244,8 @@ pub(crate) async fn is_retried_after_a_failure(cx: &Context) {
     }
 }
 
-/// One is never answered, carried out or not, and the store answers all others.
+/// One renewal gets no reply, and the lease must survive because the client repeats it. The store replies to
+/// all others.
 pub(crate) async fn is_repeated_after_one_that_is_not_answered(cx: &Context) {
     let bounds = cx.lease();
     for fault in [Fault::Hang, Fault::LoseReplyHang] {
@@ -263,7 +266,7 @@ pub(crate) async fn is_repeated_after_one_that_is_not_answered(cx: &Context) {
     }
 }
 
-/// A store that fails at each renewal ends the lease, and its holder knows when another has the key.
+/// A lease ends if each renewal fails. Its guard must read lost when another client has the key.
 pub(crate) async fn a_failure_is_no_extension(cx: &Context) {
     let (a, b) = (cx.faulty().await, cx.client().await);
     let key = cx.key();
@@ -282,7 +285,7 @@ pub(crate) async fn a_failure_by_hand_is_told_and_costs_nothing(cx: &Context) {
     let key = cx.key();
     let guard = cx.take_with(&a.lock, &key, &cx.leased()).await;
     a.faults.script(Op::Renew, Fault::Error(ErrorKind::Unavailable));
-    // Ok only if it went on until the store had confirmed.
+    // Ok is possible if the renewal was retried until the store confirmed it.
     if let Err(error) = guard.renew().await {
         fails(Err::<(), _>(error), &[ErrorKind::Unavailable, ErrorKind::OutcomeUnknown]);
     }
@@ -324,7 +327,7 @@ pub(crate) async fn never_brings_back_what_was_purged(cx: &Context) {
     let guard = cx.take_with(&a, &key, &cx.leased()).await;
     cx.lose(&key, LossReason::Gone).await;
     fails(guard.renew().await, &[ErrorKind::Lost]);
-    // Over several intervals of renewal the key stays free.
+    // The key stays free over several renewal intervals.
     for _ in 0..6 {
         cx.sleep(cx.ttl() / 2).await;
         cx.give(cx.take(&b, &key).await).await;

@@ -1,4 +1,4 @@
-//! Running a body under the lock: released on every way out, stopped by a loss.
+//! Running a body under the lock. The lock is released on every way out, and a loss stops the body.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -65,7 +65,7 @@ pub(crate) async fn a_panic_releases_and_goes_on(cx: &Context) {
     let key = cx.key();
     let run = a.key(&key).run(async |_| {
         tokio::task::yield_now().await;
-        // Not `panic!`: the hook would print a failure that is none.
+        // Not `panic!`, because its hook would print a failure.
         std::panic::resume_unwind(Box::new("the body's panic"))
     });
     let outcome: Result<Result<(), _>, _> = AssertUnwindSafe(run).catch_unwind().await;
@@ -96,7 +96,7 @@ pub(crate) async fn a_loss_stops_the_body(cx: &Context) {
     cx.give(cx.free_within(&b, &key, cx.capabilities().undo).await).await;
 }
 
-/// The error of a body that was stopped by a loss, which is never worth a retry.
+/// Returns the error of a body that a loss stopped. Asserts that the error is not retryable.
 #[track_caller]
 fn stopped<T: std::fmt::Debug>(outcome: Result<T, RunError<T>>) -> Error {
     let Err(RunError::Stopped(error)) = outcome else { panic!("not stopped: {outcome:?}") };
@@ -151,7 +151,7 @@ pub(crate) async fn a_silent_store_stops_the_body_in_time(cx: &Context) {
 pub(crate) async fn a_body_that_outran_its_lock_is_told(cx: &Context) {
     let a = cx.client().await;
     let key = cx.key();
-    // It ends before it could be stopped; that the lock was gone is still not Ok.
+    // The body ends before it could be stopped. The result is still an error, because the lock was lost.
     let outcome = a.key(&key).run(async |_| cx.lose(&key, LossReason::Gone).await).await;
     let Err(error) = outcome else { panic!("the lock was gone before the end") };
     assert!(!matches!(error, RunError::NotRun(_)) && !error.is_retryable(), "{error:?}");
@@ -177,7 +177,8 @@ pub(crate) async fn several_keys(cx: &Context) {
     }
 }
 
-/// A caller that repeats whatever is retryable runs a body once, and gets what it returned.
+/// A caller that repeats retryable errors runs a body only once and gets its value, even if the release
+/// fails.
 pub(crate) async fn a_finished_body_is_not_run_again(cx: &Context) {
     let a = cx.faulty().await;
     let b = cx.client().await;
@@ -206,7 +207,7 @@ pub(crate) async fn a_finished_body_is_not_run_again(cx: &Context) {
         let Err(RunError::Unconfirmed { value, error }) = outcome else { panic!("{outcome:?}") };
         assert_eq!(value, 0);
         assert!(!error.is_retryable(), "{error}");
-        // The release goes on in the background.
+        // The release continues in the background.
         cx.give(cx.free_within(&b, &key, cx.call_limit()).await).await;
     }
 }

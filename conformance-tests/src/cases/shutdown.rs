@@ -1,4 +1,4 @@
-//! Closing ends everything of one client, loudly and in bounded time.
+//! Closing ends all holds and waits of a client, with errors and within a time limit.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ pub(crate) async fn close_tells_the_guards(cx: &Context) {
         assert!(guard.remaining().is_none_or(|r| r == Duration::ZERO));
     }
     assert_eq!(early.reason(), Some(LossReason::Closed));
-    // What is left of the guards does no harm to successors.
+    // Calls on the old guards do not affect the successors.
     let mut successors = Vec::new();
     for key in &keys {
         successors.push(cx.take(&b, key).await);
@@ -70,7 +70,7 @@ pub(crate) async fn waiters_end_with_closed(cx: &Context) {
     for _ in 0..50 {
         waiters.push(cx.queue(&b, &key).await);
     }
-    // And those who wait behind a holder of the client that closes.
+    // These wait behind a holder of the closing client.
     let held = cx.take(&b, &own).await;
     waiters.push(cx.queue(&b, &own).await);
     waiters.push(cx.queue_with(&b, &own, AcquireOptions::new().wait_forever()).await);
@@ -117,7 +117,7 @@ pub(crate) async fn may_be_called_twice(cx: &Context) {
     drop(guard);
 }
 
-/// Whoever closes has all released, also if somebody else began with it.
+/// A second close returns only after all holds are released, although the first call releases them.
 pub(crate) async fn a_second_call_waits_for_the_first(cx: &Context) {
     let a = cx.faulty().await;
     let b = cx.client().await;
@@ -133,7 +133,7 @@ pub(crate) async fn a_second_call_waits_for_the_first(cx: &Context) {
     drop(guard);
 }
 
-/// One answer that does not come leaves time to ask again.
+/// A release without a reply is repeated during a close.
 pub(crate) async fn repeats_a_release_that_is_not_answered(cx: &Context) {
     let b = cx.client().await;
     for fault in [Fault::Hang, Fault::LoseReplyHang].into_iter().take(cx.many(2, 1)) {
@@ -147,7 +147,7 @@ pub(crate) async fn repeats_a_release_that_is_not_answered(cx: &Context) {
     }
 }
 
-/// An attempt that is under way when its caller leaves, and a hold that is undone: after the close they are over.
+/// A close waits until abandoned attempts are undone. They must not take the key afterwards.
 pub(crate) async fn waits_for_what_was_abandoned(cx: &Context) {
     let b = cx.client().await;
     let slow = Duration::from_millis(if cx.is_virtual() { 3_000 } else { 300 });
@@ -164,7 +164,7 @@ pub(crate) async fn waits_for_what_was_abandoned(cx: &Context) {
             for key in &keys {
                 cx.give(cx.take(&b, key).await).await;
             }
-            // Nothing comes later either.
+            // No late request takes the key.
             cx.sleep(slow * 2).await;
             for key in &keys {
                 cx.give(cx.take(&b, key).await).await;
@@ -220,7 +220,7 @@ pub(crate) async fn a_lost_runtime_is_told(cx: &Context) {
     let key = cx.key();
     let mut options = AcquireOptions::new();
     options.ttl = cx.capabilities().lease.map(|_| cx.ttl());
-    // The client's engine lives on a runtime of its own, which ends while the guard is out.
+    // The client's engine runs on a separate runtime, which ends before the guard.
     let (harness, time) = (cx.harness(), cx.time());
     let (guard, lock) = std::thread::scope(|scope| {
         let elsewhere = scope.spawn(|| {
@@ -243,7 +243,7 @@ pub(crate) async fn a_lost_runtime_is_told(cx: &Context) {
     fails(cx.within("a try without a runtime", cx.call_limit(), attempt).await, &[ErrorKind::Closed]);
     let has = cx.capabilities();
     if has.lease.is_none() && has.crash_release.is_none() {
-        // Released as the runtime ended. If there was no time for that, it outlives its holder, and an operator ends it.
+        // Released at the end of the runtime, if there was time. Otherwise an operator ends the hold.
         let admin = b.admin().expect("a store that never lets go by itself has a way out");
         admin.force_release(&key, holder).await.expect("the store answers");
     }

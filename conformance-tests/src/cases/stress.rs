@@ -1,4 +1,4 @@
-//! Many at once, for a while; and everything is as before when they are gone.
+//! Many concurrent calls. Afterwards every key is free and nothing is left in the store.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -9,7 +9,7 @@ use leasehold_api::{AcquireOptions, ErrorKind, ListQuery, Lock, LockKey, MultiGu
 use super::exclusion::is_free;
 use crate::context::{Context, joined};
 
-/// One gauge per key: how many are inside.
+/// One gauge per key, which counts the holders in its section.
 type Gauges = Arc<Vec<AtomicUsize>>;
 
 fn gauges(n: usize) -> Gauges {
@@ -71,7 +71,7 @@ pub(crate) async fn a_thousand_on_one_key(cx: &Context) {
                         guard.release().await.expect("held until now");
                         served.fetch_add(1, Ordering::SeqCst);
                     }
-                    // A crowd may outlast a budget, but causes no other error.
+                    // A budget can end in a crowd, but no other error occurs.
                     Err(error) => assert_eq!(error.kind(), ErrorKind::Timeout, "{error}"),
                 }
             })
@@ -92,7 +92,7 @@ pub(crate) async fn a_hundred_keys_held_for_long(cx: &Context) {
         .enumerate()
         .map(|(i, key)| {
             let (lock, key, options) = (clients[i % 3].clone(), key.clone(), cx.patient());
-            // Longer than any interval of renewal.
+            // Longer than any renewal interval.
             let long = cx.ttl() + Duration::from_millis(i as u64);
             tokio::spawn(async move {
                 let guard = lock.acquire(&key, &options).await.expect("a free key");
@@ -174,7 +174,7 @@ async fn one_random_thing(lock: &Arc<dyn Lock>, keys: &[LockKey], gauges: &Gauge
     let guards = match guards {
         Ok(guards) => guards,
         Err(error) => {
-            // So short a budget may end before the store has answered.
+            // A short budget can end before the store replies.
             assert!([ErrorKind::Timeout, ErrorKind::Unavailable].contains(&error.kind()), "{error}");
             return;
         }

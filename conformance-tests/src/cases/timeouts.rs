@@ -1,4 +1,4 @@
-//! The wait budget: kept to the end, not beyond, and nothing is left when it is over.
+//! The wait budget: a wait lasts until its end, not longer, and leaves nothing behind.
 
 use std::time::Duration;
 
@@ -41,7 +41,7 @@ pub(crate) async fn fires_when_due(cx: &Context) {
     let guard = cx.take(&a, &key).await;
     let budgets = if cx.is_virtual() { vec![7, 150, 1_000, 29_000, 600_000] } else { vec![50, 300, 1_000] };
     for budget in budgets.into_iter().map(Duration::from_millis) {
-        // Behind a holder of another client, and behind one of its own.
+        // Behind a holder of another client, then behind one of the same client.
         for lock in [&b, &a] {
             let waiting = acquire_for(lock, &key, budget);
             let (outcome, took) = cx.timed(cx.within("a budgeted wait", budget, waiting)).await;
@@ -52,7 +52,7 @@ pub(crate) async fn fires_when_due(cx: &Context) {
     cx.give(guard).await;
 }
 
-/// Time behind other waiters of the same client counts, whether the one before is granted or gives up.
+/// The time behind a local waiter counts, whether that waiter is granted or gives up.
 pub(crate) async fn the_budget_includes_the_local_turn(cx: &Context) {
     let (a, b) = cx.two().await;
     let budget = cx.short_wait() * 2;
@@ -79,7 +79,7 @@ pub(crate) async fn the_budget_includes_the_local_turn(cx: &Context) {
     }
 }
 
-/// A waiter that is woken for nothing: what it was woken for is free, and rests until its window ends.
+/// A waiter is woken while the key is free but in a cooldown. It continues with the rest of its budget.
 pub(crate) async fn a_wake_up_begins_no_new_budget(cx: &Context) {
     let (a, b) = cx.two().await;
     let key = cx.key();
@@ -156,7 +156,7 @@ pub(crate) async fn nothing_is_left_behind(cx: &Context) {
     }
     cx.sleep(cx.capabilities().undo).await;
     cx.give(guard).await;
-    // The next owner obtains it at once, and nobody who gave up takes it from then on.
+    // The next owner gets the key at once, and no ended wait takes it later.
     for lock in [&c, &b, &a] {
         cx.give(cx.take(lock, &key).await).await;
         cx.sleep(cx.handover().min(Duration::from_millis(500))).await;
@@ -217,7 +217,7 @@ pub(crate) async fn the_budget_includes_a_slow_store(cx: &Context) {
         let (outcome, took) = cx.timed(cx.within("a budgeted wait for a slow store", budget, waiting)).await;
         fails(outcome, &NO_ANSWER);
         assert!(took >= budget, "a budget of {budget:?} ended after {took:?}");
-        // Whatever the store did in the end is undone.
+        // The effects of the call at the store are undone.
         cx.give(cx.free_within(&a, &key, cx.call_limit()).await).await;
     }
 }
@@ -246,7 +246,7 @@ pub(crate) async fn the_error_names_key_and_store(cx: &Context) {
     cx.give(guard).await;
 }
 
-/// Silence is not contention: neither is a holder made up, nor does a try answer that the key is held.
+/// Silence is not contention: a wait and a try on a silent store end with an error, not with a holder.
 pub(crate) async fn silence_is_not_contention(cx: &Context) {
     let a = cx.faulty().await;
     let b = cx.client().await;
