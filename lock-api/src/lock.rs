@@ -18,7 +18,8 @@ use crate::options::AcquireOptions;
 /// A boxed future that can move between threads.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// A lock over named keys. Domain code depends on this trait, as `Arc<dyn Lock>`.
+/// A lock over named keys. A grant is a guard, which holds the key until [`LockGuard::release`] or its drop. Domain code
+/// depends on this trait, as `Arc<dyn Lock>`.
 ///
 /// ```
 /// use std::sync::Arc;
