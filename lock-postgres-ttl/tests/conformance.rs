@@ -22,7 +22,7 @@ impl PgStore for Leases {
 
     const STORES: Stores = Stores::Lease;
 
-    /// Leases short enough for the suite to wait for their end.
+    /// Leases short enough for the suite to wait until they end.
     async fn backend(&self, url: &str) -> Result<TtlBackend, Error> {
         let seconds = |seconds| Duration::from_secs(seconds) * pace();
         let server = PgConfig::from_url(url).unwrap().install_schema(true);

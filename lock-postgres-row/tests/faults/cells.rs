@@ -1,4 +1,4 @@
-//! Guarantees (`docs/coverage.md`) of the latch: crashes, fail-over, a stopped holder, connections.
+//! Guarantees (`docs/coverage.md`) of the row store: crashes, fail-over, a stopped holder, connections.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, Command, Stdio};
@@ -12,19 +12,19 @@ use leasehold_postgres_row::{PgConfig, RowConfig};
 use test_bounds::within;
 use test_servers::{Cluster, ClusterOptions, Proxy, Standby, StopMode};
 
-/// Looks more often than in production, to spare the tests the wait: lost after a second.
+/// Confirmation interval, shorter than in production to shorten the tests. A hold is lost after a second.
 const CONFIRM: Duration = Duration::from_millis(200);
 
 fn config_of(url: &str) -> RowConfig {
     RowConfig::new(PgConfig::from_url(url).unwrap().install_schema(true))
 }
 
-// Row f.
+// Row f of docs/coverage.md.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_of_the_server_opens_nothing_and_tokens_grow() {
     let cluster = Cluster::start(ClusterOptions::new());
     let database = cluster.fresh_database().await;
-    // Lost after 15 s without an answer: a slow machine may need some of them.
+    // A hold is lost only after 15 s without a reply, because a slow machine can need several seconds.
     let config = config_of(database.url()).confirm(Duration::from_secs(3));
     let (lock, other) = (config.connect().await.unwrap(), config.connect().await.unwrap());
     let guard = lock.key("k").acquire().await.unwrap();
@@ -34,19 +34,19 @@ async fn a_crash_of_the_server_opens_nothing_and_tokens_grow() {
     let refused = loop {
         match other.key("k").try_acquire().await {
             Ok(answer) => break answer.is_none(),
-            // Its connections ended with the server.
+            // The client's connections ended with the server.
             Err(error) => assert!(error.is_retryable() && Instant::now() < end, "{error}"),
         }
     };
     assert!(refused, "the crash has opened the row");
-    // The holder looks again in time, and keeps it.
+    // The holder confirms in time and keeps the key.
     let end = Instant::now() + LONG;
     while guard.validity() != Validity::Valid {
         assert!(guard.validity() == Validity::InDoubt && Instant::now() < end, "{guard:?}");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     let token = guard.token();
-    // Sent on a connection that ended with the server, it is repeated in the background.
+    // A release sent on a connection that ended with the server is repeated in the background.
     if let Err(error) = guard.release().await {
         assert_ne!(error.kind(), ErrorKind::Lost, "{error}");
     }
@@ -66,13 +66,13 @@ async fn a_row_that_the_promoted_standby_lacks_is_open_there() {
     let standby = Standby::of(&primary).await;
     standby.wait_for_replay(&primary).await;
     standby.cut().await;
-    // More draws than the server writes down ahead.
+    // More tokens than the server logs ahead of use.
     for _ in 0..100 {
         lock.key("k").acquire().await.unwrap().release().await.unwrap();
     }
     let guard = lock.key("k").acquire().await.unwrap();
     standby.promote().await;
-    // As a fail-over does: all clients come to the new primary.
+    // Leads all clients to the new primary, as a fail-over does.
     proxy.retarget(standby.cluster().address());
     proxy.reset();
     let there = config_of(&standby.url(database.name())).connect().await.unwrap();
@@ -86,7 +86,8 @@ async fn a_row_that_the_promoted_standby_lacks_is_open_there() {
     successor.release().await.unwrap();
 }
 
-/// Holds a row, and says what it reads after it was told to go on. Started by the test below.
+/// The child process: holds a row and prints the guard's validity after a line on its input. Started by the test
+/// below.
 #[test]
 fn child() {
     let Ok(url) = std::env::var("LEASEHOLD_TEST_CHILD") else { return };
@@ -100,13 +101,13 @@ fn child() {
         println!("reads {:?}", guard.validity());
         guard.lost().await;
         println!("released {}", guard.release().await.is_ok());
-        // Its client goes in good order.
+        // The client closes in good order.
         lock.close().await.unwrap();
         println!("closed");
     });
 }
 
-/// Killed at the end of a test, however that ends.
+/// A child process, killed when the test ends or fails.
 struct Process(Child);
 
 impl Process {
@@ -123,7 +124,7 @@ impl Drop for Process {
     }
 }
 
-// Row e.
+// Row e of docs/coverage.md.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_holder_that_was_stopped_reads_lost_and_its_row_stays_shut() {
     let database = Cluster::shared().fresh_database().await;
@@ -139,7 +140,7 @@ async fn a_holder_that_was_stopped_reads_lost_and_its_row_stays_shut() {
     assert!(other.key("k").try_acquire().await.unwrap().is_none());
     child.0.stdin.take().unwrap().write_all(b"go on\n").unwrap();
     child.signal("-CONT");
-    // At its first look, before its client has spoken to the server.
+    // At the first query, before the client has exchanged anything with the server.
     assert_eq!(says("reads"), "reads Lost");
     assert_eq!(says("released"), "released false");
     says("closed");
@@ -151,13 +152,13 @@ async fn a_holder_that_was_stopped_reads_lost_and_its_row_stays_shut() {
     other.key("k").try_acquire().await.unwrap().unwrap().release().await.unwrap();
 }
 
-// Row u.
+// Row u of docs/coverage.md.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_connections_serve_any_number_of_holds_and_waiters() {
     const KEYS: usize = 200;
     let cluster = Cluster::shared();
     let database = cluster.fresh_database().await;
-    // Neither `Detect` nor `None`, which open one more connection for a moment to see whether a pooler is there.
+    // Not `Detect` or `None`, because both open another connection for a moment to detect a pooler.
     let postgres = PgConfig::from_url(database.url()).unwrap().install_schema(true).pooler(Pooler::Known);
     let lock = RowConfig::new(postgres).confirm(CONFIRM).connect().await.unwrap();
     let lock = Arc::new(lock);

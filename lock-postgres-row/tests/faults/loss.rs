@@ -1,4 +1,4 @@
-//! Answers that are lost, commits that stall, holders that are cut off, clients that close meanwhile.
+//! Lost replies, stalled commits, holders that are cut off, and clients that close during calls.
 
 use std::time::{Duration, SystemTime};
 
@@ -19,7 +19,7 @@ fn request(name: &str, serial: u64) -> Request {
     Request::new(LockKey::new(name).unwrap(), HolderId::from_parts(0xfeed, serial))
 }
 
-/// A request that begins a window.
+/// Returns a request that starts a window of an hour.
 fn windowed(name: &str, serial: u64) -> Request {
     let mut request = request(name, serial);
     request.cooldown = Some(Duration::from_secs(3_600));
@@ -51,11 +51,11 @@ async fn until_shut(user: &mut PgConnection, name: &str) {
     }
 }
 
-/// No standby of that name will ever confirm a commit, and no limit of a statement ends the wait.
+/// Stalls all commits, because no standby of that name confirms them and no statement limit ends the wait.
 async fn stall_commits(cluster: &Cluster) {
     set_standbys(cluster, "nobody").await;
     let mut user = PgConnection::connect(&cluster.url("postgres")).await.unwrap();
-    // The server begins with it when its checkpointer reads the setting, which may be after others have.
+    // Waits until a commit stalls, because the setting applies only after the checkpointer has read it.
     loop {
         let mut probe = PgConnection::connect(&cluster.url("postgres")).await.unwrap();
         let pid: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut probe).await.unwrap();
@@ -89,7 +89,7 @@ async fn a_commit_that_is_stalled_leaves_no_ghost() {
     let cluster = Cluster::start(ClusterOptions::new());
     let database = cluster.fresh_database().await;
     config_of(database.url()).connect().await.unwrap();
-    // Also where the login acts as another role, which is told nothing of the login's sessions.
+    // Also with a login that acts as another role, which cannot see details of the login's sessions.
     let roles =
         "CREATE ROLE acts; CREATE ROLE logs_in LOGIN IN ROLE acts; ALTER ROLE logs_in SET role = 'acts';
         GRANT USAGE ON SCHEMA leasehold TO acts;
@@ -114,10 +114,10 @@ async fn stalled(cluster: &Cluster, database: &Database, login: &str) {
     hold.unused = true;
     let error = backend.acquire(vec![request]).await.remove(0).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutcomeUnknown, "{error}");
-    // Not there, or there and released by a commit that stalls: nothing is decided.
+    // The row is missing, or its release is a stalled commit, so the outcome is open.
     let error = backend.release(vec![hold]).await.remove(0).unwrap_err();
     assert!(error.kind().is_transient(), "{error}");
-    // Longer than any statement may take.
+    // Longer than the limit of a statement.
     tokio::time::sleep(Duration::from_secs(4)).await;
     set_standbys(cluster, "").await;
     let bound = backend.capabilities().undo;
@@ -126,7 +126,8 @@ async fn stalled(cluster: &Cluster, database: &Database, login: &str) {
     guard.release().await.unwrap();
 }
 
-/// A session that was given up keeps its rows locked for as long as its commit stalls, and keeps later releases out.
+/// An abandoned session keeps its rows locked while its commit stalls, which blocks later releases. The client ends
+/// that session.
 #[tokio::test]
 async fn a_release_whose_commit_stalls_is_ended() {
     let cluster = Cluster::start(ClusterOptions::new());
@@ -145,8 +146,8 @@ async fn a_release_whose_commit_stalls_is_ended() {
     }
 }
 
-/// What somebody is told who waited in vain while commits stalled, and closed: nobody else had the key, and where closing
-/// says that all is released, it is.
+/// A wait during stalled commits must not end with `Timeout`, because no other client held the key. If `close`
+/// returns `Ok`, the row is released.
 #[tokio::test]
 async fn who_waits_while_commits_stall_is_told_of_no_holder() {
     let cluster = Cluster::start(ClusterOptions::new());
@@ -165,7 +166,7 @@ async fn who_waits_while_commits_stall_is_told_of_no_holder() {
     }
 }
 
-/// A client behind a proxy, whose first statements were prepared, and a connection beside it.
+/// Returns a client behind a proxy with prepared statements, and a direct connection.
 async fn behind_a_proxy() -> (Database, Proxy, RowBackend, PgConnection) {
     let database = fresh_database().await;
     let proxy = Proxy::start(Cluster::shared().address()).await;
@@ -176,7 +177,7 @@ async fn behind_a_proxy() -> (Database, Proxy, RowBackend, PgConnection) {
     (database, proxy, backend, user)
 }
 
-/// Answers get through again while it closes.
+/// Closes the client, and lets replies through again during the close.
 async fn close_before_the_answers(backend: &RowBackend, proxy: &Proxy) {
     tokio::join!(backend.close(), async {
         tokio::time::sleep(Duration::from_millis(300)).await;
@@ -235,7 +236,7 @@ async fn a_holder_that_was_cut_off_leaves_its_row_shut() {
     proxy.stall();
     within(LONG, "not lost", guard.lost()).await;
     proxy.restore();
-    // Its connections work again, and it has answered for the hold in every way that it could.
+    // The connections work again, so the client has sent every call that it could send for the hold.
     cut_off.key("other").wait(LONG).acquire().await.unwrap().release().await.unwrap();
     assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Lost);
     assert!(is_shut(&mut user, "k").await);
@@ -255,7 +256,7 @@ async fn a_release_frees_also_what_counts_as_lost() {
     let backend = config_of(database.url()).confirm(confirm).backend().await.unwrap();
     let hold = granted(&backend, request("k", 1)).await;
     assert!(format!("{backend:?}").contains("held: 1"), "{backend:?}");
-    // Nobody confirms it.
+    // Without confirmations, the hold counts as lost.
     tokio::time::sleep(backend.capabilities().loss_detection).await;
     assert!(format!("{backend:?}").contains("held: 0"), "{backend:?}");
     let mut user = database.connect().await;
@@ -264,7 +265,7 @@ async fn a_release_frees_also_what_counts_as_lost() {
     assert!(!is_shut(&mut user, "k").await);
 }
 
-/// Grants of `names` that wait for the removal of their rows, which is committed then.
+/// Asserts that grants get tokens if they wait for a transaction that deletes the rows of `names`.
 async fn has_tokens_beside_a_purge(names: &[&str]) {
     let database = fresh_database().await;
     let backend = config_of(database.url()).backend().await.unwrap();
@@ -318,7 +319,7 @@ async fn a_locked_table_is_an_error_and_not_a_held_key() {
     granted(&backend, request("k", 1)).await;
 }
 
-/// A client with one session that has had `name` before.
+/// Returns a client with one session that has already held and released `name`.
 async fn with_an_open_row(name: &str) -> (Database, RowBackend) {
     let database = fresh_database().await;
     let backend = config_of(database.url()).connections(1).backend().await.unwrap();
@@ -327,7 +328,7 @@ async fn with_an_open_row(name: &str) -> (Database, RowBackend) {
     (database, backend)
 }
 
-/// Until somebody waits for a lock.
+/// Waits until a session waits for a lock.
 async fn until_blocked(watcher: &mut PgConnection) {
     let waits = "SELECT count(*) > 0 FROM pg_stat_activity
         WHERE wait_event_type = 'Lock' AND datname = current_database()";
@@ -370,7 +371,7 @@ async fn a_token_that_was_drawn_before_the_row_changed_is_drawn_anew() {
     let asking = backend.acquire(vec![request("k", 2)]);
     let drawn = async {
         until_blocked(&mut watcher).await;
-        // Somebody else had it since, and has let go of it.
+        // Another client has held and released the row since.
         let drawn = sqlx::query_scalar(
             "UPDATE leasehold.mutex SET token = nextval('leasehold.token') WHERE key = 'k' RETURNING token",
         );

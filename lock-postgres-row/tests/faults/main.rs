@@ -1,4 +1,4 @@
-//! What really happens to mutex rows on a server (`docs/hazards.md`): one program, so that its parts share a server.
+//! Hazards of mutex rows on a real server (`docs/hazards.md`). One program, so that all tests share a server.
 
 #![allow(clippy::unwrap_used)] // Of tests, which are to fail here.
 
@@ -8,5 +8,5 @@ mod pretending;
 mod refused;
 mod server;
 
-/// Only a broken server needs this long.
+/// Time limit that only a broken server reaches.
 const LONG: std::time::Duration = std::time::Duration::from_secs(120);

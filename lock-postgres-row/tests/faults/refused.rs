@@ -1,5 +1,5 @@
-//! Requests that never reached the table, or whose statement was rolled back: nothing is released after them, and
-//! each of them tells its cause.
+//! Requests that never reached the table, or whose statement was rolled back. Nothing is released for them, and each
+//! error has its cause.
 
 use std::error::Error as _;
 use std::fmt;
@@ -27,7 +27,7 @@ fn requests() -> Vec<Request> {
     (0..3).map(|n| Request::new(key(n), HolderId::from_parts(0xfeed, n))).collect()
 }
 
-/// Asks for many keys, each of which fails with `kind`; answers how many holds are released until the client has
+/// Tries many keys, each of which fails with `kind`. Returns how many holds are released before the client has
 /// closed.
 async fn releases_after(backend: &Arc<RowBackend>, kind: ErrorKind, tells_nothing_apart: bool) -> usize {
     let released = Arc::default();
@@ -45,12 +45,12 @@ async fn releases_after(backend: &Arc<RowBackend>, kind: ErrorKind, tells_nothin
         assert!(error.source().is_some(), "{error:?}");
     }
     engine.close().await.unwrap();
-    // The store's own list of requests whose answer was lost.
+    // The store has noted no request with a lost reply.
     assert!(format!("{backend:?}").contains("in_doubt: 0"), "{backend:?}");
     released.load(Ordering::SeqCst)
 }
 
-/// A client of one session whose role has the privileges of a user of the stores and no others.
+/// Returns a client with one session whose role has only the privileges of a user of the store.
 async fn client_of_a_role(database: &Database) -> (Arc<RowBackend>, String) {
     let role = format!("{}_app", database.name());
     let mut admin = database.connect().await;
@@ -64,17 +64,17 @@ async fn client_of_a_role(database: &Database) -> (Arc<RowBackend>, String) {
     (Arc::new(RowConfig::new(postgres).connections(1).backend().await.unwrap()), role)
 }
 
-/// Until the client has found out that it cannot open a session any more.
+/// Waits until the client notices that it cannot open a session.
 async fn until_it_fails_with(backend: &RowBackend, kind: ErrorKind) {
     let end = Bound::new(Duration::from_secs(60));
-    // Looking leaves nothing to release.
+    // Inspects, because that leaves nothing to release.
     while backend.inspect(&key("k")).await.map_err(|error| error.kind()) != Err(kind) {
         end.check(format_args!("it has not failed with {kind}"));
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-/// The role's sessions end, and it cannot open others, as on a server with as many as it may have.
+/// Ends the role's sessions and lets it open no others, as on a server without free connections.
 async fn refuse_connections(database: &Database, role: &str) {
     let mut admin = database.connect().await;
     admin.execute(AssertSqlSafe(format!("ALTER ROLE {role} CONNECTION LIMIT 0"))).await.unwrap();
@@ -123,7 +123,7 @@ async fn without_a_connection_nothing_is_released() {
     let database = fresh_database().await;
     let (backend, role) = client_of_a_role(&database).await;
     refuse_connections(&database, &role).await;
-    // What the server says with SQLSTATE 53300.
+    // The server refuses with SQLSTATE 53300.
     until_it_fails_with(&backend, ErrorKind::Capacity).await;
     assert_eq!(releases_after(&backend, ErrorKind::Capacity, false).await, 0);
 }
@@ -133,12 +133,12 @@ async fn all_that_failed_together_tell_the_cause() {
     let database = fresh_database().await;
     let (backend, role) = client_of_a_role(&database).await;
     database.connect().await.execute("DROP SCHEMA leasehold CASCADE").await.unwrap();
-    // In one statement.
+    // Requests batched in one statement.
     let holds: Vec<HoldRef> = requests().iter().map(Request::hold).collect();
     let mut errors = refused(backend.acquire(requests()).await);
     errors.extend(backend.renew(holds.clone()).await.into_iter().map(Result::unwrap_err));
     errors.extend(backend.release(holds.clone()).await.into_iter().map(Result::unwrap_err));
-    // In the queue of a client that has no session.
+    // Requests in the queue of a client without a session.
     refuse_connections(&database, &role).await;
     until_it_fails_with(&backend, ErrorKind::Capacity).await;
     let (asked, also_asked, renewed, freed) = tokio::join!(

@@ -1,4 +1,4 @@
-//! The latch on a real server: what keeps it shut and what opens it (`docs/hazards.md`).
+//! The row store on a real server: causes that lock and unlock a row (`docs/hazards.md`).
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ async fn stays_shut_when_its_holder_dies_until_an_operator_opens_it() {
     asked.label = Some("closing of June".into());
     let holder = asked.holder;
     assert!(matches!(dying.acquire(vec![asked]).await.remove(0).unwrap(), Attempt::Granted(_)));
-    // Its connections break and it never says anything again.
+    // The client loses its connections and sends nothing more.
     dying.abort();
     drop(dying);
     let mut user = database.connect().await;
@@ -155,7 +155,7 @@ async fn releasing_what_is_free_is_no_error_and_frees_nobody_else() {
     assert_eq!(backend.release(vec![first.hold()]).await.remove(0).unwrap(), ReleaseReply::new(false));
     assert!(matches!(backend.acquire(vec![first.clone()]).await.remove(0).unwrap(), Attempt::Granted(_)));
     assert_eq!(backend.release(vec![second.hold()]).await.remove(0).unwrap(), ReleaseReply::new(false));
-    // Together they are one statement; the same hold twice is freed once, and both are told so.
+    // The three are one statement. The repeated hold is released once, and both of its replies are `true`.
     let answers = backend.release(vec![first.hold(), second.hold(), first.hold()]).await;
     let held: Vec<bool> = answers.into_iter().map(|answer| answer.unwrap().was_held).collect();
     assert_eq!(held, [true, false, true]);
@@ -211,7 +211,7 @@ async fn many_requests_for_one_key_travel_together() {
     assert_eq!(granted, 2);
 }
 
-/// All of them at once, so that they find each other in the queue.
+/// Polls all futures at once, so that their requests are batched.
 async fn futures_of<F: Future>(all: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut all: Vec<_> = all.map(|future| (Box::pin(future), None)).collect();
     std::future::poll_fn(|cx| {
@@ -263,7 +263,7 @@ async fn a_row_that_an_operator_has_locked_holds_up_nobody_else() {
     lock.key("locked").acquire().await.unwrap().release().await.unwrap();
 }
 
-/// Before PostgreSQL 17 the server refuses to subtract infinite times.
+/// Statements must not subtract infinite times, because servers before PostgreSQL 17 refuse that.
 #[tokio::test]
 async fn an_infinite_time_in_any_column_stops_nothing() {
     let database = fresh_database().await;
@@ -306,7 +306,7 @@ async fn a_purge_never_opens_a_row() {
     assert_eq!(left, ["shut"]);
 }
 
-/// As it is printed in docs/configuration.md.
+/// Runs the statement printed in docs/configuration.md.
 #[tokio::test]
 async fn the_statement_for_operators_removes_what_a_purge_removes() {
     let page = include_str!("../../../docs/configuration.md");
@@ -342,7 +342,7 @@ async fn closing_opens_what_this_client_holds() {
     a.close().await.unwrap();
     assert_eq!(guard.validity(), Validity::Lost);
     b.key("k").try_acquire().await.unwrap().unwrap().release().await.unwrap();
-    // Also what calls have left that nobody finished.
+    // Close also releases a grant without a guard.
     let backend = config(&database).backend().await.unwrap();
     assert!(matches!(backend.acquire(vec![request("k", 1)]).await.remove(0).unwrap(), Attempt::Granted(_)));
     backend.close().await;

@@ -1,4 +1,4 @@
-//! Requests that travel together, and calls that are given up while they wait to.
+//! Batched requests, and calls that are dropped while they are queued.
 
 use std::future::Future as _;
 use std::pin::pin;
@@ -23,7 +23,7 @@ async fn granted(backend: &TtlBackend, request: Request) -> HoldRef {
     hold
 }
 
-/// Until somebody waits for a lock.
+/// Waits until a session waits for a lock.
 async fn until_blocked(watcher: &mut PgConnection) {
     let waits = "SELECT count(*) > 0 FROM pg_stat_activity
         WHERE wait_event_type = 'Lock' AND datname = current_database()";
@@ -34,7 +34,7 @@ async fn until_blocked(watcher: &mut PgConnection) {
     }
 }
 
-/// The tokens of grants of `names` that wait for a purge of their rows, which is committed then.
+/// Returns the tokens of grants that wait for a transaction that purges the rows of `names`.
 async fn tokens_beside_a_purge(names: &[&str]) -> Vec<FencingToken> {
     let database = installed().await;
     let backend = config(&database).backend().await.unwrap();
@@ -99,7 +99,7 @@ async fn what_nobody_waits_for_any_more_is_not_asked() {
     let database = installed().await;
     let backend = config(&database).connections(1).backend().await.unwrap();
     {
-        // It is queued by the first poll.
+        // The first poll queues the request.
         let mut dropped = pin!(backend.acquire(vec![request("dropped", 1)]));
         assert!(matches!(dropped.as_mut().poll(&mut Context::from_waker(Waker::noop())), Poll::Pending));
     }
@@ -132,7 +132,7 @@ async fn a_free_row_that_was_changed_while_it_was_waited_for_is_granted_all_the_
     }
     let mut tx = user.begin().await.unwrap();
     tx.execute("UPDATE leasehold.lease SET label = 'seen' WHERE key = 'k1'").await.unwrap();
-    // Alone, and together with another.
+    // Granted alone, and below in a batch.
     let alone = backend.acquire(vec![request("k1", 3)]);
     let changed = async {
         until_blocked(&mut watcher).await;
@@ -179,7 +179,7 @@ async fn rows_at_the_same_places_of_a_table_below_are_left_alone() {
     }
     let untouched = "SELECT count(*) FROM public.below WHERE holder = 'x'";
     assert_eq!(sqlx::query_scalar::<_, i64>(untouched).fetch_one(&mut user).await.unwrap(), 20);
-    // Nor does a copy below stand for the row itself.
+    // A copy of the row in the child table does not count as the row either.
     let hold = granted(&backend, request("k1", 50)).await;
     user.execute("INSERT INTO public.below SELECT * FROM ONLY leasehold.lease WHERE key = 'k1'")
         .await
@@ -215,7 +215,7 @@ async fn a_release_that_waited_for_a_takeover_leaves_the_new_holder_alone() {
     let live = "SELECT holder FROM leasehold.lease WHERE NOT released AND expires_at > clock_timestamp()";
     let live: String = sqlx::query_scalar(live).fetch_one(&mut user).await.unwrap();
     assert_eq!(live, holder(9).to_string());
-    // Nor does a renewal take what is somebody else's.
+    // A renewal does not take the other holder's lease either.
     for answer in backend.renew(holds).await {
         assert_eq!(answer.unwrap(), Renewed::Gone(LossReason::Gone));
     }
@@ -230,7 +230,7 @@ async fn what_cannot_be_renewed_early_is_renewed_all_the_same() {
     for serial in 1..4 {
         holds.push(granted(&backend, request(&format!("k{serial}"), serial)).await);
     }
-    // To the check this looks as if it had taken long.
+    // The trigger shortens the new end, so the statement's check finds that it took too long.
     user.execute(
         "CREATE FUNCTION public.cap() RETURNS trigger LANGUAGE plpgsql AS $$
         BEGIN NEW.expires_at := least(NEW.expires_at, clock_timestamp() + interval '10 s'); RETURN NEW; END $$;
@@ -242,7 +242,7 @@ async fn what_cannot_be_renewed_early_is_renewed_all_the_same() {
         assert_eq!(answer.unwrap(), Renewed::Extended);
     }
     user.execute("DROP TRIGGER cap ON leasehold.lease").await.unwrap();
-    // A row that stays locked holds up itself alone.
+    // A locked row delays only its own renewal.
     let mut tx = user.begin().await.unwrap();
     tx.execute("SELECT FROM leasehold.lease WHERE key = 'k2' FOR UPDATE").await.unwrap();
     let answers = backend.renew(holds.clone()).await;
@@ -250,7 +250,7 @@ async fn what_cannot_be_renewed_early_is_renewed_all_the_same() {
     assert_eq!(extended, [Some(Renewed::Extended), None, Some(Renewed::Extended)]);
     assert_eq!(answers[1].as_ref().unwrap_err().kind(), ErrorKind::Unavailable);
     tx.rollback().await.unwrap();
-    // One that is gone is told as such, beside others that are not.
+    // A lost lease is reported as gone beside the renewed ones.
     backend.release(holds[..1].to_vec()).await;
     let answers = backend.renew(holds).await.into_iter().map(Result::unwrap);
     let gone = Renewed::Gone(LossReason::Gone);
@@ -303,7 +303,7 @@ async fn a_locked_table_is_an_error_and_not_a_held_key() {
             assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
             assert!(error.key().is_some());
         }
-        // One time limit for all, and not one after the other.
+        // One time limit applies to all requests together.
         assert!(start.elapsed() < Duration::from_secs(20), "{count}: {:?}", start.elapsed());
     }
     tx.commit().await.unwrap();
@@ -314,7 +314,7 @@ async fn a_locked_table_is_an_error_and_not_a_held_key() {
 async fn plans_that_were_made_for_an_empty_table_are_good_for_a_full_one() {
     let database = installed().await;
     let mut user = connection(&database).await;
-    // An analysis would have the plans made again.
+    // Without autovacuum, because an analysis would renew the plans.
     user.execute("ALTER TABLE leasehold.lease SET (autovacuum_enabled = off)").await.unwrap();
     user.execute("VACUUM ANALYZE leasehold.lease").await.unwrap();
     let backend = config(&database).connections(1).backend().await.unwrap();
@@ -343,7 +343,7 @@ async fn plans_that_were_made_for_an_empty_table_are_good_for_a_full_one() {
     for answer in backend.release(holds).await {
         assert!(answer.unwrap().was_held);
     }
-    // Those are rows that are there, which is another statement.
+    // Existing rows use another statement.
     let again: Vec<Request> = (0..300).map(|n| request(&format!("k{n}"), 2_000 + n)).collect();
     for answer in backend.acquire(again).await {
         assert!(matches!(answer.unwrap(), Attempt::Granted(_)));
@@ -351,14 +351,14 @@ async fn plans_that_were_made_for_an_empty_table_are_good_for_a_full_one() {
     for n in 0..10 {
         backend.release(vec![granted(&backend, request("few0", 3_000 + n)).await]).await.remove(0).unwrap();
     }
-    // A session reports what it has done when it ends, if not before.
+    // Closes, because a session reports its statistics at the latest when it ends.
     backend.close().await;
     let read = rows_read(&mut user).await;
-    // The removal of old rows may have passed through all of them, once.
+    // A purge can have read all of the rows once.
     assert!(read < 200_000, "{read} rows were read of 100,000 for some 1,200 that were asked for");
 }
 
-/// What all sessions have read of the table, once they have told.
+/// Returns the rows read from the table, after all client sessions have ended and reported.
 async fn rows_read(user: &mut PgConnection) -> i64 {
     loop {
         let others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
@@ -373,7 +373,7 @@ async fn rows_read(user: &mut PgConnection) -> i64 {
     sqlx::query_scalar(read).fetch_one(user).await.unwrap()
 }
 
-/// Notes whether a grant's own transaction has looked at the marker.
+/// Records whether a grant's own transaction has read the marker.
 const MARKER: &str = "\
 CREATE TABLE public.looked (n bigint);
 GRANT ALL ON public.looked TO PUBLIC;
@@ -395,7 +395,7 @@ async fn behind_a_pooler_the_marker_is_looked_at_where_the_token_is_drawn() {
     granted(&backend, request("a", 1)).await;
     let looked: i64 = sqlx::query_scalar("SELECT n FROM public.looked").fetch_one(&mut user).await.unwrap();
     assert!(looked > 0, "the server may have crashed since it was looked at");
-    // As after a crash: the sequence jumps before the next token.
+    // Without the marker, as after a crash, the sequence jumps before the next token.
     user.execute("TRUNCATE leasehold.incarnation").await.unwrap();
     let last = last_token(&mut user).await;
     granted(&backend, request("b", 2)).await;
@@ -465,7 +465,7 @@ async fn a_forged_notification_ends_nothing() {
     let mut user = connection(&database).await;
     let forged = format!("b{} k", spared.holder());
     sqlx::query("SELECT pg_notify($1, $2)").bind(channel).bind(forged).execute(&mut user).await.unwrap();
-    // Notifications come in their order.
+    // Waits for a later notification, because notifications arrive in order.
     assert!(lock.admin().unwrap().force_release(ended.key(), ended.holder()).await.unwrap());
     let reason = within(LONG, "not told", ended.lost()).await;
     assert_eq!(reason, LossReason::ForcedRelease);
@@ -480,7 +480,7 @@ async fn a_store_says_which_it_is() {
     assert!(backend.to_string().starts_with("lease rows of postgres "), "{backend}");
 }
 
-// A copy of the request that came too late for its caller may have been granted before.
+// A repeated request restarts the lease, because an earlier copy might have been granted too late for its caller.
 #[tokio::test]
 async fn asking_again_begins_the_lease_anew_and_never_shortens_it() {
     let database = installed().await;

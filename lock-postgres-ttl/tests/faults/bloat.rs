@@ -1,4 +1,4 @@
-//! What churn leaves behind, and the way back (docs/monitoring.md, "Bloat", and docs/configuration.md, "Sizing").
+//! Bloat after many updates and its removal (docs/monitoring.md, "Bloat", and docs/configuration.md, "Sizing").
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use crate::support::{config_of, connection, installed};
 
 const SIZE: &str = "SELECT pg_relation_size('leasehold.lease')";
 
-/// The steps of docs/monitoring.md, beside a lease that is held. A plain `VACUUM` is not enough: the rows that live are at
-/// the end of the file.
+/// Follows docs/monitoring.md while a lease is held. A plain `VACUUM` does not shrink the table, because live rows
+/// are at the end of the file.
 #[tokio::test]
 async fn a_table_that_grew_under_an_old_snapshot_shrinks_again() {
     let database = installed().await;
@@ -28,7 +28,7 @@ async fn a_table_that_grew_under_an_old_snapshot_shrinks_again() {
     run(&mut user, "VACUUM (TRUNCATE) leasehold.lease").await;
     assert!(number(&mut user, SIZE).await > grown / 2, "the space is used again, and not given back");
 
-    // Who has to wait for the table gives up soon, so that those behind it do not wait.
+    // A short limit, because statements queue behind a `VACUUM` that waits for the table.
     run(&mut user, "SET lock_timeout = '100ms'").await;
     let mut tries = 0;
     while raw_sql("VACUUM (FULL, ANALYZE) leasehold.lease").execute(&mut user).await.is_err() {
@@ -43,7 +43,7 @@ async fn a_table_that_grew_under_an_old_snapshot_shrinks_again() {
     guard.release().await.unwrap();
 }
 
-/// What "Sizing" calculates with.
+/// The numbers of the section "Sizing".
 #[tokio::test]
 async fn a_lease_costs_two_transaction_ids_and_one_for_each_renewal() {
     let cluster = Cluster::start(ClusterOptions::new().setting("autovacuum", "off"));

@@ -20,7 +20,7 @@ async fn client(database: &Database) -> Engine {
     config_of(database.url()).connect().await.unwrap()
 }
 
-/// A lease that nobody renews.
+/// Grants a lease that is not renewed. Returns its token.
 async fn abandoned(backend: &TtlBackend, key: &str, ttl: Duration) -> FencingToken {
     let mut request = Request::new(LockKey::new(key).unwrap(), HolderId::from_parts(0xfeed, 1));
     request.ttl = Some(ttl);
@@ -30,7 +30,7 @@ async fn abandoned(backend: &TtlBackend, key: &str, ttl: Duration) -> FencingTok
     granted.token.unwrap()
 }
 
-/// What a step of the server's clock does to leases: their ends come nearer, or move away.
+/// Moves the end of the lease by an hour, as a step of the server's clock would.
 async fn step_clock(database: &Database, sign: char) {
     let step = format!(
         "UPDATE leasehold.lease SET expires_at = expires_at {sign} interval '1 hour' WHERE key = 'k'"
@@ -39,7 +39,7 @@ async fn step_clock(database: &Database, sign: char) {
     assert_eq!(done.rows_affected(), 1);
 }
 
-// Row f.
+// Row f of docs/coverage.md.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_of_the_server_ends_no_lease_early_and_tokens_grow() {
     const TTL: Duration = Duration::from_secs(8);
@@ -55,7 +55,7 @@ async fn a_crash_of_the_server_ends_no_lease_early_and_tokens_grow() {
     let guard = loop {
         match other.key("k").wait(LONG).acquire().await {
             Ok(guard) => break guard,
-            // Its connections ended with the server.
+            // The client's connections ended with the server.
             Err(error) => assert!(error.is_retryable() && Instant::now() < end, "{error}"),
         }
     };
@@ -75,13 +75,13 @@ async fn a_lease_that_the_promoted_standby_lacks_is_free_there() {
     let standby = Standby::of(&primary).await;
     standby.wait_for_replay(&primary).await;
     standby.cut().await;
-    // More draws than the server writes down ahead.
+    // More tokens than the server logs ahead of use.
     for _ in 0..100 {
         lock.key("k").acquire().await.unwrap().release().await.unwrap();
     }
     let guard = lock.key("k").acquire().await.unwrap();
     standby.promote().await;
-    // As a fail-over does: all clients come to the new primary.
+    // Leads all clients to the new primary, as a fail-over does.
     proxy.retarget(standby.cluster().address());
     proxy.reset();
     let there = config_of(&standby.url(database.name())).connect().await.unwrap();
@@ -95,7 +95,7 @@ async fn a_lease_that_the_promoted_standby_lacks_is_free_there() {
     successor.release().await.unwrap();
 }
 
-// Row j, docs/hazards.md H28. The clock of a machine is not a test's to set: the rows are moved instead.
+// Row j, docs/hazards.md H28. Moves the times in the rows, because a test cannot set the machine's clock.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_clock_that_jumps_forward_ends_leases_early_and_the_token_tells() {
     let database = Cluster::shared().fresh_database().await;
@@ -104,7 +104,7 @@ async fn a_clock_that_jumps_forward_ends_leases_early_and_the_token_tells() {
     step_clock(&database, '-').await;
     let new = b.key("k").try_acquire().await.unwrap().expect("its end has passed");
     assert!(new.token() > old.token());
-    // Whatever the old holder believes until then, its transactions are refused.
+    // The old holder's transactions are refused even before it knows of the loss.
     let mut user = database.connect().await;
     let mut tx = user.begin().await.unwrap();
     assert_eq!(old.fence(&mut tx).await.unwrap_err().kind(), ErrorKind::Lost);
@@ -131,7 +131,7 @@ async fn a_clock_that_jumps_back_ends_leases_late() {
     let error = b.key("k").wait(ttl * 3).acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
     step_clock(&database, '-').await;
-    // A holder that lives keeps it, and its release frees it at once.
+    // A live holder keeps the lease, and its release frees the key at once.
     let guard = b.key("k").wait(LONG).acquire().await.unwrap();
     step_clock(&database, '+').await;
     guard.renew().await.unwrap();
@@ -141,14 +141,14 @@ async fn a_clock_that_jumps_back_ends_leases_late() {
     a.key("k").try_acquire().await.unwrap().unwrap().release().await.unwrap();
 }
 
-// Row u.
+// Row u of docs/coverage.md.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_connections_serve_any_number_of_leases_and_waiters() {
     const KEYS: usize = 200;
     const HOLD: Duration = Duration::from_millis(200);
     let cluster = Cluster::shared();
     let database = cluster.fresh_database().await;
-    // Neither `Detect` nor `None`, which open one more connection for a moment to see whether a pooler is there.
+    // Not `Detect` or `None`, because both open another connection for a moment to detect a pooler.
     let postgres = PgConfig::from_url(database.url()).unwrap().install_schema(true).pooler(Pooler::Known);
     let lock = TtlConfig::new(postgres).connect().await.unwrap();
     let lock = Arc::new(lock);

@@ -1,4 +1,4 @@
-//! Notifications, hand-over, statement counts, lost answers.
+//! Notifications, hand-over, statement counts, lost replies.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -120,7 +120,7 @@ async fn notifies_only_when_somebody_waits() {
     let (a, b) = (config(&database).connect().await.unwrap(), config(&database).connect().await.unwrap());
     for _ in 0..20 {
         a.key("quiet").acquire().await.unwrap().release().await.unwrap();
-        // Tries that are turned away do not wait either.
+        // A try that finds the key held does not become a waiter.
         let guard = a.key("quiet").acquire().await.unwrap();
         assert!(b.key("quiet").try_acquire().await.unwrap().is_none());
         guard.release().await.unwrap();
@@ -136,7 +136,7 @@ async fn notifies_only_when_somebody_waits() {
     guard.release().await.unwrap();
 }
 
-/// Until a waiter has left its mark.
+/// Waits until a waiter has set its mark.
 async fn until_marked(user: &mut PgConnection) {
     let waits = "SELECT coalesce(bool_or(wake_until > clock_timestamp()), false) FROM leasehold.lease";
     let end = Bound::new(Duration::from_secs(60));
@@ -149,7 +149,7 @@ async fn until_marked(user: &mut PgConnection) {
 #[tokio::test]
 async fn a_notification_hands_over_at_once() {
     let database = installed().await;
-    // Polls would take a minute.
+    // Polling would take a minute.
     let config = config(&database).poll(Duration::from_secs(60));
     let (a, b) = (config.connect().await.unwrap(), config.connect().await.unwrap());
     let guard = a.key("k").acquire().await.unwrap();
@@ -167,7 +167,7 @@ async fn a_notification_hands_over_at_once() {
 #[tokio::test]
 async fn hands_over_with_every_notification_lost() {
     let database = installed().await;
-    // Behind a pooler nobody can listen; here the "pooler" is the server itself.
+    // A client configured for a pooler does not listen. The "pooler" here is the server itself.
     let postgres =
         PgConfig::from_url(database.url()).unwrap().pooler(leasehold_postgres::Pooler::Transaction);
     let deaf = Arc::new(leasehold_postgres_ttl::TtlConfig::new(postgres).connect().await.unwrap());
@@ -194,7 +194,7 @@ async fn an_ended_lease_is_taken_over_without_polling() {
     let mut request = Request::new(key("k"), holder(1));
     request.ttl = Some(Duration::from_millis(1_500));
     let start = Instant::now();
-    // Nobody renews it.
+    // The lease is not renewed.
     assert!(matches!(backend.acquire(vec![request]).await.remove(0).unwrap(), Attempt::Granted(_)));
     let guard = lock.key("k").acquire().await.unwrap();
     let took = start.elapsed();
@@ -266,8 +266,8 @@ async fn a_request_without_an_answer_is_undone_also_if_it_is_carried_out_late() 
     let backend = config(&database).backend().await.unwrap();
     let lock = config(&database).connect().await.unwrap();
     let (mut user, mut killer) = (connection(&database).await, connection(&database).await);
-    // The grant waits for a row that is being inserted, and its session ends meanwhile. That row then
-    // turns out to be what the server has made of the request.
+    // The grant waits for an uncommitted row, and its session is ended. The row then commits, as if the server had
+    // executed the request late.
     let mut tx = user.begin().await.unwrap();
     let row = "INSERT INTO leasehold.lease (key, holder, token, acquired_at, ttl_us, expires_at, cooldown_us)
         VALUES ('k', $1, nextval('leasehold.token'), now(), 3600000000, now() + interval '1 hour', 3600000000)";
@@ -307,7 +307,7 @@ async fn leases_outlive_their_sessions() {
     let mut last: i64 = sqlx::query_scalar(until).fetch_one(&mut user).await.unwrap();
     while granted.elapsed() <= TTL {
         user.execute(end).await.unwrap();
-        // Until it is renewed, by a session that was opened since.
+        // Waits for a renewal, which needs a new session.
         let ended = last;
         while last == ended {
             tokio::time::sleep(Duration::from_millis(10)).await;

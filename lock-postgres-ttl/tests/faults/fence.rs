@@ -1,4 +1,4 @@
-//! The table of lock modes: what a fenced transaction lets pass and what not, cell by cell.
+//! The table of lock modes: statements that a fenced transaction admits or blocks, cell by cell.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::support::{
     take_free, text, token_of,
 };
 
-/// A transaction that has `fence` on the lease of `key` by holder 1.
+/// Starts a transaction with `fence` on holder 1's lease of `key`.
 async fn fenced<'c>(user: &'c mut PgConnection, fence: &str, key: &str) -> sqlx::PgTransaction<'c> {
     let mut observer_token = 0;
     if fence.contains("$3") {
@@ -44,14 +44,14 @@ async fn a_fence_lets_renewals_releases_and_tries_pass() {
     for alone in [LEASES.grant_one, LEASES.retake_one] {
         assert_eq!(take(&mut store, alone, "a", holder(2), LONG).await, Came::Rows(0));
     }
-    // A try that travels with a fenced live lease answers at once and grants its neighbours.
+    // A try batched with a fenced live lease returns at once and grants the other keys.
     let granted = take_all(&mut store, LEASES.grant, &["a", "b", "c"], holder(2)).await;
     assert_eq!(granted.unwrap(), ["b", "c"]);
     expire(&mut store, "b", "1 s").await;
     assert_eq!(take_free(&mut store, LEASES.grant_free, &["a", "b", "c"], holder(3)).await.unwrap(), [2]);
     assert_eq!(renew_early(&mut store, &["a"], holder(1)).await, Ok(1));
     assert_eq!(release(&mut store, "a", holder(1)).await, Came::Rows(1));
-    // Released, it is still pinned: nobody else may have it before the transaction ends.
+    // The released key stays pinned, so no other client gets it before the transaction ends.
     assert_eq!(take(&mut store, LEASES.grant_one, "a", holder(2), LONG).await, Came::Blocked);
     tx.commit().await.unwrap();
     assert_eq!(take(&mut store, LEASES.grant_one, "a", holder(2), LONG).await, Came::Rows(1));
@@ -101,7 +101,7 @@ async fn mutant_a_takeover_that_does_not_lock_the_row_for_itself_walks_through_t
     expire(&mut store, "a", "1 s").await;
     let unlocked = LEASES.grant_free.replace("FOR UPDATE", "OFFSET 0");
     let weaker = LEASES.grant_free.replace("FOR UPDATE", "FOR NO KEY UPDATE");
-    // Unlike the conflict path of an insertion, an update looks whether the key changes.
+    // Unlike the conflict path of an INSERT, an UPDATE checks whether the key's value changes.
     let writes_the_key = unlocked.replace("SET\n    holder", "SET\n    key = s.key,\n    holder");
     assert!(unlocked != LEASES.grant_free && weaker != LEASES.grant_free && writes_the_key != unlocked);
     for mutant in [unlocked, weaker, writes_the_key] {
@@ -152,7 +152,7 @@ async fn commits_while_held_and_rolls_back_when_lost() {
     let mut tx = user.begin().await.unwrap();
     tx.execute("INSERT INTO ledger VALUES (1)").await.unwrap();
     guard.commit(tx).await.unwrap();
-    // Twice under one lock: what the first has committed stays, whatever becomes of the second.
+    // A second transaction under the same lock. The first one's commit is final.
     let mut tx = user.begin().await.unwrap();
     tx.execute("INSERT INTO ledger VALUES (2)").await.unwrap();
     guard.commit(tx).await.unwrap();
@@ -230,11 +230,11 @@ async fn a_pinned_key_reads_held_and_does_not_hold_up_its_neighbours() {
         let granted: Vec<bool> =
             answers.iter().map(|a| matches!(a.as_ref().unwrap(), Attempt::Granted(_))).collect();
         assert_eq!(granted, [true, true, false, true]);
-        // It is waited for once; after that it is known.
+        // The client waits for the pinned key once and then knows that it is pinned.
         let gave_up = "pinned ERROR:  canceling statement due to lock timeout";
         assert_eq!(cluster.log().matches(gave_up).count(), 1, "round {round}");
     }
-    // A waiter gets it once the transaction has ended.
+    // A waiter is granted the key after the transaction ends.
     let waiting = tokio::spawn({
         let lock = config(&database).connect().await.unwrap();
         async move { lock.key("pinned").acquire().await.map(|guard| (lock, guard)) }

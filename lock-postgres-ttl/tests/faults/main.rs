@@ -1,5 +1,5 @@
-//! What really happens on a server, and what this store makes of it: the traps that its statements avoid
-//! (each beside a mutant that falls into it), and the disturbances of `docs/hazards.md`.
+//! Hazards of leases on a real server (`docs/hazards.md`), and traps that the store's statements avoid, each with a
+//! mutant that falls into it.
 
 #![allow(clippy::unwrap_used)]
 
@@ -18,5 +18,5 @@ mod support;
 #[path = "../../src/sql.rs"]
 mod sql;
 
-/// Only a broken server needs this long.
+/// Time limit that only a broken server reaches.
 const LONG: std::time::Duration = std::time::Duration::from_secs(120);

@@ -1,4 +1,4 @@
-//! Lost answers, silence, poolers and standbys.
+//! Lost replies, silence, poolers and standbys.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,10 +14,10 @@ use test_servers::{Cluster, ClusterOptions, Database, PgBouncer, PgBouncerOption
 
 use crate::support::{config_of, connection};
 
-/// What a busy machine may take beyond a bound.
+/// Allowance of a busy machine beyond a bound.
 const SLACK: Duration = Duration::from_secs(30);
 
-/// A client behind a proxy with one connection in use, and one beside it.
+/// Returns a client behind a proxy that uses one connection, and a direct client.
 async fn two_ways() -> (Proxy, Database, Engine, Engine) {
     let database = Cluster::shared().fresh_database().await;
     let direct = config_of(database.url()).connect().await.unwrap();
@@ -25,7 +25,7 @@ async fn two_ways() -> (Proxy, Database, Engine, Engine) {
     let behind = config_of(&proxy.url(database.url())).ttl(Duration::from_secs(2)).connections(1);
     let behind = behind.connect().await.unwrap();
     for _ in 0..2 {
-        // Statements are prepared and answered in one round trip from here on.
+        // Prepares the statements, so that later ones take one round trip.
         behind.key("warm").acquire().await.unwrap().release().await.unwrap();
     }
     (proxy, database, behind, direct)
@@ -55,7 +55,8 @@ async fn a_key_whose_row_was_removed_takes_one_round_trip_more() {
             guard.release().await.unwrap();
         }
     }
-    // At first nothing is known of the key; then the statement for a key without a row is prepared.
+    // The client first knows nothing of the key. It then expects a row, and prepares the statement for a key without
+    // a row.
     assert_eq!(trips, [1, 1, 3, 1, 2, 1]);
 }
 
@@ -78,9 +79,10 @@ async fn a_release_that_somebody_waits_for_takes_one_round_trip_more_at_first() 
     for waits in [true, true, true, false, false, true] {
         trips.push(release("k", waits).await);
     }
-    // The second statement is prepared at first; who once waited is expected again, until nobody did.
+    // First prepares the second statement. After a release with waiters, the client expects waiters again, until
+    // there were none.
     assert_eq!(trips, [3, 1, 1, 1, 1, 2]);
-    // Who was turned away expects the others to wait as well.
+    // A client whose try failed expects waiters too.
     let held = direct.key("contended").acquire().await.unwrap();
     assert!(behind.key("contended").try_acquire().await.unwrap().is_none());
     held.release().await.unwrap();
@@ -95,7 +97,7 @@ async fn a_grant_whose_answer_is_lost_is_undone() {
     let error = behind.key("k").at_most_once_per(hour).try_acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutcomeUnknown, "{error}");
     assert_eq!(proxy.traffic().dropped_replies, 1, "it was granted, and nobody heard of it");
-    // The window of an hour is gone as well; the lease would have ended by itself.
+    // The end of the window of an hour proves the undo, because the lease alone would have ended by itself.
     let guard = direct.key("k").wait(direct.capabilities().undo + SLACK).acquire().await.unwrap();
     guard.release().await.unwrap();
 }
@@ -128,7 +130,7 @@ async fn a_silent_server_is_lost_before_it_lets_anybody_else_in() {
     assert_eq!(reason, LossReason::Expired);
     let (granted, successor, direct) = waiting.await.unwrap();
     assert!(granted > told, "two holders at once");
-    // What was held up arrives now: a renewal and a release of the old lease.
+    // The stalled renewal and release of the old lease arrive now.
     proxy.restore();
     tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(guard.validity(), Validity::Lost);
@@ -162,7 +164,7 @@ async fn works_behind_a_pooler_in_transaction_mode() {
         guard.release().await.unwrap();
         waiting.await.unwrap().unwrap().release().await.unwrap();
     }
-    // Renewed through whatever connection it finds.
+    // The client renews the lease through any of the pooler's connections.
     let guard = a.key("k").acquire().await.unwrap();
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert_ne!(guard.validity(), Validity::Lost);
@@ -182,7 +184,7 @@ async fn a_standby_is_refused_and_once_promoted_its_tokens_are_larger() {
     standby.wait_for_replay(&primary).await;
     let error = config_of(&standby.url(database.name())).connect().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
-    // Grants that the standby never hears of.
+    // The standby never receives these grants.
     standby.cut().await;
     let mut last = None;
     for _ in 0..100 {
@@ -196,7 +198,8 @@ async fn a_standby_is_refused_and_once_promoted_its_tokens_are_larger() {
     assert!(guard.token() > last, "{:?} after {last:?}", guard.token());
 }
 
-/// docs/hazards.md H01: whoever says that there is no pooler is told otherwise, and nothing is set on its connections.
+/// docs/hazards.md H01: a configuration that denies a pooler is refused behind one, and changes no setting of its
+/// connections.
 #[tokio::test]
 async fn a_pooler_that_was_denied_is_refused_and_left_as_it_was() {
     let cluster = Cluster::shared();
@@ -215,14 +218,14 @@ async fn a_pooler_that_was_denied_is_refused_and_left_as_it_was() {
         for _ in 0..size {
             let row = sqlx::raw_sql(settings).fetch_one(&mut user).await.unwrap();
             assert_eq!(sqlx::Row::get::<String, _>(&row, 0), "\"$user\", public|0|on|auto", "pool of {size}");
-            // The next one, in a pool of several.
+            // Keeps this connection busy, so that the next session gets another one of the pool.
             sqlx::raw_sql("BEGIN").execute(&mut user).await.unwrap();
             user = PgConnection::connect_with(PgConfig::from_url(&url).unwrap().options()).await.unwrap();
         }
     }
 }
 
-/// Behind a pooler each statement begins a transaction; one that cannot begin leaves no failed one behind.
+/// Behind a pooler each statement starts a transaction. If its start fails, the transaction is rolled back.
 #[tokio::test]
 async fn a_transaction_that_cannot_begin_is_rolled_back() {
     let cluster = Cluster::shared();
@@ -238,7 +241,7 @@ async fn a_transaction_that_cannot_begin_is_rolled_back() {
         let error = lock.key("k").try_acquire().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::SchemaMissing, "{error}");
         sqlx::raw_sql("ALTER TABLE leasehold.gone RENAME TO incarnation").execute(&mut admin).await.unwrap();
-        // On the same session, whose transaction is over.
+        // The same session works, because its transaction is over.
         let guard = lock.key("k").try_acquire().await.unwrap_or_else(|error| panic!("{error} {error:?}"));
         guard.unwrap().release().await.unwrap();
     }

@@ -44,7 +44,7 @@ async fn leases_do_not_need_advisory_locks() {
     lock.key("k").acquire().await.unwrap().release().await.unwrap();
 }
 
-/// Polls so seldom that who is woken before was notified.
+/// Returns a configuration that polls so rarely that an earlier wake-up is a notification.
 fn seldom(url: &str) -> TtlConfig {
     let quick = Liveness::new(Duration::from_millis(300), Duration::from_secs(2), Duration::from_secs(4));
     let server =
@@ -57,7 +57,7 @@ fn seldom(url: &str) -> TtlConfig {
 async fn a_listener_on_a_dead_path_is_noticed_and_listens_again() {
     let database = Cluster::shared().fresh_database().await;
     let holder = config_of(database.url()).connect().await.unwrap();
-    // The first session, which listens, goes through a path that dies. All others go round it.
+    // The first session, which listens, uses a connection that dies. All later ones bypass it.
     let dying = Proxy::start(Cluster::shared().address()).await;
     let path = Proxy::start(format!("127.0.0.1:{}", dying.port())).await;
     let lock = Arc::new(seldom(&path.url(database.url())).connections(1).connect().await.unwrap());
@@ -66,11 +66,11 @@ async fn a_listener_on_a_dead_path_is_noticed_and_listens_again() {
     dying.stall();
     let begun = Bound::new(LONG);
     let stalled = Instant::now();
-    // Nobody calls it: the session itself finds out.
+    // Without calls, the session itself notices the dead connection.
     while path.traffic().accepted == before {
         begun.check("never noticed");
         sleep(Duration::from_millis(50)).await;
-        // An echo that was not answered ends the session; the next call opens one.
+        // A missing echo ends the session, and the next call opens another.
         if stalled.elapsed() > Duration::from_secs(12) {
             let _ = lock.key("other").try_acquire().await;
         }
@@ -110,7 +110,7 @@ async fn an_idle_client_has_no_session_and_what_is_held_or_awaited_keeps_them() 
         }
     };
     let proxy = Proxy::start(cluster.address()).await;
-    // By itself: counted.
+    // Rewrites the statement to itself, in order to count it.
     proxy.rewrite("LISTEN leasehold", "LISTEN leasehold");
     let lock = Arc::new(config(&proxy.url(database.url())).connect().await.unwrap());
     none().await;
@@ -119,7 +119,7 @@ async fn an_idle_client_has_no_session_and_what_is_held_or_awaited_keeps_them() 
         assert_eq!(proxy.traffic().rewritten, opened, "nobody listens");
         none().await;
     }
-    // A renewal comes in minutes.
+    // The next renewal is minutes away.
     let held = lock.key("k").acquire().await.unwrap();
     let waits = Arc::new(config(database.url()).connect().await.unwrap());
     let waiting = tokio::spawn({

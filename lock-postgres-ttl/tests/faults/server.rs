@@ -1,4 +1,4 @@
-//! Defaults of database and role that must not matter, and a server that goes away.
+//! Defaults of database and role that must have no effect, and a server that stops.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use test_servers::{Cluster, ClusterOptions, StopMode};
 
 use crate::support::{config_of, connection, installed};
 
-/// Notes under which settings rows are written.
+/// Records the settings under which rows are written.
 const WATCHED: &str = "\
 CREATE TABLE public.seen (isolation text, durable text, statement text, lock text, read_only text, jit text);
 GRANT ALL ON public.seen TO PUBLIC;
@@ -45,7 +45,7 @@ async fn defaults_of_database_and_role_do_not_matter() {
             .pooler(pooler)
             .statement_timeout(Duration::from_secs(7));
         if pooler == leasehold_postgres::Pooler::Transaction {
-            // The session's own limits count before the first transaction sets its own.
+            // Behind a pooler the database's limits apply until a transaction sets its own.
             for reset in ["statement_timeout", "idle_session_timeout"] {
                 user.execute(AssertSqlSafe(format!("ALTER DATABASE {name} RESET {reset}"))).await.unwrap();
             }
@@ -89,7 +89,7 @@ async fn a_restart_in_between_costs_nothing_but_time() {
         }
     }
     guard.release().await.unwrap();
-    // Also after a crash, which may lose numbers of the sequence.
+    // Tokens grow also after a crash, which can lose numbers of the sequence.
     let guard = lock.key("k").acquire().await.unwrap();
     assert!(guard.token() > token);
     guard.release().await.unwrap();
@@ -124,7 +124,7 @@ async fn a_role_that_acts_as_another_one_will_do() {
     let database = installed().await;
     let mut user = connection(&database).await;
     let name = database.name();
-    // The other role is not told when sessions of the first one began.
+    // The acting role cannot see when the login's sessions started.
     let roles = format!(
         "CREATE ROLE {name}_acts; CREATE ROLE {name}_logs_in LOGIN IN ROLE {name}_acts;
         ALTER ROLE {name}_logs_in SET role = '{name}_acts';

@@ -17,18 +17,19 @@ use crate::support::{
 
 const SHORT: Duration = Duration::from_millis(400);
 
-/// What `renewing` answers, which waits for the row's lock until the lease of `k` has ended.
+/// Runs `renewing`, which waits for the row's lock until the lease of `k` has ended. Returns its output and whether
+/// the lease is live.
 async fn after_waiting<F: Future + Send + 'static>(renewing: fn(PgConnection) -> F) -> (F::Output, bool)
 where
     F::Output: Send,
 {
-    // The renewal has to begin before it has ended, also on a busy machine.
+    // Long enough for the renewal to start before the lease ends, even on a busy machine.
     const LEASE: Duration = Duration::from_secs(3);
     let database = installed().await;
     let (mut store, mut user) = (connection(&database).await, connection(&database).await);
     store.execute("SET lock_timeout = 0").await.unwrap();
     assert_eq!(take(&mut store, LEASES.grant_one, "k", holder(1), LEASE).await, Came::Rows(1));
-    // Locked, not changed: that is what a plain UPDATE does not look at again.
+    // Locks the row without a change, because a plain UPDATE rechecks only changed rows.
     let mut tx = user.begin().await.unwrap();
     tx.execute("SELECT 1 FROM leasehold.lease WHERE key = 'k' FOR UPDATE").await.unwrap();
     let renewing = tokio::spawn(renewing(store));
@@ -48,7 +49,7 @@ async fn a_renewal_that_waited_does_not_revive_an_ended_lease() {
 
 #[tokio::test]
 async fn a_renewal_of_many_that_waited_longer_than_it_may_fails_as_a_whole() {
-    // In its own words, `invalid_text_representation`: what makes the store ask by the other statement.
+    // Fails with `invalid_text_representation`, after which the store uses its other statement.
     let renewing = |mut store| async move { renew_early(&mut store, &["k"], holder(1)).await };
     assert_eq!(after_waiting(renewing).await, (Err("22P02".to_owned()), false));
 }
@@ -149,7 +150,7 @@ async fn a_purge_does_not_wait_for_or_remove_a_row_that_is_being_taken() {
 
 #[tokio::test]
 async fn updates_stay_on_their_page() {
-    // Of its own: transactions of other tests would keep old rows from being cleared away.
+    // A separate server, because transactions of other tests would keep old row versions.
     let cluster = Cluster::start(ClusterOptions::new());
     let database = cluster.fresh_database().await;
     let lock = config(&database).connections(1).connect().await.unwrap();
@@ -161,7 +162,7 @@ async fn updates_stay_on_their_page() {
         }
         guards.release().await.unwrap();
     }
-    // A session reports its counts with a later statement, after a second.
+    // A session reports its statistics with a later statement, after a second.
     let counts = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE schemaname = 'leasehold' AND relname = 'lease'";
     let end = Bound::new(Duration::from_secs(60));
     loop {
@@ -171,7 +172,7 @@ async fn updates_stay_on_their_page() {
             return;
         }
         end.check(format_args!("only {all} updates were reported"));
-        // Some statement of each session makes it report.
+        // Runs a statement, which makes the session report.
         lock.key("k0").acquire().await.unwrap().release().await.unwrap();
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
@@ -215,8 +216,8 @@ async fn batches_in_any_order_do_not_deadlock() {
     assert_eq!(deadlocks, 0);
 }
 
-/// More rows than one statement looks at, of which few are held: a listing goes on, in the order of keys, and finds each
-/// once; a purge goes from the first to the last.
+/// With more rows than one statement reads, a listing returns each hold once, ordered by key. A purge reaches the
+/// last row.
 #[tokio::test]
 async fn a_listing_and_a_purge_go_over_many_pages() {
     let database = installed().await;
@@ -235,7 +236,7 @@ async fn a_listing_and_a_purge_go_over_many_pages() {
         found.iter().map(|info| info.key.as_str().to_owned()).collect::<Vec<_>>()
     };
     let all = ["k00500", "k01000", "k01500", "k02000", "k02500", "k03000"];
-    // The thousandth row, at which a page ends, is held; and it is not where a prefix has another beginning.
+    // The thousandth row, at which a page ends, is held. With the prefix `k02` a page ends elsewhere.
     assert_eq!(keys("", None).await, all);
     assert_eq!(keys("k", Some(3)).await, all[..3]);
     assert_eq!(keys("k02", None).await, all[3..5]);
@@ -256,7 +257,7 @@ async fn a_release_ends_the_window_of_what_was_unused_and_no_other() {
         .await;
 }
 
-/// As long as nobody has taken it since.
+/// A release of an ended lease still ends its unused window, if the key was not granted again since.
 #[tokio::test]
 async fn a_release_ends_the_window_of_what_was_unused_also_after_its_lease() {
     let database = installed().await;
@@ -271,7 +272,7 @@ async fn a_release_ends_the_window_of_what_was_unused_also_after_its_lease() {
     assert_eq!(cooling, 0);
 }
 
-/// Before PostgreSQL 17 the server refuses to subtract infinite times.
+/// Statements must not subtract infinite times, because servers before PostgreSQL 17 refuse that.
 #[tokio::test]
 async fn an_infinite_time_in_any_column_stops_nothing() {
     let database = installed().await;

@@ -1,4 +1,4 @@
-//! A database with the schema, and statements of the store on connections of one's own.
+//! A database with the schema, and the store's statements on plain connections.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use test_servers::{Database, fresh_database};
 
 use crate::sql::LEASES;
 
-/// A fresh database with our schema.
+/// Creates a database with the schema.
 pub(crate) async fn installed() -> Database {
     let database = fresh_database().await;
     config(&database).connect().await.unwrap();
@@ -27,7 +27,7 @@ pub(crate) fn config_of(url: &str) -> TtlConfig {
     TtlConfig::new(server.connect_timeout(Duration::from_secs(60)))
 }
 
-/// A connection that waits for locks as long as those of the store.
+/// Opens a connection with the store's own lock timeout.
 pub(crate) async fn connection(database: &Database) -> PgConnection {
     let mut connection = PgConnection::connect(database.url()).await.unwrap();
     connection.execute("SET lock_timeout = '250ms'").await.unwrap();
@@ -42,12 +42,12 @@ pub(crate) fn holder(serial: u64) -> HolderId {
     HolderId::from_parts(0xfeed, serial)
 }
 
-/// What came of a statement.
+/// The outcome of a statement.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Came {
-    /// So many rows.
+    /// The number of rows.
     Rows(usize),
-    /// It waited for a row's lock until its limit.
+    /// The statement waited for a row's lock until its limit.
     Blocked,
 }
 
@@ -70,7 +70,7 @@ fn came(rows: Result<Vec<PgRow>, sqlx::Error>) -> Came {
     }
 }
 
-/// The grant of one key by `statement`, a template.
+/// Acquires one key by the template `statement`.
 pub(crate) async fn take(
     on: &mut PgConnection,
     statement: &str,
@@ -82,7 +82,7 @@ pub(crate) async fn take(
     came(query.bind(None::<i64>).bind(None::<&str>).bind("test").fetch_all(on).await)
 }
 
-/// The grant of several keys; answers the keys that were granted, or `None` when blocked.
+/// Acquires several keys by the template `statement`. Returns the granted keys. `None` if blocked.
 pub(crate) async fn take_all(
     on: &mut PgConnection,
     statement: &str,
@@ -115,8 +115,7 @@ pub(crate) async fn take_all(
     }
 }
 
-/// The grant of several keys that were there before; answers the places of those that were granted, or `None`
-/// when blocked.
+/// Acquires several keys with existing rows. Returns the positions of the granted keys. `None` if blocked.
 pub(crate) async fn take_free(
     on: &mut PgConnection,
     statement: &str,
@@ -140,12 +139,12 @@ pub(crate) async fn renew(on: &mut PgConnection, statement: &str, key: &str, by:
     came(query.bind(30_000_000_i64).fetch_all(on).await)
 }
 
-/// The renewal of what does not end just now: how many it renewed, or the code of its error.
+/// Renews the leases that do not end soon. Returns how many, or the error's code.
 pub(crate) async fn renew_early(on: &mut PgConnection, keys: &[&str], by: HolderId) -> Result<i64, String> {
     renew_many(on, LEASES.renew_early.unwrap(), keys, by).await
 }
 
-/// The same by `statement`, a template.
+/// Renews like [`renew_early`], by the template `statement`.
 pub(crate) async fn renew_many(
     on: &mut PgConnection,
     statement: &str,
@@ -166,7 +165,7 @@ pub(crate) async fn release(on: &mut PgConnection, key: &str, by: HolderId) -> C
     came(query.fetch_all(on).await)
 }
 
-/// Has the lease of `key` end, `ago` ago.
+/// Moves the end of the lease of `key` to `ago` before now.
 pub(crate) async fn expire(on: &mut PgConnection, key: &str, ago: &str) {
     let statement =
         "UPDATE leasehold.lease SET expires_at = clock_timestamp() - $2::text::interval WHERE key = $1";
@@ -183,7 +182,7 @@ pub(crate) fn micros(duration: Duration) -> i64 {
     i64::try_from(duration.as_micros()).unwrap()
 }
 
-/// A request for half a minute.
+/// Returns a request for a lease of 30 seconds.
 pub(crate) fn request(name: &str, serial: u64) -> Request {
     let mut request = Request::new(key(name), holder(serial));
     request.ttl = Some(Duration::from_secs(30));
