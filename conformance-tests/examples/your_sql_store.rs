@@ -140,7 +140,7 @@ impl Client {
         let (jobs, queue) = mpsc::channel::<Job>();
         let place = directory.to_owned();
         thread::spawn(move || queue.iter().for_each(|job| job(&place)));
-        // Declares only the features of the store. The bounds include the engine's part: it renews a lease
+        // Declares only the features of the store. The bounds include the engine's part. It renews a lease
         // after a third of its TTL, loses it after nine tenths, and lets waiters poll every 100 ms.
         let mut capabilities = Capabilities::new(Scope::Machine);
         capabilities.lease = Some(LeaseBounds::new(Some(DEFAULT_TTL), Duration::from_secs(1), MAX_TTL));

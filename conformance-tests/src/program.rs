@@ -22,8 +22,8 @@ const NO_VERDICT: u8 = 64;
 /// Runs the suite as the `main` of a program that judges a store. `--help` shows the arguments. The program
 /// starts itself as the child processes and prints the [`Report`](crate::Report).
 ///
-/// The exit code is 0 if the store is proven, 1 if a case failed, 2 if one was inconclusive, 3 if something
-/// is unproven, and 64 if there is no verdict.
+/// The exit code is 0 if the store is proven, 1 if a case failed, and 2 if one was inconclusive. It is 3 if
+/// something is unproven, and 64 if there is no verdict.
 ///
 /// ```no_run
 /// # struct MyStoreFactory;

@@ -1,9 +1,9 @@
 //! Deterministic simulation of many clients of one store, in one runtime under virtual time, with many kinds
 //! of disturbances. A judge checks the rules during the schedule and after it.
 //!
-//! One seed determines a schedule, so that it can be repeated, or reduced by leaving disturbances out. A
-//! schedule is the same in another process if both play one before they make their first
-//! [`LockKey`](leasehold_api::LockKey), because the first schedule fixes the hashes of keys.
+//! One seed determines a schedule, so that it can be repeated, or reduced by leaving disturbances out. Play a
+//! schedule before the first [`LockKey`](leasehold_api::LockKey) of the process is made. The first schedule
+//! fixes the hashes of keys, so that schedules are the same in every process.
 //!
 //! ```
 //! use leasehold_conformance::simulation::{Disturbances, Simulation};

@@ -244,8 +244,8 @@ pub(crate) async fn is_retried_after_a_failure(cx: &Context) {
     }
 }
 
-/// One renewal gets no reply, and the lease must survive because the client repeats it. The store replies to
-/// all others.
+/// A renewal that the store never answers must be repeated, so that the lease survives. The store answers all
+/// others.
 pub(crate) async fn is_repeated_after_one_that_is_not_answered(cx: &Context) {
     let bounds = cx.lease();
     for fault in [Fault::Hang, Fault::LoseReplyHang] {
