@@ -14,7 +14,7 @@ mod store {
     pub(crate) mod hash;
 }
 
-// Loom's own `Arc` cannot be a receiver of methods; what it would check, leaks, `len` checks here.
+// Not loom's own `Arc`, because it cannot be a receiver of methods. Leaks are checked with `len` instead.
 mod sync {
     pub(crate) use loom::sync::{Mutex, MutexGuard};
 }
@@ -56,7 +56,7 @@ async fn permit(queues: &Arc<Plain>) -> Result<Permit<Name>, QueuesClosed> {
     }
 }
 
-/// A waiter behind a permit that is out.
+/// Returns a waiter for a permit that is taken.
 fn waiter(queues: &Arc<Plain>) -> Waiter<Name> {
     match enter(queues).unwrap() {
         EnterResult::Waiter(waiter) => waiter,
@@ -64,7 +64,7 @@ fn waiter(queues: &Arc<Plain>) -> Waiter<Name> {
     }
 }
 
-/// Counts how many are inside at once.
+/// Counts the concurrent holders of the permit.
 #[derive(Default)]
 struct Inside(AtomicUsize);
 
@@ -91,7 +91,7 @@ fn permits_exclude_and_none_is_lost() {
             .map(|_| {
                 let (queues, inside) = (Arc::clone(&queues), Arc::clone(&inside));
                 thread::spawn(move || {
-                    // A wake that got lost would be a deadlock, which loom reports.
+                    // A lost wake-up would be a deadlock, which loom reports.
                     let permit = block_on(permit(&queues)).unwrap();
                     inside.visit();
                     drop(permit);
@@ -111,7 +111,7 @@ fn a_waiter_that_gives_up_hands_its_permit_on() {
         let queues = Plain::new();
         let first = block_on(permit(&queues)).unwrap();
         let (quitter, stayer) = (waiter(&queues), waiter(&queues));
-        // The quitter leaves while the permit may be on its way to it.
+        // The quitter leaves while the permit might be passed to it.
         let leaving = thread::spawn(move || drop(quitter));
         let releasing = thread::spawn(move || drop(first));
         drop(block_on(stayer).unwrap());
@@ -150,7 +150,7 @@ fn a_try_never_overtakes() {
             thread::spawn(move || queues.try_enter(&key(), |_| name()).unwrap() == TryEnterResult::Occupied)
         };
         drop(first);
-        // From before the first permit ends until the waiter has had its own, no try succeeds.
+        // No try succeeds before the waiter has had its permit.
         assert!(trying.join().unwrap());
         drop(block_on(waiter).unwrap());
         assert_eq!(queues.len(), 0);
@@ -170,8 +170,8 @@ fn who_looks_again_when_woken_is_woken() {
                 queues.wake_waiters(&key());
             })
         };
-        // As a caller that does not wait for a cooldown: it looks after it has registered. A wake that got lost
-        // would be a deadlock, which loom reports.
+        // Checks the flag after registering, as a caller that does not wait for a cooldown does. A lost wake-up would
+        // be a deadlock, which loom reports.
         let mut waiting = waiter(&queues);
         block_on(std::future::poll_fn(|cx| {
             let pending = std::pin::Pin::new(&mut waiting).poll(cx).is_pending();

@@ -1,5 +1,5 @@
-//! The renewal schedule under every interleaving that loom finds: a hold that ends while it is being scheduled is
-//! not left behind, and one that is live is not forgotten.
+//! The renewal schedule under every interleaving that loom finds. A hold that ends while it is being scheduled is
+//! removed, and a live hold stays.
 //!
 //! The file under test is compiled here a second time, with loom's primitives in place of the standard
 //! library's.
@@ -34,7 +34,7 @@ impl Hold {
         Arc::new(Self { due: AtomicU64::new(0), live: AtomicBool::new(true) })
     }
 
-    /// As a release or a loss: not live any more, then forgotten.
+    /// Ends the hold as a release or a loss does: first marks it ended, then removes it.
     fn end(&self, schedule: &Schedule<Self>) {
         self.live.store(false, Ordering::Release);
         schedule.forget(self);

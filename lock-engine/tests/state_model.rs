@@ -1,5 +1,5 @@
-//! The life of a hold under every interleaving that loom finds: one transition wins, every watcher is notified, the
-//! permit has one owner, and a lost hold that no caller has is released once.
+//! The life of a hold under every interleaving that loom finds. One transition wins, every watcher is notified, the
+//! permit has one owner, and a lost hold without a guard is released once.
 //!
 //! The files under test are compiled here a second time, with loom's primitives in place of the standard
 //! library's.
@@ -43,7 +43,7 @@ fn in_thread<T: 'static>(
 fn release_and_loss_have_one_winner_and_every_watcher_hears_of_it() {
     model(|| {
         let state = Arc::new(AtomicPhase::new(Phase::Live));
-        // A signal that is missed would be a deadlock, which loom reports.
+        // A missed signal would be a deadlock, which loom reports.
         let watching = in_thread(&state, |state| block_on(state.watch().ended()));
         let releasing = in_thread(&state, AtomicPhase::release);
         let lost = state.lose(LossReason::Expired);
@@ -66,7 +66,7 @@ fn two_losses_are_one() {
         let other = in_thread(&state, |state| state.lose(LossReason::Closed));
         let mine = state.lose(LossReason::Expired);
         let other = other.join().unwrap();
-        // Each winner hands on a permit.
+        // Only the winner passes the permit.
         assert_eq!([mine, other].iter().filter(|lose| **lose == LoseResult::WasLive).count(), 1);
         let reason = if mine == LoseResult::WasLive { LossReason::Expired } else { LossReason::Closed };
         assert_eq!(state.get(), Phase::Lost(reason));
@@ -81,9 +81,9 @@ fn the_permit_of_a_grant_that_meets_a_close_has_one_owner() {
         let closing = in_thread(&state, |state| state.lose(LossReason::Closed));
         let live = state.go_live();
         match closing.join().unwrap() {
-            // The closer owns it; the guard that was made reads lost.
+            // The closer owns the permit, and the guard reads lost.
             LoseResult::WasLive => assert_eq!(live, Ok(())),
-            // Whoever asked still owns it, and undoes the grant.
+            // The caller still owns the permit and undoes the grant.
             LoseResult::WasPending => assert_eq!(live, Err(Phase::LostPending(LossReason::Closed))),
             LoseResult::WasFast | LoseResult::HadEnded => panic!("nobody else ends it"),
         }
@@ -140,13 +140,13 @@ impl StickyHold {
         Arc::new(Self { phase: AtomicPhase::new(Phase::Live), delivery: Delivery::new() })
     }
 
-    /// As `Hold::lose`. Returns whether it releases the hold at the store.
+    /// Loses the hold as `Hold::lose` does. Returns whether it releases the hold at the store.
     fn lose(&self) -> bool {
         self.phase.lose(LossReason::Expired) == LoseResult::WasLive && self.delivery.claim_undelivered()
     }
 
-    /// As the end of an acquisition that fails after it took the hold: the guard is dropped, and releases what is
-    /// still live. Returns whether it releases the hold at the store.
+    /// Drops the guard, as an acquisition does that fails after its grant. Returns whether it releases the hold at
+    /// the store.
     fn abandon(&self) -> bool {
         if self.phase.get().loss().is_some() {
             self.delivery.claim_undelivered()
@@ -186,7 +186,7 @@ fn a_hold_that_is_lost_as_its_caller_fails_is_released_once() {
             let hold = Arc::clone(&hold);
             thread::spawn(move || hold.lose())
         };
-        // Another key of the same call was lost.
+        // The call fails because another of its keys was lost.
         hold.delivery.take_back();
         let released_here = hold.abandon();
         let releases = usize::from(losing.join().unwrap()) + usize::from(released_here);
@@ -204,12 +204,12 @@ fn a_hold_that_reads_unsent_has_nothing_under_way() {
             thread::spawn(move || {
                 delivery.mark_sent();
                 under_way.store(true, Ordering::Release);
-                // The store answers that the key is held elsewhere.
+                // The store replies that another client holds the key.
                 under_way.store(false, Ordering::Relaxed);
                 delivery.mark_answered();
             })
         };
-        // As a closing engine that has seen the request.
+        // Checks as a closing engine does that has seen the request.
         if under_way.load(Ordering::Acquire) && !delivery.is_sent() {
             assert!(!under_way.load(Ordering::Relaxed), "it was sent, and is not answered");
         }

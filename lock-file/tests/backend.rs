@@ -1,4 +1,4 @@
-//! The store's answers, as an engine gets them.
+//! Replies of the store to an engine's calls.
 
 // The lint's exception for tests does not cover their helpers.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
@@ -84,7 +84,7 @@ async fn answers_are_per_request_and_in_order() {
 async fn tokens_grow_whatever_happens_between() {
     let dir = tempfile::tempdir().unwrap();
     let mut last = None;
-    // Another client each time: also one that finds only what is on disk.
+    // A new client in each round, which knows only the files on disk.
     for round in 0..6 {
         let backend = open(dir.path());
         for _ in 0..3 {
@@ -154,7 +154,7 @@ async fn a_cooldown_outlasts_its_holder() {
     let after = contended(&b, &request("k")).await;
     assert!(after.cooling_for.unwrap() <= while_held);
     assert_eq!(after.retry_after, after.cooling_for);
-    // The window passes: the grant moves into the past.
+    // Moves the grant into the past, so that its window has ended.
     edit_record(dir.path(), |r| {
         r["since_ms"] = (r["since_ms"].as_u64().unwrap() - 3_600_002).into();
     });
@@ -169,7 +169,7 @@ async fn a_clock_that_went_back_delays_by_one_window_at_most() {
     first.cooldown = Some(Duration::from_millis(300));
     let before = token(&backend, &first).await;
     release(&backend, &first).await;
-    // The clock goes back by a year: the grant is in the future.
+    // Moves the grant a year into the future, as if the clock had gone back.
     edit_record(dir.path(), |r| {
         r["since_ms"] = (r["since_ms"].as_u64().unwrap() + 365 * 24 * 3_600_000).into();
     });
@@ -199,7 +199,7 @@ async fn a_waiter_goes_before_a_client_that_re_acquires_in_a_loop() {
     let wanted = request("k");
     let waiting = async { waiter.wait(wanted.clone(), CancellationToken::new()).await.unwrap() };
     let looping = async {
-        // Releases and takes it again without a pause, until somebody else has it.
+        // Releases and re-acquires the key without a pause until another client holds it.
         for _ in 0..1_000_000 {
             release(&looper, &holding).await;
             holding = request("k");
@@ -242,7 +242,7 @@ async fn a_stopped_wait_leaves_nothing() {
     granted(&a, &first).await;
     let (stop_b, stop_c) = (CancellationToken::new(), CancellationToken::new());
     let stop = async {
-        // One has the waiter lock, the other waits for it.
+        // One waiter holds the waiter lock, the other waits for it.
         while !is_waiting(dir.path()) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
@@ -275,7 +275,7 @@ async fn a_dropped_wait_leaves_the_waiter_lock() {
         () = entered => {}
     }
     release(&a, &first).await;
-    // What it left running on a thread is found by its holder id.
+    // The release ends the dropped wait, which still runs on a thread, by its holder id.
     release(&b, &wanted).await;
     granted(&a, &request("k")).await;
 }

@@ -65,14 +65,14 @@ impl Faults for Directory {
     async fn client(&self, _: ClientSetup) -> Result<FaultyClient, Error> {
         let backend = Disturbed::new(FileConfig::new(self.dir.path()).backend()?);
         let faults = backend.faults();
-        // Calls that never answer are given up sooner than in production, to spare the tests the wait.
+        // The limit of a call is shorter than in production, to shorten tests without replies.
         let mut timing = backend.timing();
         timing.request_timeout = Duration::from_secs(2) * pace();
         let engine = Engine::builder(backend).timing(timing).start()?;
         Ok(FaultyClient::new(Arc::new(engine), faults))
     }
 
-    /// The machine: what is written in the files stays, and nobody has them open or locked.
+    /// Simulates a restart of the machine: copies the files, so that no process has them open or locked.
     async fn restart(&self) {
         let (place, before) = (self.dir.path(), self.dir.path().with_extension("before"));
         fs::rename(place, &before).unwrap();

@@ -1,4 +1,4 @@
-//! Directories that are missing, wrong, full, foreign, or taken away.
+//! Directories that are missing, wrong, full, of another user, or removed.
 
 // The lint's exception for tests does not cover their helpers.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
@@ -49,7 +49,7 @@ fn what_is_not_a_directory_is_refused_by_name() {
 
 #[test]
 fn a_directory_that_cannot_be_written_is_refused_when_it_is_opened() {
-    // Also a superuser cannot write here, whom permission bits do not stop.
+    // Not even a superuser, who ignores permission bits, can write here.
     #[cfg(target_os = "linux")]
     {
         let error = refused_dir(Path::new("/sys/kernel"));
@@ -151,7 +151,7 @@ async fn lock_files_are_empty_and_stay() {
     assert_eq!(inodes.len(), 1);
 }
 
-/// On a full disk nothing is granted, the error says so, and the lock works once there is room.
+/// On a full disk nothing is granted, and the lock works again when there is room.
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn a_record_that_cannot_be_written_grants_nothing_and_breaks_nothing() {
@@ -162,19 +162,19 @@ async fn a_record_that_cannot_be_written_grants_nothing_and_breaks_nothing() {
     release(&backend, &first).await;
     let record = file(root.path(), "json");
     let before = fs::read(&record).unwrap();
-    // Where its new text would go, as on a disk without room.
+    // A directory in place of the temporary file makes the write fail, as on a full disk.
     let mut temporary = record.clone().into_os_string();
     temporary.push(".tmp");
     fs::create_dir(&temporary).unwrap();
     let error = refused(&backend, &request("k")).await;
     assert!(error.to_string().contains("cannot write"), "{error}");
     assert_eq!(fs::read(&record).unwrap(), before);
-    // The failed attempt has let go.
+    // The failed attempt has released the lock.
     fs::remove_dir(&temporary).unwrap();
     assert!(token(&backend, &request("k")).await > earlier);
 }
 
-/// A child process in which every lock succeeds, as on some network file systems.
+/// The child process, in which every `flock` succeeds, as on some network file systems.
 #[test]
 fn where_every_lock_succeeds() {
     let Some(dir) = std::env::var_os("LEASEHOLD_TEST_PRETENDING") else { return };
@@ -184,7 +184,7 @@ fn where_every_lock_succeeds() {
     println!("refused");
 }
 
-// The linker that made this program makes the library.
+// Needs `cc`, the linker that also built this program.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_file_system_that_grants_what_is_held_is_refused() {
@@ -208,6 +208,6 @@ fn a_file_system_that_grants_what_is_held_is_refused() {
         "{text}{}",
         String::from_utf8_lossy(&child.stderr)
     );
-    // Nothing was left that keeps an honest one from being used.
+    // The refused attempt leaves nothing that blocks the directory on a correct file system.
     open(&root.path().join("store"));
 }

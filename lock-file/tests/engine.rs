@@ -1,4 +1,4 @@
-//! The store behind an engine, as users have it.
+//! The store behind an engine, as in programs.
 
 // The lint's exception for tests does not cover their helpers.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
@@ -98,7 +98,7 @@ async fn a_release_of_what_was_taken_away_says_so() {
     let lock = FileConfig::new(dir.path().join("store")).connect().unwrap();
     let guard = lock.key("k").acquire().await.unwrap();
     std::fs::remove_dir_all(dir.path().join("store")).unwrap();
-    // No confirmation has noticed it yet.
+    // Released before a confirmation notices the loss.
     assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::Lost);
 }
 
@@ -109,7 +109,7 @@ async fn dropped_waits_and_guards_leave_the_key_free() {
     let bound = a.capabilities().undo;
     for i in 0..40 {
         let guard = a.key("k").acquire().await.unwrap();
-        // Abandoned at all kinds of moments, also while a thread is about to take the lock for it.
+        // Drops the wait at varying moments, also while a thread is about to acquire the lock for it.
         let waiting = timeout(Duration::from_micros(200 * i), b.key("k").acquire());
         drop(guard);
         drop(waiting.await);
@@ -199,7 +199,7 @@ fn without_a_runtime_there_is_an_error() {
     assert_eq!(leasehold_file::connect(dir.path()).unwrap_err().kind(), ErrorKind::NoRuntime);
 }
 
-/// A file store that counts the releases it is asked for.
+/// A file store that counts its releases.
 #[derive(Debug)]
 struct Counting {
     store: FileBackend,
@@ -276,7 +276,7 @@ async fn a_thousand_refused_requests_leave_nothing_to_release() {
         let error = lock.key(format!("k{i}").as_str()).acquire().await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidOption, "{i}: {error}");
     }
-    // Whatever was left to release is released before this returns.
+    // Close finishes all pending releases.
     lock.close().await.unwrap();
     assert_eq!(releases.load(Ordering::Relaxed), 0);
 }

@@ -48,7 +48,7 @@ async fn what_is_used_is_kept_and_the_rest_is_removed() {
     release(&backend, &cooling).await;
     assert_eq!(counts(FileConfig::new(dir.path()).collect_garbage(LONG).unwrap()), (0, 5), "used just now");
     assert_eq!(counts(collect(&dir)), (3, 2));
-    // The marker, the floor, four of the one and three of the other.
+    // The marker, the floor, and at most four files per remaining key.
     assert!(files(&dir) <= 10, "{}", files(&dir));
     contended(&other, &request("held")).await;
     assert!(contended(&other, &request("cooling")).await.cooling_for.is_some());
@@ -84,14 +84,14 @@ async fn tokens_never_go_back_also_with_a_clock_that_did() {
     let (mine, ahead) = (request("k"), 100 * 365 * 24 * 3_600_000_u64);
     granted(&backend, &mine).await;
     release(&backend, &mine).await;
-    // The numbers were drawn while the clock was a century ahead.
+    // Moves the next token a century ahead, as if it was drawn with a wrong clock.
     edit_record(dir.path(), |record| record["next"] = (record["next"].as_u64().unwrap() + ahead).into());
     let before = token(&backend, &mine).await;
     release(&backend, &mine).await;
     assert_eq!(counts(collect(&dir)), (1, 0));
     assert!(token(&backend, &mine).await > before);
     release(&backend, &mine).await;
-    // The floor goes for keys that were never used as well, and does not sink.
+    // The floor also applies to keys that were never used, and does not sink.
     assert_eq!(counts(collect(&dir)), (1, 0));
     assert!(token(&backend, &request("another")).await > before);
 }
@@ -113,7 +113,8 @@ fn a_damaged_ceiling_is_left_for_people_to_mend() {
     assert_eq!(error.kind(), ErrorKind::Corrupt);
 }
 
-/// In a directory that is shared, anybody can: neither a list nor a removal ends with it.
+/// In a shared directory any user can create pipes with such names. Neither listing nor removal fails because of
+/// them.
 #[tokio::test]
 async fn what_is_no_plain_file_keeps_its_own_key_alone() {
     let dir = tempfile::tempdir().unwrap();
@@ -136,14 +137,14 @@ async fn what_is_no_plain_file_keeps_its_own_key_alone() {
     assert_eq!(counts(collect(&dir)), (3, 2));
 }
 
-/// Somebody is just making it.
+/// Another process might be creating this directory.
 #[test]
 fn a_directory_without_its_marker_has_nothing_to_remove() {
     let dir = tempfile::tempdir().unwrap();
     assert_eq!(counts(collect(&dir)), (0, 0));
 }
 
-/// Many take turns, wait and try, while their files are removed all the time.
+/// Many clients wait and try while their files are removed all the time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_race_with_many_who_take_the_lock_breaks_nothing() {
     const CLIENTS: usize = 6;
@@ -170,7 +171,7 @@ async fn a_race_with_many_who_take_the_lock_breaks_nothing() {
                 assert!(last.swap(token, Ordering::SeqCst) < token, "tokens went back");
                 assert!(inside.swap(false, Ordering::SeqCst));
                 assert!(release(&backend, &mine).await.was_held, "its files were removed");
-                // A key of its own is always free for a try.
+                // A key that no other client uses is always free for a try.
                 let own = request(&format!("own {client}"));
                 assert!(
                     matches!(attempt(&backend, &own).await, Ok(Attempt::Granted(_))),
@@ -189,7 +190,7 @@ async fn a_race_with_many_who_take_the_lock_breaks_nothing() {
             while done.load(Ordering::SeqCst) < CLIENTS {
                 match FileConfig::new(dir.path()).collect_garbage(Duration::ZERO) {
                     Ok(collected) => removed += collected.removed,
-                    // Somebody looked whether this is under way.
+                    // Another process checked for a running collection at this moment.
                     Err(error) => assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}"),
                 }
             }
@@ -197,7 +198,7 @@ async fn a_race_with_many_who_take_the_lock_breaks_nothing() {
         }
     });
     let outcome = timeout(2 * LONG, futures_util::future::join_all(takers)).await;
-    // Also where one of them failed.
+    // Stops the collector even if a client failed.
     done.store(CLIENTS, Ordering::SeqCst);
     let removed = collector.await.unwrap();
     outcome.unwrap().into_iter().for_each(|taker| taker.unwrap());

@@ -1,5 +1,5 @@
-//! A disk that hangs. The record of a key is a pipe here that nobody writes to: whoever opens it hangs, in the
-//! kernel and beyond cancelling, as on a disk that does not answer.
+//! A disk that hangs. The record of a key is a pipe without a writer. Opening it hangs in the kernel and cannot be
+//! cancelled, as on a disk that does not respond.
 
 // The lint's exception for tests does not cover their helpers.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
@@ -23,13 +23,13 @@ use test_bounds::within;
 use tokio::task::{JoinHandle, spawn_blocking};
 use tokio::time::{advance, timeout};
 
-/// How many threads the operations of one backend may use.
+/// Number of threads for the operations of one backend.
 const THREADS: usize = 16;
 
-/// A file at which everybody hangs who opens it, or reads it.
+/// A pipe in place of a file. Opening or reading it hangs.
 struct Hang {
     path: PathBuf,
-    /// Once somebody hangs here: who hangs does so until it is closed.
+    /// The writing end, once a thread hangs. The thread hangs until this end is closed.
     other_end: Option<File>,
 }
 
@@ -39,20 +39,20 @@ impl Hang {
         Self { path, other_end: None }
     }
 
-    /// The record of `key`, which was never granted.
+    /// Makes opening the record of `key` hang. The key was never granted.
     async fn at_record(dir: &Path, key: &str) -> Self {
-        // A grant in another directory tells its name.
+        // A grant in another directory shows the file's name.
         let other = tempfile::tempdir().unwrap();
         granted(&open(other.path()), &request(key)).await;
         Self::at(dir.join(file(other.path(), "json").file_name().unwrap()))
     }
 
-    /// The status file beside the record.
+    /// Makes opening the status file beside the record hang.
     fn at_status(&self) -> Self {
         Self::at(self.path.with_extension("seen"))
     }
 
-    /// Waits until somebody hangs here. No time passes that is not real.
+    /// Waits in real time until a thread hangs here. The paused clock does not move.
     async fn is_reached(&mut self) {
         for _ in 0..LONG.as_millis() {
             self.other_end = open_other_end(&self.path);
@@ -65,13 +65,13 @@ impl Hang {
     }
 }
 
-/// Ends it: whoever hangs finds an empty file, and nobody else hangs here any more.
+/// Ends the hang: hanging threads read an empty file, and later ones find no pipe.
 impl Drop for Hang {
     fn drop(&mut self) {
         let aside = self.path.with_extension("aside");
         let _ = fs::rename(&self.path, &aside);
         drop(self.other_end.take());
-        // Who still hangs in opening it goes on when the other end is opened.
+        // Opens the writing end until no reader is left, because that unblocks threads that hang in opening.
         for _ in 0..LONG.as_millis() {
             if open_other_end(&aside).is_none() {
                 return;
@@ -81,28 +81,28 @@ impl Drop for Hang {
     }
 }
 
-/// The end to write to, if anybody has opened the end to read from, or hangs in opening it.
+/// Opens the writing end. Returns `None` if no thread has opened the reading end or hangs in opening it.
 fn open_other_end(path: &Path) -> Option<File> {
     let nonblocking = i32::try_from(rustix::fs::OFlags::NONBLOCK.bits()).unwrap();
     OpenOptions::new().write(true).custom_flags(nonblocking).open(path).ok()
 }
 
-/// The output of `call`, while time passes that no operation on the disk makes pass: much more than the real time, which
-/// a busy disk needs.
+/// Runs `call` while moving the paused clock a hundred times as fast as real time, because operations on the disk do
+/// not move it.
 async fn as_time_passes<T: Send + 'static>(call: impl Future<Output = T> + Send + 'static) -> T {
     let call = tokio::spawn(call);
     for _ in 0..LONG.as_millis() {
         if call.is_finished() {
             return call.await.unwrap();
         }
-        // Also real time, in which other threads go on.
+        // Real time passes too, so that other threads make progress.
         spawn_blocking(|| std::thread::sleep(Duration::from_millis(1))).await.unwrap();
         advance(Duration::from_millis(100)).await;
     }
     panic!("no answer");
 }
 
-/// Attempts at `key`, every one under a holder id of its own.
+/// Starts `count` attempts at `key`, each with a new holder id.
 fn attempts(
     backend: &Arc<FileBackend>,
     key: &str,
@@ -125,7 +125,7 @@ fn the_applications_own_threads_are_not_used_up() {
         let mut hang = Hang::at_record(dir.path(), "stuck").await;
         let mut calls = attempts(&backend, "stuck", 200);
         hang.is_reached().await;
-        // Also abandoned ones, and those who wait, look, and release what may never have begun.
+        // Also dropped calls, waits, inspections, and releases of requests that might never have started.
         let waits = (0..50).map(|_| {
             let (backend, request) = (Arc::clone(&backend), request("stuck"));
             tokio::spawn(async move {
@@ -165,7 +165,7 @@ async fn other_calls_are_told_in_time_and_everything_goes_on_afterwards() {
     let calls = attempts(&backend, "stuck", THREADS);
     hang.is_reached().await;
     let (asking, waiting) = (Arc::clone(&backend), Arc::clone(&backend));
-    // What cannot begin is refused, so nothing of it is left to undo.
+    // A call that cannot start is refused, so there is nothing to undo.
     let error = as_time_passes(async move { refused(&asking, &request("free")).await }).await;
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(error.to_string().contains("the disk does not answer"), "{error}");
@@ -175,7 +175,7 @@ async fn other_calls_are_told_in_time_and_everything_goes_on_afterwards() {
     assert!(matches!(answer, Ok(Attempt::Refused(_))), "{answer:?}");
     drop(hang);
     for call in calls {
-        // Those that could not begin were refused; those that hung go on, and the first one has the key.
+        // Calls that could not start were refused. Calls that hung continue, and the first of them gets the key.
         as_time_passes(call).await.unwrap().unwrap();
     }
     granted(&backend, &request("free")).await;
@@ -206,10 +206,10 @@ async fn those_who_hang_keep_no_holder_from_renewing_and_releasing() {
     }
     hang.is_reached().await;
     status.is_reached().await;
-    // While every thread for attempts and looks hangs. No time passes here.
+    // Works at once, although every thread for attempts and inspections hangs.
     assert_eq!(backend.renew(vec![holding.hold()]).await.pop().unwrap().unwrap(), Renewed::Extended);
     assert_eq!(release(&backend, &holding).await, ReleaseReply::new(true));
-    // In this order: a grant opens the status file.
+    // In this order, because a grant opens the status file.
     drop(status);
     drop(hang);
 }
@@ -226,7 +226,7 @@ async fn a_release_waits_for_the_attempt_that_hangs_and_that_attempt_keeps_nothi
         async move { attempt(&backend, &stuck).await }
     });
     hang.is_reached().await;
-    // One that hangs does not delay its neighbour, beyond the answer of the call.
+    // The hanging release delays the reply of the call, but not the other release.
     let (releasing, holds) = (Arc::clone(&backend), vec![stuck.hold(), holding.hold()]);
     let answers = as_time_passes(async move { releasing.release(holds).await }).await;
     assert_eq!(answers[0].as_ref().unwrap_err().kind(), ErrorKind::Unavailable);
@@ -248,7 +248,7 @@ async fn closing_does_not_wait_for_those_who_hang_and_they_keep_nothing() {
     let mut hang = Hang::at_record(dir.path(), "stuck").await;
     let mut calls = attempts(&backend, "stuck", 1);
     hang.is_reached().await;
-    // No time passes here.
+    // Returns at once, without any time on the paused clock.
     backend.close().await;
     let next = open(dir.path());
     granted(&next, &holding).await;
@@ -271,11 +271,11 @@ async fn whoever_waits_also_waits_for_the_disk_and_is_told_if_it_was_that() {
         async move { attempt(&backend, &patient).await }
     });
     hang.is_reached().await;
-    // Before the engine's limit for one call, which is for those who do not wait.
+    // Shorter than the engine's limit of a call, which ends tries.
     advance(Duration::from_secs(5)).await;
     let answer = asking.await.unwrap();
     assert!(matches!(answer, Ok(Attempt::Contended(_))), "it may wait: {answer:?}");
-    // A wait that ends with its caller's budget says what it waited for. Another one goes on.
+    // A wait that is stopped by its caller reports that the disk hung. Another wait goes on.
     let wait = |request: leasehold_engine::Request, stop: &CancellationToken| {
         let (backend, stop) = (Arc::clone(&backend), stop.clone());
         tokio::spawn(async move { backend.wait(request, stop).await })
@@ -295,7 +295,7 @@ async fn whoever_waits_also_waits_for_the_disk_and_is_told_if_it_was_that() {
     let patient = wait(patient, &CancellationToken::new());
     spawn_blocking(|| std::thread::sleep(Duration::from_millis(1))).await.unwrap();
     drop(hang);
-    // What becomes of the other one is not known to its caller, who releases it.
+    // The outcome of the stopped wait is unknown, so its caller releases it.
     let releasing = Arc::clone(&backend);
     as_time_passes(async move { releasing.release(vec![abandoned.hold()]).await.pop().unwrap() })
         .await

@@ -1,5 +1,5 @@
-//! Several processes on one directory. This test binary runs itself as the other process: its test
-//! `another_process` does what the environment tells it to.
+//! Several processes on one directory. This test binary runs itself as the other process. Its test `another_process`
+//! plays the role given in the environment.
 
 // The lint's exception for tests does not cover their helpers.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
@@ -23,7 +23,7 @@ use test_bounds::{Bound, within};
 const ROLE: &str = "LEASEHOLD_FILE_TEST_ROLE";
 const DIR: &str = "LEASEHOLD_FILE_TEST_DIR";
 
-/// A process that does as its role says and answers on its standard output.
+/// A child process with a role. It replies on its standard output.
 struct Other {
     child: Child,
     answers: BufReader<ChildStdout>,
@@ -45,7 +45,7 @@ impl Other {
         Self { child, answers, orders }
     }
 
-    /// The next answer, which stands behind `>` to tell it from what the test harness writes.
+    /// Reads the next reply. It follows a `>`, which separates it from the test harness's output.
     fn answer(&mut self) -> String {
         let mut line = String::new();
         loop {
@@ -66,7 +66,7 @@ impl Other {
         rustix::process::kill_process(pid, signal).unwrap();
     }
 
-    /// SIGSTOP, and stopped.
+    /// Sends SIGSTOP and waits until the process is stopped.
     fn stop(&self) {
         self.signal(Signal::STOP);
         let pid = Pid::from_child(&self.child);
@@ -74,13 +74,13 @@ impl Other {
         assert!(status.stopped());
     }
 
-    /// SIGKILL, and gone.
+    /// Sends SIGKILL and waits until the process has ended.
     fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
 
-    /// Closes its standard input, at which it ends by itself.
+    /// Closes the process's standard input, which makes it exit.
     fn end(mut self) {
         drop(self.orders.take());
         assert!(self.child.wait().unwrap().success());
@@ -89,23 +89,23 @@ impl Other {
 
 impl Drop for Other {
     fn drop(&mut self) {
-        // So that a failed test leaves no process behind.
+        // Kills the process, because a failed test must leave none behind.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// A process whose parent was killed. It ends with this value, also when a test fails.
+/// A process whose parent was killed. It is killed when this value is dropped, even if the test fails.
 struct Orphan(Pid);
 
 impl Drop for Orphan {
     fn drop(&mut self) {
-        // Not there any more is as good.
+        // An error is ignored, because the process might already have ended.
         let _ = rustix::process::kill_process(self.0, Signal::KILL);
     }
 }
 
-/// What the other process does.
+/// The code of the other process.
 #[tokio::test]
 async fn another_process() {
     let (Ok(role), Ok(dir)) = (std::env::var(ROLE), std::env::var(DIR)) else {
@@ -204,7 +204,7 @@ async fn a_killed_holder_frees_at_once_and_its_token_is_not_used_again() {
     assert!(is_process(hold.owner.as_deref(), holder.child.id()), "{hold:?}");
     assert_eq!(hold.token, Some(theirs));
     holder.kill();
-    // The very first attempt: the kernel let go before the process could be waited for.
+    // The first attempt succeeds, because the kernel releases a process's locks before its parent can reap it.
     assert!(token(&backend, &request("k")).await > theirs);
     let info = backend.admin().unwrap().inspect(&key("k")).await.unwrap();
     assert_ne!(info.holder().unwrap().token, Some(theirs));
@@ -282,14 +282,14 @@ async fn waiters_wait_in_the_kernel_and_one_of_them_for_the_holder() {
         let path = common::file(dir.path(), "lock").with_extension(extension);
         std::fs::metadata(path).map_or(0, |meta| blocked(meta.ino()))
     };
-    // Three for their turn, the fourth for the holder.
+    // Three wait for their turn, the fourth for the holder.
     while (blocked_at("next"), blocked_at("seen")) != (3, 1) {
         assert!(started.elapsed() < LONG, "{:?}", (blocked_at("next"), blocked_at("seen")));
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
     assert_eq!(blocked_at("lock"), 0, "whoever gave up there would be granted all the same");
     release(&backend, &mine).await;
-    // Each is granted by the end of the one before.
+    // Each waiter is granted when the previous one ends.
     let mut last = None;
     while !waiters.is_empty() {
         let info = backend.admin().unwrap().inspect(&key("k")).await.unwrap();
@@ -308,7 +308,7 @@ async fn waiters_wait_in_the_kernel_and_one_of_them_for_the_holder() {
     }
 }
 
-/// How many calls of any process are blocked at a lock of the file with this number.
+/// Returns how many calls of all processes are blocked at a lock of the file with this inode.
 #[cfg(target_os = "linux")]
 fn blocked(inode: u64) -> usize {
     let locks = std::fs::read_to_string("/proc/locks").unwrap();

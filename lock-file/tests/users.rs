@@ -1,5 +1,4 @@
-//! A directory that several users share. As the superuser these tests act as other users; without being one, they say
-//! in their names what is left.
+//! A directory that several users share. Tests that act as other users need the superuser.
 
 // The lint's exception for tests does not cover their helpers.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
@@ -21,7 +20,7 @@ use leasehold_file::{FileBackend, FileConfig};
 const DIR: &str = "LEASEHOLD_FILE_TEST_SHARED";
 const STEP: &str = "LEASEHOLD_FILE_TEST_STEP";
 
-/// Two users that exist on no machine, and a group.
+/// IDs of two users and a group, which exist on no machine.
 const USERS: [u32; 2] = [61_001, 61_002];
 const GROUP: u32 = 61_000;
 
@@ -29,13 +28,14 @@ fn open(dir: &Path, mode: u32) -> FileBackend {
     FileConfig::new(dir).mode(mode).backend().unwrap()
 }
 
-/// Runs the test `another_user` in a process of `user`, in the group or not, with a umask that lets nobody else in.
+/// Runs the test `another_user` in a process of `user` and `group`, with a umask that excludes all other users.
 fn as_user(user: u32, group: u32, step: &str, dir: &Path) -> Output {
     let program = std::env::current_exe().unwrap();
-    // What is built is not for everybody to read, perhaps.
+    // Copies the program, because other users might be unable to read the build directory.
     let copy = dir.parent().unwrap().join("program");
     if !copy.exists() {
-        // By another process: what one starts here meanwhile would have the copy open for writing, so that nobody could run it.
+        // `cp` writes the copy. If this process did, concurrently started children would inherit the writable file,
+        // and it could not be executed.
         assert!(Command::new("cp").arg(program).arg(&copy).status().unwrap().success());
         fs::set_permissions(&copy, Permissions::from_mode(0o755)).unwrap();
     }
@@ -61,7 +61,7 @@ fn is_superuser() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// A directory that other users may enter, and the path of a store in it.
+/// Creates a directory that other users can enter. Returns it and the path of a store in it.
 fn place() -> (tempfile::TempDir, std::path::PathBuf) {
     let root = tempfile::tempdir().unwrap();
     fs::set_permissions(root.path(), Permissions::from_mode(0o755)).unwrap();
@@ -80,7 +80,7 @@ async fn another_user() {
         "found it contended" => {
             contended(&config.backend().unwrap(), &request("k")).await;
         }
-        // As somebody who dies: nothing is cleaned up.
+        // Exits like a process that dies, without a release.
         "take it" => {
             token(&config.backend().unwrap(), &request("k")).await;
         }
@@ -105,7 +105,7 @@ async fn another_user() {
             assert!(error.to_string().contains("?mode=0660"), "{error}");
             assert!(error.to_string().contains("user with ID 61001"), "{error}");
             let looking = config.read_only().backend();
-            // Who may enter a directory may find its marker, and not read it.
+            // A user who can enter a directory can find its marker without being able to read it.
             let error = looking.unwrap_err();
             assert!(error.to_string().contains("user with ID 61001"), "{error}");
         }
@@ -122,7 +122,7 @@ async fn users_of_one_group_exclude_each_other_and_others_stay_out() {
     for entry in fs::read_dir(&store).unwrap() {
         chown(entry.unwrap().path(), None, Some(GROUP)).unwrap();
     }
-    // Each has files of the other's, and of the superuser's, to lock and to write.
+    // Each user locks and writes files of the other user and of the superuser.
     for user in [USERS[0], USERS[1], USERS[0]] {
         succeeds(user, GROUP, "take it", &store);
     }
@@ -144,7 +144,7 @@ async fn everybody_excludes_everybody_in_a_sticky_directory_and_tokens_and_coold
     let first = token(&backend, &mine).await;
     succeeds(USERS[1], USERS[1], "found it contended", &store);
     common::release(&backend, &mine).await;
-    // Its record and its ceiling belong to the first user; nobody may replace them.
+    // The key's record and ceiling belong to the first user, and no other user can replace them.
     succeeds(USERS[1], USERS[1], "take it", &store);
     assert!(token(&backend, &mine).await > first);
     succeeds(USERS[1], USERS[1], "take it with a cooldown", &store);
@@ -164,12 +164,12 @@ fn a_second_user_of_a_private_directory_is_told_how_to_share_one() {
         chown(path, Some(USERS[0]), None).unwrap();
     }
     succeeds(USERS[1], USERS[1], "be refused", &store);
-    // Also where everybody may write to the directory itself.
+    // The same if all users can write to the directory.
     fs::set_permissions(&store, Permissions::from_mode(0o1777)).unwrap();
     succeeds(USERS[1], USERS[1], "be refused", &store);
 }
 
-/// As of a run with sudo, or a daily job that removes the files of unused keys.
+/// For example a run with sudo, or a daily job that removes the files of unused keys.
 #[tokio::test]
 async fn what_the_superuser_makes_in_a_user_s_directory_is_the_user_s() {
     assert!(is_superuser(), "acting as other users needs the superuser: run this test as one");
@@ -177,7 +177,7 @@ async fn what_the_superuser_makes_in_a_user_s_directory_is_the_user_s() {
     fs::create_dir(&store).unwrap();
     chown(&store, Some(USERS[0]), Some(USERS[0])).unwrap();
     fs::set_permissions(&store, Permissions::from_mode(0o700)).unwrap();
-    // What is not new is left as it is: it could be a link to anybody's.
+    // Existing files keep their owner, because they could be links to other files.
     let old = store.join("old");
     fs::write(&old, "").unwrap();
     let backend = FileConfig::new(&store).backend().unwrap();
@@ -203,7 +203,7 @@ async fn without_the_superuser_all_files_have_the_mode_of_the_directory_whatever
     let (_root, store) = place();
     let first = open(&store, 0o660);
     assert_eq!(fs::metadata(&store).unwrap().mode() & 0o7777, 0o2770);
-    // The second one follows the directory.
+    // The second client uses the mode of the directory.
     let second = FileConfig::new(&store).backend().unwrap();
     let mut last = None;
     for backend in [&second, &first, &second] {

@@ -94,7 +94,7 @@ async fn close_ends_everything() {
     let _ = LockKey::new("x");
 }
 
-// A copy of the request that came too late for its caller may have been granted before.
+// A repeated request restarts the lease, because an earlier copy might have been granted too late for its caller.
 #[tokio::test(start_paused = true)]
 async fn asking_again_begins_the_lease_anew() {
     let backend = MemoryStore::new().backend();
@@ -115,7 +115,8 @@ async fn asking_again_begins_the_lease_anew() {
     assert_eq!(contended.retry_after, Some(Duration::from_secs(1)));
 }
 
-/// A store whose clock was set forward ends leases that still read valid (C1): their release must not say that they were held.
+/// A store whose clock was set forward ends leases that still read valid (C1). Releasing such a lease must return
+/// `Lost`.
 #[tokio::test(start_paused = true)]
 async fn a_release_of_a_lease_that_has_ended_at_the_store_alone_is_lost() {
     let store = MemoryStore::new().default_ttl(Duration::from_secs(10));

@@ -1,4 +1,4 @@
-//! What the tests of this crate share.
+//! Helpers of this crate's tests.
 #![allow(dead_code)] // Each test binary uses a part of it.
 
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use leasehold_api::{Error, FencingToken, HolderId, LockKey};
 use leasehold_engine::{Attempt, Backend, Contended, Granted, ReleaseReply, Request};
 use leasehold_file::{FileBackend, FileConfig};
 
-/// What no step of a test takes, on however slow a machine.
+/// Time limit of a step, which no slow machine reaches.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
 pub(crate) fn open(dir: &Path) -> FileBackend {
@@ -20,7 +20,7 @@ pub(crate) fn key(text: &str) -> LockKey {
     LockKey::new(text).unwrap()
 }
 
-/// A request for `key` under a holder id of its own.
+/// Returns a request for `key` with a new holder id.
 pub(crate) fn request(key: &str) -> Request {
     static SERIAL: AtomicU64 = AtomicU64::new(0);
     let serial = SERIAL.fetch_add(1, Ordering::Relaxed);
@@ -49,7 +49,7 @@ pub(crate) async fn contended(backend: &FileBackend, request: &Request) -> Conte
     }
 }
 
-/// The error of a request of which the store knows nothing.
+/// Returns the error of a request that the store refuses.
 pub(crate) async fn refused(backend: &FileBackend, request: &Request) -> Error {
     match attempt(backend, request).await.unwrap() {
         Attempt::Refused(error) => error,
@@ -61,7 +61,7 @@ pub(crate) async fn release(backend: &FileBackend, request: &Request) -> Release
     backend.release(vec![request.hold()]).await.pop().unwrap().unwrap()
 }
 
-/// Whether this is how the process `pid` is shown, with its name where the system tells.
+/// Returns whether `owner` shows the process `pid`, with its name if the system provides it.
 pub(crate) fn is_process(owner: Option<&str>, pid: u32) -> bool {
     let number = format!("pid {pid}");
     owner
@@ -69,7 +69,7 @@ pub(crate) fn is_process(owner: Option<&str>, pid: u32) -> bool {
         .is_some_and(|name| name.is_empty() || name.starts_with(" ("))
 }
 
-/// The only file of the directory with this extension.
+/// Returns the only file of the directory with this extension.
 pub(crate) fn file(dir: &Path, extension: &str) -> PathBuf {
     let mut found: Vec<_> = std::fs::read_dir(dir)
         .unwrap()
