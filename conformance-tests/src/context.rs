@@ -72,7 +72,7 @@ impl Context {
         self.time == Time::Virtual
     }
 
-    /// Returns the error kinds that may end a short wait for a held key. In real time `Unavailable` is one of
+    /// Returns the error kinds that can end a short wait for a held key. In real time `Unavailable` is one of
     /// them, because the store might not have answered within the budget.
     pub(crate) fn budget_ended(&self) -> &'static [ErrorKind] {
         if self.is_virtual() { &[ErrorKind::Timeout] } else { &[ErrorKind::Timeout, ErrorKind::Unavailable] }

@@ -245,7 +245,7 @@ impl RecordedGrant {
         self.write(EventKind::Releasing { holder: self.inner.holder() });
         let mut end = RecordedRelease { grant: self, answered: false };
         let mut release = begin();
-        // Records a result that is ready at once, because the caller may never poll the release.
+        // Records a result that is ready at once, because the caller might never poll the release.
         match Pin::new(&mut release).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(answer) => Release::ready(end.answer(answer)),
             Poll::Pending => Release::pending(async move { end.answer(release.await) }),

@@ -1,4 +1,4 @@
-//! Mounts every case as a test of its own.
+//! Mounts every case as a separate test.
 
 /// Mounts each case of the suite as a `#[test]` named `group::case`. The argument is an expression for the
 /// [`Factory`](crate::Factory) under test.

@@ -30,7 +30,7 @@ proptest! {
     fn spoilt_histories_are_flagged(seed: u64, pick: usize) {
         for (name, spoil, kind) in SPOILERS {
             let mut history = good(seed);
-            // A history may lack the events that this function corrupts.
+            // A history can lack the events that this function corrupts.
             if spoil(&mut history.events, pick).is_none() {
                 continue;
             }

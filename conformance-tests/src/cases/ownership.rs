@@ -128,7 +128,7 @@ pub(crate) async fn undoing_an_attempt_spares_the_holder(cx: &Context) {
     cx.give(guard).await;
 }
 
-/// A repeated request with the same id is one grant, because the network may deliver a request twice.
+/// A repeated request with the same id is one grant, because a network can deliver a request twice.
 pub(crate) async fn a_request_that_arrives_twice_is_one_grant(cx: &Context) {
     let a = cx.faulty().await;
     let b = cx.client().await;

@@ -25,7 +25,7 @@ pub(crate) async fn dropped_after<F: Future>(cx: &Context, polls: usize, work: F
     tokio::time::timeout(patience(cx), counted).await.unwrap_or(None)
 }
 
-/// Returns the time limit for all polls of a future, because a future may never ask for its next poll.
+/// Returns the time limit for all polls of a future, because a future might never ask for its next poll.
 fn patience(cx: &Context) -> Duration {
     if cx.is_virtual() { Duration::from_millis(250) } else { Duration::from_millis(60) }
 }

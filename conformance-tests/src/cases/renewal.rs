@@ -114,7 +114,7 @@ pub(crate) async fn for_a_shorter_ttl_serves_a_waiter_in_time(cx: &Context) {
     cx.give(next).await;
 }
 
-/// A shorter lease counts for the holder from the request on, because the store may apply it before it
+/// A shorter lease counts for the holder from the request on, because the store can apply it before it
 /// replies.
 pub(crate) async fn for_a_shorter_ttl_counts_unanswered(cx: &Context) {
     let (a, b) = (cx.faulty().await, cx.client().await);

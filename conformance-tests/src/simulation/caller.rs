@@ -42,7 +42,7 @@ pub(crate) struct Caller {
     pub(crate) turns: Arc<ClientTurns>,
     pub(crate) keys: Vec<LockKey>,
     pub(crate) dice: Rng,
-    /// Whether leases may be longer than the schedule.
+    /// Whether leases can be longer than the schedule.
     pub(crate) long_leases: bool,
     /// When the caller stops starting calls.
     pub(crate) until: Instant,

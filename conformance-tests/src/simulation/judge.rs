@@ -275,7 +275,7 @@ impl Judge {
     pub(crate) fn renewed(&self, guard: &LockGuard) {
         let mut state = self.lock();
         let (holder, now) = (guard.holder(), Instant::now());
-        // Skips a guard that was lost at this instant, because the renewal may have come first.
+        // Skips a guard that was lost at this instant, because the renewal might have come first.
         let before = |guard: &&WatchedGuard| guard.lost.is_none_or(|at| at < now);
         if let Some(client) = state.guard(holder).filter(before).map(|guard| guard.client) {
             state.write(self.start, client, guard.key(), EventKind::Renewed { holder });

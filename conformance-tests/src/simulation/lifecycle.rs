@@ -66,7 +66,7 @@ pub(super) async fn drop_client(client: RunningClient, judge: Arc<Judge>) {
 }
 
 /// Checks that a client that was closed or dropped at `begun` left no latch at the store, if it could reach
-/// the store in time. Leases and sessions are not checked, because a late request may have been granted and
+/// the store in time. Leases and sessions are not checked, because a late request might have been granted and
 /// they end by themselves.
 async fn check_nothing_left(client: u64, link: &NetworkLink, begun: Instant, judge: &Judge) {
     let latch = judge.truth.as_ref().filter(|table| table.kind == HoldKind::Latch);

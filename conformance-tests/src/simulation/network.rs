@@ -25,11 +25,11 @@ const TOO_MANY: u64 = 5_000;
 #[derive(Debug)]
 pub(crate) struct Network {
     pub(crate) seed: u64,
-    /// The disturbances that may happen in this schedule.
+    /// The disturbances that can happen in this schedule.
     pub(crate) may: Disturbances,
     /// The divisor of the rate of disturbed calls.
     pub(crate) one_of: u64,
-    /// Whether the second copy of a request may arrive after the reply to the first. Set only for stores with
+    /// Whether the second copy of a request can arrive after the reply to the first. Set only for stores with
     /// leases, because other stores must tell the copies apart.
     pub(crate) late_copies: bool,
     /// The limit of one call.
@@ -101,7 +101,7 @@ impl Network {
         D::OF_CALLS.into_iter().chain([D::Cut, D::Pause, D::Away]).any(|one| happened.has(one))
     }
 
-    /// Returns whether `one` may happen now. If so, records that it has happened.
+    /// Returns whether `one` happens now. If so, records it.
     pub(crate) fn happens(&self, one: D) -> bool {
         let mut state = self.lock();
         let happens = self.may.has(one) && state.undisturbed_since.is_none();
@@ -217,7 +217,7 @@ impl NetworkLink {
         })
     }
 
-    /// Returns whether clients may be stopped together with their clocks in this schedule.
+    /// Returns whether clients can be stopped together with their clocks in this schedule.
     pub(crate) fn may_stop(&self) -> bool {
         self.network.may.has(D::Stop)
     }

@@ -27,7 +27,7 @@ const BUSY: Duration = Duration::from_secs(12);
 const ENDS_WITHIN: Duration = Duration::from_secs(90);
 /// The further limit until no key is held, because failed releases are repeated after pauses.
 const RESTS_WITHIN: Duration = Duration::from_secs(30);
-/// The longest total time for which late requests may hold a key.
+/// The longest total time for which late requests can hold a key.
 const LONGEST_WAIT: Duration = Duration::from_secs(15);
 /// The delay until an operator ends the holds of dead clients.
 const OPERATOR: Duration = Duration::from_secs(2);

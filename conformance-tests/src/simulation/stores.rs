@@ -123,7 +123,7 @@ impl SimulatedStore for TableStore {
     }
 
     fn connect(&self, environment: &ClientEnvironment) -> Result<SimulatedClient, Error> {
-        // Looks only if clients may stop, because it would change the schedules of known seeds.
+        // Looks only if clients can stop, because looks would change the other schedules of known seeds.
         let look = self.look.filter(|_| environment.link.may_stop());
         let client = TableClient::new(&self.table, environment.number, &environment.link, look);
         environment.engine(Arc::new(client))

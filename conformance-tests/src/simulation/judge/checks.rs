@@ -16,7 +16,7 @@ use super::super::table::{EndedBy, HoldRecord};
 use super::{Judge, Observations, WatchedCall, WatchedGuard};
 use crate::history::{Event, EventKind};
 
-/// How much later than its budget a wait may end. In this time it leaves the store's queue, and again if a
+/// How much later than its budget a wait can end. In this time it leaves the store's queue, and again if a
 /// hint arrives at the same time.
 const LATE: Duration = Duration::from_millis(250);
 
@@ -49,7 +49,7 @@ impl Judge {
             }
             if !validity.is_held() {
                 let reason = guard.handle.lost().reason();
-                // The client may also have been stopped before the guard reached its caller, which awaited
+                // The client might also have been stopped before the guard reached its caller, which awaited
                 // other keys.
                 let just_now = guard.turns.went_on().is_some_and(|at| at.elapsed() < LONGEST_TTL);
                 let stood_still = guard.turns.stood_still() > guard.stood_still || just_now;
@@ -163,7 +163,7 @@ impl Judge {
     /// Checks that the store carried out a release that succeeded.
     pub(super) fn check_release_happened(&self, state: &mut Observations, holder: HolderId) {
         let Some(truth) = &self.truth else { return };
-        // Checks all records, because a late copy of the request may have been granted after the release.
+        // Checks all records, because a late copy of the request might have been granted after the release.
         let released = |records: &[HoldRecord]| {
             records.iter().any(|s| s.holder == holder && matches!(s.ended, Some((_, EndedBy::Release))))
         };
@@ -223,7 +223,7 @@ impl Judge {
             return;
         }
         let Some(truth) = &self.truth else {
-            // Without a record of the store, any earlier event counts, because the hold may still exist at
+            // Without a record of the store, any earlier event counts, because the hold might still exist at
             // the store.
             let mine = |event: &Event| matches!(event.kind, EventKind::Asked { call, .. } if call == number);
             let touched = state.events.iter().any(|event| event.key == of.key && !mine(event));
@@ -240,7 +240,7 @@ impl Judge {
             });
         let guarded = state.guards.iter().any(|guard| guard.key == of.key);
         let such = |record: &&HoldRecord| {
-            // A cooldown may last longer than its hold.
+            // A cooldown can last longer than its hold.
             record.key == of.key && record.ended.is_none_or(|(ended, _)| ended + self.cooldown >= of.at)
         };
         let records: Vec<_> = truth.records(|records| records.iter().filter(such).cloned().collect());
