@@ -14,9 +14,9 @@ use crate::runner::runtime;
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
-    /// Every part was tried and holds.
+    /// It was tried, and no case has refuted it.
     Proven,
-    /// Some part was not tried.
+    /// It was not tried, or only in part.
     Unproven,
     /// A case failed, perhaps because of the machine.
     Inconclusive,
