@@ -1,5 +1,5 @@
-//! Every future of a lock, dropped at every poll, over a store that answers, fails, is slow or never
-//! answers. Afterwards, within the bound, the key is free, nobody is queued and nothing is renewed.
+//! Every future of a lock, dropped at every poll, over a store that answers, fails, is slow or never answers. Within
+//! the bound the key is free, without waiters and without renewals.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -11,7 +11,7 @@ use leasehold_api::{AcquireOptions, ErrorKind, Lock, LockExt, LockGuard, LockKey
 use leasehold_engine::{Engine, Waiting};
 use leasehold_memory::{Client, ClientSetup, Fault, MemoryStore, Op};
 
-/// How the store behaves towards the client whose future is dropped.
+/// Behaviour of the store towards the client whose future is dropped.
 #[derive(Clone, Copy, Debug)]
 enum Store {
     Answers,
@@ -47,7 +47,7 @@ impl Store {
     }
 }
 
-/// When the future is dropped: after so many polls and then so long.
+/// The moments of the drop: the maximum of polls and of the time.
 const DROPS: [(u32, Duration); 6] = [
     (0, Duration::ZERO),
     (1, Duration::ZERO),
@@ -99,10 +99,10 @@ impl Scene {
         self.client.faults.script(op, store.fault());
     }
 
-    /// The key is free for others and for the client itself, and nothing goes on.
+    /// Asserts that the key is free for both clients, without waiters and without renewals.
     async fn assert_clean(self) {
         let Self { store, client, other, key, what } = self;
-        // A future that was not polled has left its fault to the next call.
+        // A future that was not polled leaves its fault unused.
         client.faults.clear();
         tokio::time::sleep(BOUND).await;
         assert_eq!(client.lock.active_keys(), 0, "{what}: the engine still deals with the key");
@@ -179,7 +179,7 @@ async fn acquire_of_a_held_key() {
     }
 }
 
-/// The grant comes while the future is being dropped.
+/// The grant arrives just before the future is dropped.
 #[tokio::test(start_paused = true)]
 async fn acquire_that_is_granted_but_not_picked_up() {
     for waiting in WAITS {
@@ -199,7 +199,7 @@ async fn acquire_that_is_granted_but_not_picked_up() {
 #[tokio::test(start_paused = true)]
 async fn waiting_behind_a_local_holder() {
     each(Op::Release, Waiting::Store, None, |scene, polls, time| async move {
-        // Passes without a fault, whatever was scripted for the release.
+        // The acquire has no fault, because only releases are scripted.
         let guard = scene.client.lock.key(&scene.key).acquire().await.unwrap();
         let waiting = scene.client.lock.key(&scene.key).wait_forever().acquire();
         let mut waiting = Box::pin(waiting);
@@ -253,7 +253,7 @@ async fn renew() {
     each(Op::Renew, Waiting::Store, Some(Duration::from_secs(30)), |scene, polls, time| async move {
         let guard = scene.client.lock.key(&scene.key).acquire().await.unwrap();
         drop(drop_after(guard.renew_for(Duration::from_secs(60)), polls, time).await);
-        // Never lost by what happened to the renewal: the next ones go through.
+        // The dropped renewal must not cost the lease, because later renewals succeed.
         tokio::time::sleep(Duration::from_secs(90)).await;
         assert!(guard.validity().is_held(), "{}", scene.what);
         guard.release().await.unwrap();
@@ -268,7 +268,7 @@ async fn confirm() {
             let guard = scene.client.lock.key(&scene.key).acquire().await.unwrap();
             drop(drop_after(guard.confirm(), polls, time).await);
             tokio::time::sleep(Duration::from_secs(90)).await;
-            // What was never polled has left its fault to the next call.
+            // A future that was not polled leaves its fault unused.
             scene.client.faults.clear();
             guard.confirm().await.unwrap_or_else(|error| panic!("{}: {error}", scene.what));
             guard.release().await.unwrap();
@@ -286,13 +286,13 @@ async fn close() {
             scene.script(op, store);
             drop(drop_after(scene.client.lock.close(), polls, Duration::ZERO).await);
             if polls > 0 {
-                // What was begun goes on without its caller.
+                // A close that was polled goes on without its caller.
                 tokio::time::sleep(BOUND).await;
                 assert!(!guard.validity().is_held(), "{}", scene.what);
                 let taken = scene.other.key("held").try_acquire().await.unwrap();
                 assert!(taken.is_some(), "{}", scene.what);
             }
-            // A second close waits for the first and agrees with it.
+            // A second close waits for the first one.
             let _ = scene.client.lock.close().await;
             assert!(scene.other.key("held").try_acquire().await.unwrap().is_some(), "{}", scene.what);
         }

@@ -1,4 +1,5 @@
-//! An engine that is closed by the next in line, while the caller before it has not told yet what is to be let go of.
+//! An engine is closed by the next waiter at the moment at which a caller passes its permit. The caller's hold must
+//! still be released.
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -15,18 +16,18 @@ use tokio::runtime::Handle;
 use tokio::time::sleep;
 use tokio_test::{assert_pending, task};
 
-/// How a caller comes to hand on its permit before the store has confirmed anything.
+/// The way in which a caller passes its permit before the store has confirmed the release.
 #[derive(Clone, Copy, Debug)]
 enum Way {
-    /// It looks at a guard whose lease is over.
+    /// The caller reads the validity of a guard whose lease has ended.
     Lost,
-    /// It releases, and nobody knows whether the store has let go.
+    /// The caller's release has an unknown outcome.
     Unknown,
-    /// The store did not answer in time.
+    /// The store did not reply to the caller's attempt in time.
     TimedOut,
 }
 
-/// Goes an hour ahead at once, and nobody is woken.
+/// A clock that jumps ahead by an hour without waking any timer.
 #[derive(Debug)]
 struct Leaping(TokioClock, AtomicBool);
 
@@ -37,7 +38,7 @@ impl Clock for Leaping {
     }
 }
 
-/// A waiter that has closed the engine when its call returns, if the test's own thread calls it.
+/// A waker that closes the engine before it returns, if the test's own thread wakes it.
 struct Closes {
     engine: Arc<Engine>,
     net: Arc<PlainNet>,
@@ -59,7 +60,7 @@ impl Wake for Closes {
     }
 }
 
-/// Whether the engine was closed as the permit went.
+/// Runs one turn. Returns whether the waiter closed the engine as it got the permit.
 async fn is_closed_as_the_permit_goes(way: Way) -> bool {
     let net = Arc::new(PlainNet::default());
     let clock = Arc::new(Leaping(TokioClock::new(), AtomicBool::new(false)));
@@ -70,7 +71,7 @@ async fn is_closed_as_the_permit_goes(way: Way) -> bool {
         Way::Lost | Way::Unknown => Some(engine.key("k").acquire().await.unwrap()),
         Way::TimedOut => None,
     };
-    // It arrives, and is granted after its time.
+    // The request arrives, and is granted after its limit.
     net.travels.store(true, SeqCst);
     *net.acquire_takes.lock().unwrap() = Duration::from_millis(1_500);
     let mut trying = task::spawn(engine.key("k").try_acquire());
@@ -112,7 +113,7 @@ async fn is_closed_as_the_permit_goes(way: Way) -> bool {
 async fn what_is_let_go_of_while_the_engine_closes_is_freed() {
     for way in [Way::Lost, Way::Unknown, Way::TimedOut] {
         let mut turns = 0;
-        // The driver may find the loss before the caller looks.
+        // Repeated, because the driver can find the loss before the caller does.
         while !is_closed_as_the_permit_goes(way).await {
             turns += 1;
             assert!(turns < 100, "{way:?}: the permit was never handed on by the caller");

@@ -1,4 +1,4 @@
-//! Who comes first: cooldowns within one client, clients that re-acquire in a loop, stores that say nothing.
+//! Order of callers: cooldowns within one client, clients that re-acquire in a loop, silent stores.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -42,7 +42,7 @@ async fn a_window_is_not_due_for_the_client_that_began_it_while_its_job_runs() {
     }
     let tried = a.key("k").at_most_once_per(hour).try_acquire().await.unwrap();
     assert!(matches!(tried, Some(WindowOutcome::NotDue { .. })), "{tried:?}");
-    // A job that runs for longer than its window holds the key like any other.
+    // A job that outlasts its window still holds the key.
     sleep(hour).await;
     let waiting = a.key("k").at_most_once_per(hour).wait(seconds(1)).acquire().await.unwrap_err();
     assert_eq!(waiting.kind(), ErrorKind::Timeout);
@@ -64,7 +64,7 @@ async fn a_window_is_not_due_behind_a_waiter_of_the_same_client() {
     assert_eq!(waiting.await.unwrap().unwrap_err().kind(), ErrorKind::Timeout);
 }
 
-/// Whoever is queued when the window begins is told then.
+/// A caller that is queued when the window starts gets `NotDue` at that moment.
 #[tokio::test(start_paused = true)]
 async fn those_who_queued_before_the_window_began_are_told_when_it_does() {
     let net = Arc::new(PlainNet::default());
@@ -83,7 +83,7 @@ async fn those_who_queued_before_the_window_began_are_told_when_it_does() {
     assert!(matches!(first.await.unwrap().unwrap(), WindowOutcome::Due(_)));
 }
 
-/// How a client that never goes away asks for the key again.
+/// Call by which the looping client re-acquires the key.
 #[derive(Clone, Copy, Debug)]
 enum Loop {
     Try,
@@ -136,7 +136,7 @@ async fn a_wait_on_a_silent_store_blames_nobody() {
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(error.message().contains("before the store answered"), "{error}");
     assert!(!error.message().contains("somebody else held"), "{error}");
-    // Held by somebody, and said so.
+    // If another caller holds the key, the error says so.
     net.hang.store(false, SeqCst);
     sleep(seconds(20)).await;
     let _held = lock.key("k").acquire().await.unwrap();
@@ -155,7 +155,7 @@ async fn a_try_after_a_drop_on_a_silent_store_is_an_error() {
     assert_eq!(tried.unwrap_err().kind(), ErrorKind::Unavailable);
     let several = timeout(seconds(25), lock.keys(["k", "l"]).try_acquire()).await.unwrap();
     assert_eq!(several.unwrap_err().kind(), ErrorKind::Unavailable);
-    // Back again, nobody holds it, and a try gets it.
+    // After the silence the key is free, and a try is granted.
     net.hang.store(false, SeqCst);
     sleep(seconds(60)).await;
     assert!(lock.key("k").try_acquire().await.unwrap().is_some());
@@ -170,11 +170,11 @@ async fn a_try_right_after_a_drop_waits_for_the_release_only() {
     let begun = Instant::now();
     let guard = lock.key("k").try_acquire().await.unwrap();
     assert_eq!((guard.is_some(), begun.elapsed()), (true, ms(20)));
-    // Held, and somebody waits for it: no try waits for that.
+    // A try on a held key returns at once.
     assert!(lock.key("k").try_acquire().await.unwrap().is_none());
 }
 
-/// The window of a grant that nobody heard of may be longer than its lease: it is undone also when that is over.
+/// The window of a grant without a caller can outlast its lease, so it is undone even after the lease has ended.
 #[tokio::test(start_paused = true)]
 async fn a_window_that_nobody_used_is_undone_also_after_its_lease() {
     let store = MemoryStore::new().default_ttl(seconds(2));
@@ -193,7 +193,7 @@ async fn a_window_that_nobody_used_is_undone_also_after_its_lease() {
     );
 }
 
-/// A guard that was handed out has spent its window, however it ends and however often its release is tried.
+/// A delivered guard uses up its window, even if it is lost by closing or its release is repeated.
 #[tokio::test(start_paused = true)]
 async fn a_window_that_was_used_stays_spent() {
     let hour = seconds(3600);
@@ -213,7 +213,7 @@ async fn a_window_that_was_used_stays_spent() {
     }
 }
 
-/// The engine closes after the store has granted, and before the caller has the guard.
+/// The engine closes after the store's grant and before the caller gets the guard.
 #[tokio::test(start_paused = true)]
 async fn a_window_of_a_grant_that_met_the_closing_is_undone() {
     let net = Arc::new(PlainNet::default());
@@ -227,7 +227,7 @@ async fn a_window_of_a_grant_that_met_the_closing_is_undone() {
     assert_eq!(*net.unused.lock().unwrap(), [true]);
 }
 
-/// Goes ten seconds ahead when it is read for the n-th time: the thread stands still there.
+/// A clock that is ten seconds ahead from the n-th reading, as if the thread had been stopped there.
 #[derive(Debug)]
 struct StandsStill(TokioClock, AtomicUsize);
 
@@ -238,7 +238,7 @@ impl Clock for StandsStill {
     }
 }
 
-/// Also without I/O: the caller has budget left.
+/// A late grant is requested again if the caller has budget left, also without I/O.
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_came_too_late_is_asked_for_again() {
     let mut late = 0;
@@ -257,8 +257,8 @@ async fn a_grant_that_came_too_late_is_asked_for_again() {
     assert!(late > 0, "no look was between the grant and its guard");
 }
 
-/// A grant that comes too late takes its key's permit along. Those of the keys behind it must not stay: the next caller
-/// would wait for one of them with the first in its hands.
+/// A late grant gives up its key's permit, and must give up the permits of later keys too. Otherwise the next caller
+/// waits for one of these while it holds the first key.
 #[tokio::test(start_paused = true)]
 async fn a_late_grant_does_not_have_two_callers_of_several_keys_wait_for_each_other() {
     let net = Arc::new(PlainNet::default());
@@ -274,7 +274,7 @@ async fn a_late_grant_does_not_have_two_callers_of_several_keys_wait_for_each_ot
     }
 }
 
-/// The keys behind it are let go as well. Until the store has done so, a try here waits: nobody else holds them.
+/// Keys behind a late grant are released as well. A try waits for that release, because no other client holds them.
 #[tokio::test(start_paused = true)]
 async fn a_try_behind_a_late_grant_meets_no_holder() {
     let net = Arc::new(PlainNet::default());
@@ -292,7 +292,8 @@ async fn a_try_behind_a_late_grant_meets_no_holder() {
     caller.await.unwrap().unwrap();
 }
 
-/// What the store speaks of may be the attempt before, which nobody heard of: a caller that does not wait cannot say "held".
+/// The hold that the store reports can be the client's own unanswered attempt. So a caller that does not wait gets an
+/// error, not "held".
 #[tokio::test(start_paused = true)]
 async fn a_try_that_meets_an_attempt_of_its_own_client_meets_no_holder() {
     let net = Arc::new(PlainNet::default());
@@ -317,28 +318,29 @@ async fn a_try_that_meets_an_attempt_of_its_own_client_meets_no_holder() {
     sleep(seconds(20)).await;
     let guard = lock.key("k").try_acquire().await.unwrap();
     assert!(guard.is_some());
-    // Of somebody who has it that is said still.
+    // A key that is really held still reads held.
     assert!(lock.key("k").try_acquire().await.unwrap().is_none());
     assert!(start(plain(&net)).key("k").try_acquire().await.unwrap().is_none());
 }
 
-/// The answer to the release comes between two looks of the try.
+/// The reply to the release can arrive between two checks of the try.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_try_after_a_drop_never_says_held() {
     let net = Arc::new(PlainNet::default());
     let lock = Engine::builder(plain(&net)).start().unwrap();
-    // Seen within a tenth of a second; a busy machine gets as far as it can.
+    // The bug shows within a tenth of a second. A busy machine makes fewer turns.
     let until = std::time::Instant::now() + seconds(3);
     for turn in (0..20_000).take_while(|_| std::time::Instant::now() < until) {
         let guard = lock.key("k").try_acquire().await.unwrap();
         assert!(guard.is_some(), "nobody holds it, after {turn} turns");
         drop(guard);
-        // So that the next try begins at any moment of the release.
+        // Varies the moment of the release at which the next try starts.
         (0..turn % 2_000).for_each(|_| std::hint::spin_loop());
     }
 }
 
-/// After a late grant of the second key its permit is somebody else's for as long as they hold it.
+/// After a late grant of the second key, another caller holds its permit. The call must still notice the loss of its
+/// first key.
 #[tokio::test(start_paused = true)]
 async fn a_key_that_is_lost_ends_the_wait_for_the_permit_of_the_next() {
     let net = Arc::new(PlainNet::default());
@@ -366,7 +368,7 @@ async fn a_key_that_is_lost_ends_the_wait_for_the_permit_of_the_next() {
     assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
 }
 
-/// A store that takes longer to grant than a hold may go unconfirmed.
+/// Starts an engine on a store that grants only after the confirmation limit.
 fn grants_too_late(net: &Arc<PlainNet>) -> Engine {
     *net.acquire_takes.lock().unwrap() = seconds(3);
     let mut store = plain(net);

@@ -1,4 +1,4 @@
-//! A runtime that ends with guards just dropped, or still out: nothing stays held, or a warning names it.
+//! A runtime that ends with guards just dropped or still alive. No key stays held, or a warning names it.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -12,13 +12,13 @@ use leasehold_engine::{
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{mpsc, oneshot};
 
-/// A store whose requests go through a task, as through a session: it is gone with the runtime.
+/// A store that sends releases through a task, like a session. The task ends with the runtime.
 #[derive(Debug)]
 struct ThroughATask {
     capabilities: Capabilities,
     held: Held,
     jobs: mpsc::UnboundedSender<(LockKey, oneshot::Sender<()>)>,
-    /// Whether it can release without that task.
+    /// Whether the store can release without that task.
     reconnects: bool,
 }
 
@@ -70,10 +70,10 @@ impl SingleKey for ThroughATask {
 
     async fn release_on_new_runtime(&self, hold: HoldRef) -> Result<ReleaseReply, Error> {
         if !self.reconnects {
-            // As a store that was written without a thought of this.
+            // Needs the task, like a store that does not support this call.
             return self.release(hold).await;
         }
-        // It needs the timers of the runtime that it is on.
+        // Sleeps, because a real store needs the timers of the new runtime.
         tokio::time::sleep(Duration::from_millis(1)).await;
         Ok(ReleaseReply::new(self.held.lock().unwrap().remove(&hold.key)))
     }
@@ -114,7 +114,7 @@ fn a_guard_that_is_out_when_its_runtime_ends_is_lost_and_released() {
     for (name, runtime) in runtimes() {
         let (runtime, held) = (runtime(), Held::default());
         let lock = runtime.block_on(async { ThroughATask::start(&held, true) });
-        // One outside, and one in a task that is dropped with the runtime.
+        // One guard stays outside, one is in a task that is dropped with the runtime.
         let outside = runtime.block_on(lock.key("outside").acquire()).unwrap();
         let inside = runtime.block_on(lock.key("inside").acquire()).unwrap();
         runtime.spawn(async move {
@@ -141,7 +141,7 @@ fn a_call_that_is_under_way_when_its_runtime_ends_is_taken_over() {
                 guards.push(lock.key(format!("k{n}")).acquire().await.unwrap());
             }
             drop(guards);
-            // The driver has sent calls, which the task carries out one by one.
+            // Lets the driver send its calls, which the task handles one by one.
             tokio::task::yield_now().await;
         });
         drop(runtime);

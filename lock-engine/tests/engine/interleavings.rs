@@ -1,5 +1,4 @@
-//! What a reader of the engine found by thinking of two things at the same time: renewals and their late arrival,
-//! closing and what is under way, releases and what keeps them.
+//! Interleavings of two events: late renewals, closing during calls, and releases that are blocked.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -19,7 +18,7 @@ fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
-/// C1: the first request may arrive after the second, and shortens the lease at the store.
+/// C1: the first request can arrive after the second and shorten the lease at the store.
 #[tokio::test(start_paused = true)]
 async fn a_short_renewal_of_unknown_outcome_binds_also_after_a_longer_one() {
     let store = MemoryStore::new().default_ttl(seconds(60));
@@ -34,7 +33,7 @@ async fn a_short_renewal_of_unknown_outcome_binds_also_after_a_longer_one() {
     assert!(next.is_err() || guard.validity() == Validity::Lost, "two valid guards");
 }
 
-/// C6: how long the store may have the hold is not what the last renewal asked for.
+/// C6: the store can keep the hold longer than the last renewal requested.
 #[tokio::test(start_paused = true)]
 async fn a_release_is_repeated_for_as_long_as_the_longest_lease_that_was_asked_for() {
     for (ttl, asked, away) in
@@ -72,7 +71,8 @@ async fn what_leases_have_ended_is_not_carried_through_an_outage() {
     assert!(net.releases.lock().unwrap().iter().sum::<usize>() < 500);
 }
 
-/// C17: a caller that is parked in the queue, as in a `select!` with a shutdown signal, has nothing at the store.
+/// C17: a caller whose queued future is not polled, as in a `select!` with a shutdown signal, has no request at the
+/// store.
 #[tokio::test(start_paused = true)]
 async fn closing_beside_a_parked_acquire_is_clean_and_quick() {
     let net = Arc::new(PlainNet::default());
@@ -96,7 +96,7 @@ async fn closing_says_that_a_granted_hold_is_left_also_if_its_caller_had_gone() 
     assert_eq!(lock.close().await.unwrap_err().kind(), ErrorKind::OutcomeUnknown);
 }
 
-/// The first release comes before the grant; the second must not be taken for the first.
+/// The first release arrives before the grant, so the engine must release again after the grant.
 #[tokio::test(start_paused = true)]
 async fn a_hold_that_is_granted_while_it_is_released_is_released_again() {
     let net = Arc::new(PlainNet::default());
@@ -130,7 +130,7 @@ async fn a_request_that_is_given_up_while_the_engine_closes_is_undone() {
 
 #[tokio::test(start_paused = true)]
 async fn closing_tries_again_what_had_no_answer_and_all_that_was_refused() {
-    // One answer is lost; the store is well.
+    // One reply is lost, but the store works.
     let net = Arc::new(PlainNet::default());
     let lock = start(plain(&net));
     let guard = lock.key("k").acquire().await.unwrap();
@@ -140,7 +140,7 @@ async fn closing_tries_again_what_had_no_answer_and_all_that_was_refused() {
     net.hang.store(false, SeqCst);
     lock.close().await.unwrap();
     assert!(net.is_free());
-    // More than one call can free were refused, and the reason was mended.
+    // More releases than fit in one call were refused, and the cause is fixed.
     let net = Arc::new(PlainNet::default());
     let lock = start(plain(&net));
     let guards = lock.keys((0..1200).map(|i| format!("k{i:04}"))).acquire().await.unwrap();
@@ -152,7 +152,7 @@ async fn closing_tries_again_what_had_no_answer_and_all_that_was_refused() {
     assert!(net.is_free());
 }
 
-/// A retry that hangs when the closing begins keeps no other retry.
+/// A retry that hangs at the start of a close does not block other retries.
 #[tokio::test(start_paused = true)]
 async fn closing_retries_beside_a_retry_that_hangs() {
     let net = Arc::new(PlainNet::default());
@@ -177,7 +177,7 @@ async fn closing_retries_beside_a_retry_that_hangs() {
     assert!(net.is_free());
 }
 
-/// C6: the closing engine releases by itself, and that is no loss.
+/// C6: the closing engine releases the hold itself, which is no loss.
 #[tokio::test(start_paused = true)]
 async fn a_release_that_meets_a_close_is_not_told_that_it_was_lost() {
     let net = Arc::new(PlainNet::default());
@@ -192,7 +192,7 @@ async fn a_release_that_meets_a_close_is_not_told_that_it_was_lost() {
     assert!(released.is_ok() || released.unwrap_err().kind() == ErrorKind::OutcomeUnknown);
 }
 
-/// C5: the caller was out of its cooperative budget when it first polled.
+/// C5: the caller had no cooperative budget left at its first poll, so its request was never polled.
 #[tokio::test(start_paused = true)]
 async fn a_request_that_was_never_polled_is_not_sent_after_its_caller_has_gone() {
     let (builder, net) = distant(&MemoryStore::new());

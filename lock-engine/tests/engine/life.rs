@@ -1,4 +1,4 @@
-//! A hold's life: maximum hold, handles, renewals nobody waits for, counters, bodies that block their thread.
+//! The life of a hold: maximum hold, handles, dropped renewals, counters, bodies that block their thread.
 
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -23,7 +23,7 @@ fn ms(n: u64) -> Duration {
     Duration::from_millis(n)
 }
 
-/// A store of each kind, and whether what it holds is asked about from time to time.
+/// Returns stores with and without leases, confirmations and sticky holds.
 fn stores() -> Vec<(&'static str, Arc<PlainNet>, Plain)> {
     let make = |change: fn(Plain) -> Plain| {
         let net = Arc::new(PlainNet::default());
@@ -64,7 +64,7 @@ async fn a_maximum_hold_ends_the_hold_on_each_kind_of_store() {
         let renewals = net.renewals.lock().unwrap().len();
         let error = guard.release().await.unwrap_err();
         assert_eq!((error.kind(), error.loss()), (ErrorKind::Lost, Some(LossReason::HeldTooLong)), "{name}");
-        // Others get in, and the old hold is not renewed any more.
+        // Another grant succeeds, and the old hold is no longer renewed.
         let _next = lock.key("k").try_acquire().await.unwrap().expect(name);
         assert!(net.renewals.lock().unwrap().len() <= renewals + 1, "{name}");
     }
@@ -115,7 +115,7 @@ async fn a_retry_never_runs_a_body_twice() {
     let Err(RunError::Unconfirmed { value, error }) = outcome else { panic!("{outcome:?}") };
     assert_eq!((ran.get(), value, error.operation()), (1, "receipt", Some(Operation::Release)));
     assert!(error.kind().is_transient() && !error.is_retryable(), "{error}");
-    // One that has not run may be retried.
+    // A body that has not run can be retried.
     *net.refuse.lock().unwrap() = Some(ErrorKind::Unavailable);
     let outcome = lock.key("l").run(async |_| ()).await;
     assert!(matches!(&outcome, Err(RunError::NotRun(_))) && outcome.unwrap_err().is_retryable());
@@ -153,7 +153,7 @@ async fn renewals_that_nobody_waits_for_are_not_carried_out() {
     let begun = Instant::now();
     guard.renew().await.unwrap();
     assert!(begun.elapsed() <= seconds(2), "behind 500 others: {:?}", begun.elapsed());
-    // Those who ask together are served by one.
+    // Concurrent renewals are served by one call.
     for _ in 0..2 {
         client.faults.script(Op::Renew, Fault::DelayReply(seconds(1)));
     }
@@ -220,7 +220,7 @@ async fn counters_only_grow() {
     assert_eq!(of(&lock), (11, 10, 0), "under way");
     releasing.await.unwrap().unwrap();
     assert_eq!(of(&lock), (11, 11, 0));
-    // One whose release fails at first counts when it is confirmed.
+    // A release that fails at first is counted when a retry succeeds.
     *net.release_takes.lock().unwrap() = Duration::ZERO;
     let guard = lock.key("k").acquire().await.unwrap();
     *net.fail_release.lock().unwrap() = Some(ErrorKind::Unavailable);
@@ -230,7 +230,7 @@ async fn counters_only_grow() {
     *net.fail_release.lock().unwrap() = None;
     sleep(seconds(10)).await;
     assert_eq!(of(&lock), (12, 12, 0));
-    // A loss is a grant that ended without a release.
+    // A lost grant ended without a release.
     let _guard = lock.key("k").max_hold(seconds(1)).acquire().await.unwrap();
     sleep(seconds(2)).await;
     assert_eq!(of(&lock), (13, 12, 1), "the store has let go of it, its holder has not");
@@ -246,7 +246,7 @@ async fn closing_twice_at_the_same_time_closes_once() {
     assert!(net.is_free() && guards.validity() == Validity::Lost);
 }
 
-/// From two threads, as it was found: whoever comes second must not take what the first is to release.
+/// Two threads close at once. The second must not take holds that the first is about to release.
 #[test]
 fn closing_from_two_threads_leaves_nothing() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
@@ -271,7 +271,8 @@ fn closing_from_two_threads_leaves_nothing() {
     }
 }
 
-/// Two close at once, and the first is held up by its log in the middle: what it has begun must not be left by the second.
+/// Two threads close at once, and the first blocks in its log. The second must not leave the holds that the first has
+/// started to release.
 #[test]
 fn a_close_that_is_held_up_leaves_nothing() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
@@ -285,7 +286,7 @@ fn a_close_that_is_held_up_leaves_nothing() {
         tracing::subscriber::with_default(log, || {
             let mut closing = task::spawn(slow.close());
             let polled = closing.poll();
-            // Where it was not held up.
+            // Sent again, in case the first close did not block.
             let _ = begun.send(());
             if let Poll::Ready(outcome) = polled { outcome } else { handle.block_on(closing) }
         })
@@ -297,7 +298,7 @@ fn a_close_that_is_held_up_leaves_nothing() {
     assert!(net.is_free(), "both closings were Ok");
 }
 
-/// Stands still at the second thing it is told on its thread, until the other closing has ended.
+/// A log that blocks at its second event until the other close has ended.
 struct SlowLog {
     begun: Sender<()>,
     ended: Mutex<Receiver<()>>,
@@ -329,7 +330,7 @@ impl tracing::Subscriber for SlowLog {
     fn exit(&self, _: &tracing::span::Id) {}
 }
 
-/// A body that blocks its worker right after the grant: the others are there to renew.
+/// A body blocks its worker thread right after the grant, and the other workers renew the lease.
 #[test]
 fn a_body_that_blocks_its_thread_keeps_its_lease() {
     for workers in [2, 8] {
@@ -354,7 +355,7 @@ fn a_body_that_blocks_its_thread_keeps_its_lease() {
     }
 }
 
-/// With one thread there is nobody to renew, and the guard knows it.
+/// With a single thread no renewal can run, and the guard reads lost.
 #[test]
 fn a_body_that_blocks_the_only_thread_loses_its_lease_and_is_told() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -384,7 +385,7 @@ async fn a_renewal_that_hangs_does_not_cost_its_neighbours_their_leases() {
     let lost: Vec<_> =
         guards.iter().filter(|guard| !guard.validity().is_held()).map(LockGuard::key).collect();
     assert_eq!(lost, [&LockKey::new("k250").unwrap()]);
-    // From then on they travel together again.
+    // The other renewals are batched again.
     let before = net.renewals.lock().unwrap().len();
     sleep(seconds(100)).await;
     let renewals = net.renewals.lock().unwrap()[before..].to_vec();

@@ -1,5 +1,5 @@
-//! Looking at the store between two renewals: what bounds the time for which a guard of a machine that was stopped together
-//! with its clocks can read valid.
+//! Checks of the store between two renewals. They bound how long a guard reads valid after its machine was stopped
+//! together with its clocks.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -14,12 +14,12 @@ use leasehold_engine::{
 };
 use tokio::time::{Instant, advance, sleep};
 
-/// A clock that a test stops, and a wall clock that it sets.
+/// A clock that the test stops, and a wall clock that the test sets.
 #[derive(Debug)]
 struct Machine {
     origin: Instant,
     state: Mutex<(Duration, Option<Instant>, Duration)>,
-    /// How long the next reader of the wall clock stands still behind the reading, and for how long readers have.
+    /// Pause of the next reader after reading the wall clock, and the sum of earlier pauses.
     pause: Mutex<(Duration, Duration)>,
 }
 
@@ -67,10 +67,10 @@ impl Clock for Machine {
     }
 }
 
-/// A store of leases that counts what it is asked.
+/// Calls that a store of leases has received, and its state.
 #[derive(Debug, Default)]
 struct Asked {
-    /// The holds of each look.
+    /// Number of holds of each check.
     looks: Vec<usize>,
     renewals: usize,
     ended: HashSet<LockKey>,
@@ -166,7 +166,8 @@ async fn hold(engine: &Engine, keys: usize) -> Vec<LockGuard> {
 
 #[tokio::test(start_paused = true)]
 async fn all_holds_are_looked_at_in_one_call_every_sixth_of_the_ttl_or_five_seconds() {
-    // Renewed at a third of the TTL, which is as good as a look: three looks before each renewal of 60 s, one before each of 6 s.
+    // A renewal at a third of the TTL also serves as a check: three checks before each renewal of 60 s, one before
+    // each of 6 s.
     for (ttl, looks, renewals) in [(60, 17..=22, 6..=7), (6, 58..=70, 58..=70)] {
         let (engine, asked, _machine) = engine(Some(SECOND * 5), SECOND * ttl);
         let guards = hold(&engine, 100).await;
@@ -193,7 +194,8 @@ async fn a_machine_stopped_with_its_clocks_finds_out_by_its_next_look() {
         machine.stop();
         advance(SECOND * 3_600).await;
         machine.go_on();
-        // The store ended it meanwhile. Said only now, because the driver can run during the pause of a simulated machine.
+        // The store has ended the hold during the stop. Set only now, because the driver can run while the simulated
+        // machine is stopped.
         asked.lock().unwrap().ended.insert(guard.key().clone());
         assert_eq!(guard.validity(), Validity::Valid, "no clock tells");
         let went_on = Instant::now();
@@ -225,11 +227,11 @@ async fn a_wall_clock_that_jumps_ahead_is_a_doubt_until_the_store_confirms() {
         sleep(SECOND * 2).await;
         asked.lock().unwrap().silent = true;
         machine.set_wall_clock_ahead(SECOND * 30);
-        // The driver compares once a second.
+        // The driver compares the clocks once a second.
         sleep(SECOND * 2).await;
         assert_eq!(guard.validity(), Validity::InDoubt, "{look:?}");
         asked.lock().unwrap().silent = false;
-        // What hangs is asked again.
+        // The engine repeats calls that hang.
         sleep(SECOND * 25).await;
         assert_eq!(guard.validity(), Validity::Valid, "{look:?}: confirmed");
         assert_eq!(guard.lost().reason(), None, "a clock that was set never means lost");
@@ -275,7 +277,8 @@ async fn a_confirmation_is_a_question_of_its_own() {
         machine.stop();
         advance(SECOND * 3_600).await;
         machine.go_on();
-        // The store ended it meanwhile. Said only now, because the driver can run during the pause of a simulated machine.
+        // The store has ended the hold during the stop. Set only now, because the driver can run while the simulated
+        // machine is stopped.
         asked.lock().unwrap().ended.insert(guard.key().clone());
         assert_eq!(guard.validity(), Validity::Valid, "no clock tells");
         let error = guard.confirm().await.unwrap_err();

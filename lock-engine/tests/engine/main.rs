@@ -1,4 +1,4 @@
-//! The engine on a store in memory: one program, so that what its parts share is built once.
+//! The engine on a store in memory. One program, so that shared code is built once.
 
 #![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used)] // Of tests, which are to fail here.
 

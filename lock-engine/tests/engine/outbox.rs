@@ -1,4 +1,4 @@
-//! What the store must still let go of: as few calls as can be, never a task for each, and nothing is forgotten.
+//! Pending releases: few calls, no task per release, and none forgotten.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -55,9 +55,9 @@ async fn requests_that_may_have_arrived_at_a_store_that_refuses_everything_are_g
         assert_eq!(tasks(), before);
         let calls = net.calls();
         sleep(seconds(600)).await;
-        // Two holds of batches each, every five minutes.
+        // Every five minutes, two batches of holds.
         assert!(net.calls() - calls <= 6, "{kind}: {} calls in ten minutes", net.calls() - calls);
-        // Nothing was ever granted: closing neither waits nor says that something is left.
+        // Without any grant, closing neither waits nor reports a hold that is left.
         let begun = Instant::now();
         lock.close().await.unwrap();
         assert!(begun.elapsed() < seconds(1), "{:?}", begun.elapsed());
@@ -80,9 +80,9 @@ async fn an_outage_costs_a_few_calls_and_no_tasks_whatever_is_tried_meanwhile() 
     let calls = net.calls();
     lock.key("k").give_up_on_failure().acquire().await.unwrap_err();
     sleep(seconds(1)).await;
-    // One for what has just failed, the others every few seconds, 500 in a call.
+    // One call for the latest failure, the others every few seconds with 500 holds per call.
     assert!(net.calls() - calls <= 5, "{} calls in one second", net.calls() - calls);
-    // The store is back: everything is freed, and then nothing goes on.
+    // When the store is back, all holds are released, and then the calls stop.
     *net.fail_release.lock().unwrap() = None;
     sleep(seconds(30)).await;
     let calls = net.calls();
@@ -100,7 +100,7 @@ async fn a_hold_that_cannot_be_freed_does_not_keep_others() {
     drop(stuck);
     sleep(ms(1)).await;
     net.hang.store(false, SeqCst);
-    // The first call hangs until its limit; this one is not behind it.
+    // The first call hangs until its limit, but this release does not wait for it.
     drop(other);
     sleep(ms(1)).await;
     let left: Vec<_> = net.rows.lock().unwrap().keys().map(ToString::to_string).collect();
@@ -109,7 +109,7 @@ async fn a_hold_that_cannot_be_freed_does_not_keep_others() {
     assert!(net.is_free());
 }
 
-/// A closing engine and one that is dropped go on for as long as a closing may last.
+/// A closing or dropped engine keeps retrying for the time limit of a close.
 #[tokio::test(start_paused = true)]
 async fn a_server_that_is_away_for_a_while_leaves_nothing_held_whether_closed_or_dropped() {
     for closes in [true, false] {
@@ -151,7 +151,7 @@ async fn many_guards_are_released_in_one_call() {
     assert_eq!(net.states.load(SeqCst), 64, "what the store gave along comes back");
     assert_eq!((net.is_free(), lock.counters().released, lock.active_keys()), (true, 64, 0));
 
-    // On a silent store it is one limit for all of them, and each says that it is not known.
+    // On a silent store one time limit applies to all releases, and their outcome is unknown.
     let guards = lock.keys(&keys).acquire().await.unwrap();
     net.hang.store(true, SeqCst);
     let begun = Instant::now();
@@ -171,7 +171,7 @@ async fn guards_that_are_dropped_together_are_freed_together() {
     sleep(ms(1)).await;
     assert_eq!(net.releases.lock().unwrap().clone(), vec![64]);
     assert!(net.is_free());
-    // Also those of a batch whose answer nobody waits for.
+    // The same for guards whose release is dropped.
     let guards: MultiGuard = lock.keys(["a", "b"]).acquire().await.unwrap();
     let mut releasing = Box::pin(guards.release());
     assert!(futures_util::poll!(&mut releasing).is_pending());
@@ -180,7 +180,7 @@ async fn guards_that_are_dropped_together_are_freed_together() {
     assert!(net.is_free() && lock.active_keys() == 0);
 }
 
-/// A store whose lost holds stay until an operator ends them.
+/// On a sticky store, lost holds stay until an operator ends them.
 #[tokio::test(start_paused = true)]
 async fn a_grant_that_comes_too_late_on_a_sticky_store_is_freed() {
     let net = Arc::new(PlainNet::default());
@@ -194,7 +194,7 @@ async fn a_grant_that_comes_too_late_on_a_sticky_store_is_freed() {
     sleep(ms(1)).await;
     assert_eq!((net.is_free(), net.calls()), (true, 1));
     *net.acquire_takes.lock().unwrap() = Duration::ZERO;
-    // One that a caller had stays when it is lost: what it was protecting is for a person to look at.
+    // A lost hold of a caller stays, because an operator must check its work first.
     let guard = lock.key("k").acquire().await.unwrap();
     net.hang.store(true, SeqCst);
     sleep(seconds(3)).await;
@@ -203,7 +203,8 @@ async fn a_grant_that_comes_too_late_on_a_sticky_store_is_freed() {
     assert_eq!((guard.validity(), net.is_free(), net.calls()), (Validity::Lost, false, 1));
 }
 
-/// Of several keys the first is taken while the next is waited for: lost meanwhile, it was in nobody's hands.
+/// A call for several keys loses its first key while it waits for the next. The lost hold is released, because no
+/// caller had its guard.
 #[tokio::test(start_paused = true)]
 async fn a_key_that_is_lost_before_its_call_has_the_others_is_freed_on_a_sticky_store() {
     let net = Arc::new(PlainNet::default());
@@ -221,13 +222,13 @@ async fn a_key_that_is_lost_before_its_call_has_the_others_is_freed_on_a_sticky_
     net.hang.store(false, SeqCst);
     assert_eq!(waiting.await.unwrap(), ErrorKind::Lost);
     sleep(seconds(60)).await;
-    // The other's guard was in its hands: that row stays for a person to look at.
+    // The other client's hold stays for an operator, because its caller had the guard.
     assert_eq!(held.validity(), Validity::Lost);
     let left: Vec<_> = net.rows.lock().unwrap().keys().map(ToString::to_string).collect();
     assert_eq!(left, ["b"]);
 }
 
-/// The same while nobody polls that call: closing does not wait for it.
+/// The same for a call that is not polled. Closing does not wait for it.
 #[tokio::test(start_paused = true)]
 async fn a_key_of_a_call_that_nobody_polls_is_freed_when_it_is_lost_on_a_sticky_store() {
     let net = Arc::new(PlainNet::default());
@@ -254,12 +255,12 @@ async fn an_engine_that_is_dropped_while_the_server_is_away_ends() {
     net.hang.store(true, SeqCst);
     drop(guards);
     drop(lock);
-    // One limit for the first try, and one for closing.
+    // One call limit for the first try, and one for the close.
     sleep(seconds(21)).await;
     assert_eq!((tasks(), Arc::strong_count(&net)), (0, 1));
 }
 
-/// What leases have ended is dropped without a call, and nothing waits behind it.
+/// Releases of ended leases are dropped without a call, and delay no other release.
 #[tokio::test(start_paused = true)]
 async fn what_is_over_costs_no_call_and_keeps_nobody() {
     let net = Arc::new(PlainNet::default());
@@ -274,7 +275,7 @@ async fn what_is_over_costs_no_call_and_keeps_nobody() {
     drop(live);
     sleep(seconds(10)).await;
     *net.fail_release.lock().unwrap() = None;
-    // The longest pause between two tries, with its jitter.
+    // The longest pause between two retries, with its jitter.
     sleep(seconds(11)).await;
     assert!(net.is_free(), "the live one is behind 20,000 that are over");
     assert!(!net.releases.lock().unwrap().contains(&0), "a call for nothing");
@@ -297,7 +298,7 @@ async fn one_release_that_hangs_keeps_its_neighbours_for_two_calls() {
             lock.close().await.unwrap_err();
         } else {
             drop(guards);
-            // A limit for all of them, one for a part, and pauses.
+            // The limit of one call for all holds, one for a part of them, and the pauses.
             sleep(seconds(21)).await;
             assert!(net.rows.lock().unwrap().len() < 20, "{}", net.rows.lock().unwrap().len());
             sleep(seconds(11)).await;
@@ -318,7 +319,7 @@ async fn a_silent_store_is_asked_with_few_calls_at_a_time() {
     net.hang.store(true, SeqCst);
     drop(guards);
     sleep(seconds(300)).await;
-    // Ten for the first try, then 32 each ten seconds.
+    // Ten calls for the first try, then 32 calls every ten seconds.
     assert!(net.calls() < 10 + 32 * 31, "{}", net.calls());
     assert!(tasks() < 40, "{}", tasks());
     net.hang.store(false, SeqCst);
@@ -326,7 +327,7 @@ async fn a_silent_store_is_asked_with_few_calls_at_a_time() {
     assert!(net.is_free(), "{} left", net.rows.lock().unwrap().len());
 }
 
-/// C17: what the store has granted and refuses to release is left, whatever became of the guard.
+/// C17: closing reports a granted hold that the store refuses to release, even if its caller never had or polled it.
 #[tokio::test(start_paused = true)]
 async fn closing_says_what_it_leaves_also_of_what_nobody_had_or_polls() {
     let net = Arc::new(PlainNet::default());

@@ -1,4 +1,4 @@
-//! Where the engine runs: other executors, plain threads, runtimes that go away.
+//! Places where the engine runs: other executors, plain threads, runtimes that end.
 
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
@@ -26,7 +26,7 @@ fn any_executor_polls_its_futures() {
     let runtime = runtime();
     let store = MemoryStore::new().default_ttl(Duration::from_secs(30));
     let client = runtime.block_on(async { store.client_with(ClientSetup::new()) }).unwrap();
-    // Not inside of tokio from here on.
+    // The futures below run outside of tokio.
     futures_executor(async {
         client.faults.script(Op::Acquire, Fault::Delay(Duration::from_millis(20)));
         client.faults.script(Op::Release, Fault::Delay(Duration::from_millis(20)));
@@ -41,7 +41,7 @@ fn any_executor_polls_its_futures() {
     });
 }
 
-/// As small an executor as there is: parks the thread until woken.
+/// A minimal executor that parks the thread until woken.
 fn futures_executor<T>(future: impl Future<Output = T>) -> T {
     struct Unpark(std::thread::Thread);
     impl std::task::Wake for Unpark {
@@ -115,14 +115,14 @@ fn closing_is_bounded_also_while_every_worker_is_blocked() {
         let _ = blocking.recv();
     });
     is_blocked.recv().unwrap();
-    // The only worker is blocked until this has returned.
+    // The only worker is blocked until the close has returned.
     let error = futures_executor(lock.close()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::OutcomeUnknown, "{error}");
     assert_eq!(guard.validity(), Validity::Lost);
     drop(unblock);
 }
 
-/// Its calls block their thread until told, and then wait for ever.
+/// A store whose calls block their thread until a signal and then never return.
 #[derive(Debug)]
 struct Blocking {
     capabilities: Capabilities,
@@ -200,7 +200,7 @@ fn closing_ends_with_a_runtime_that_ends_meanwhile() {
     client.faults.silence(true);
     std::thread::scope(|scope| {
         let closing = scope.spawn(|| futures_executor(client.lock.close()));
-        // Lost by closing, so that it is under way.
+        // Waits for the loss, which shows that the close has started.
         assert_eq!(futures_executor(guard.lost()), LossReason::Closed);
         gone.shutdown_background();
         let error = closing.join().unwrap().unwrap_err();

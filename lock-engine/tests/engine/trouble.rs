@@ -1,4 +1,4 @@
-//! What goes wrong at the store, in the backend or on the way, and what must be true all the same.
+//! Faults of the store, the backend and the network, and the promises that hold in spite of them.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -130,7 +130,7 @@ async fn a_renewal_that_panics_costs_nothing_else() {
     let lock = builder.start().unwrap();
     let guard = lock.key("k").acquire().await.unwrap();
     net.panic_renew.store(1, SeqCst);
-    // One that is asked for while the other is under way is answered.
+    // A renewal by hand during the automatic one is answered.
     sleep(seconds(10)).await;
     timeout(seconds(30), guard.renew()).await.unwrap().unwrap();
     sleep(seconds(60)).await;
@@ -260,7 +260,7 @@ async fn a_renewal_that_waits_for_another_one_hears_of_the_loss() {
     assert!(begun.elapsed() <= seconds(30), "{:?}", begun.elapsed());
 }
 
-/// Counts how often the clock is read: the driver reads it each time that it wakes.
+/// Counts readings of the clock, because the driver reads it at each wake-up.
 #[derive(Debug)]
 struct CountingClock(TokioClock, AtomicUsize);
 
@@ -294,7 +294,7 @@ async fn the_driver_sleeps_while_nothing_can_end() {
 async fn close_waits_for_what_is_on_its_way() {
     let store = MemoryStore::new();
     let (builder, net) = distant(&store);
-    // Longer than a closing engine waits for callers to hand over what they have begun.
+    // Longer than a closing engine waits for callers to hand over their attempts.
     *net.acquire_takes.lock().unwrap() = seconds(3);
     let lock = Arc::new(builder.start().unwrap());
     let acquiring = Arc::clone(&lock);
@@ -419,13 +419,13 @@ async fn absurd_timing_is_no_reason_to_panic() {
     let guard = y.key("k").acquire().await.unwrap();
     x.key("k").wait(seconds(1)).acquire().await.unwrap_err();
     drop(guard);
-    // Left to the one who waited, for as long as that is sensible.
+    // The try yields to the waiter of the other client, but for ten seconds at most.
     let begun = Instant::now();
     assert!(y.key("k").try_acquire().await.unwrap().is_some());
     assert_eq!(begun.elapsed(), seconds(10));
 }
 
-/// A waker that is the last to own something of this library, as a task's waker is.
+/// A waker that is the last owner of a value, as a task's waker can be.
 struct Owner<T>(std::sync::Mutex<Option<T>>);
 
 impl<T: Send + 'static> std::task::Wake for Owner<T> {
@@ -459,7 +459,7 @@ fn a_waker_that_owns_the_guard_is_dropped_outside_the_queue() {
             let owner = Owner::waker(guard);
             assert!(waiting.as_mut().poll(&mut Context::from_waker(&owner)).is_pending());
             drop(owner);
-            // Another task takes the future over: the first one's waker, and with it the guard, goes.
+            // Polling in another task drops the first waker, and with it the guard.
             let _guard = waiting.await.unwrap();
         });
     });

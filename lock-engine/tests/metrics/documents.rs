@@ -1,4 +1,4 @@
-//! The page and the dashboard speak of the metrics that there are.
+//! The page and the dashboard name exactly the exported metrics.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -13,7 +13,7 @@ fn document(name: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// All of them are there as soon as an engine is.
+/// Starts an engine, which creates all metrics, and scrapes.
 async fn exported() -> Scrape {
     let _lock = store("documents").client().unwrap();
     scrape()
@@ -23,7 +23,7 @@ fn ours(scrape: &Scrape) -> BTreeSet<String> {
     scrape.types.keys().filter(|name| name.starts_with("leasehold")).cloned().collect()
 }
 
-/// What is in backquotes.
+/// Returns the texts in backquotes.
 fn quoted(text: &str) -> Vec<&str> {
     text.split('`').skip(1).step_by(2).collect()
 }
@@ -61,7 +61,7 @@ async fn the_page_describes_what_is_exported() {
     }
 }
 
-/// The code that the page shows for installing a recorder is the code that these tests run.
+/// The page's code for installing a recorder is the code of these tests.
 #[test]
 fn the_page_shows_code_that_works() {
     let page = document("metrics.md");
@@ -85,7 +85,7 @@ async fn the_dashboard_asks_for_what_is_exported() {
         }
     }
     assert_eq!(asked, exported, "every metric has its panel");
-    // Whoever imports it chooses the data source.
+    // The data source is a variable, chosen on import.
     for source in strings(&dashboard, &["uid"]) {
         assert!(source == "${datasource}" || source == "leasehold", "{source}");
     }
@@ -101,13 +101,13 @@ async fn the_dashboard_asks_for_what_is_exported() {
     }
 }
 
-/// The words of a text that are names of metrics as Prometheus has them.
+/// Returns the words that are Prometheus names of metrics.
 fn metrics_named(text: &str) -> Vec<String> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     words.filter(|word| word.starts_with("leasehold_lock_")).map(str::to_owned).collect()
 }
 
-/// A histogram is several series.
+/// Returns the metric of a series, because a histogram has several.
 fn base<'a>(name: &'a str, exported: &BTreeSet<String>) -> &'a str {
     if exported.contains(name) {
         return name;
@@ -115,7 +115,7 @@ fn base<'a>(name: &'a str, exported: &BTreeSet<String>) -> &'a str {
     ["_bucket", "_sum", "_count"].iter().find_map(|suffix| name.strip_suffix(suffix)).unwrap_or(name)
 }
 
-/// All strings in `value` under one of these names, however deep.
+/// Returns all strings under one of `names`, at any depth of `value`.
 fn strings<'a>(value: &'a Value, names: &[&str]) -> Vec<&'a str> {
     match value {
         Value::Object(fields) => {

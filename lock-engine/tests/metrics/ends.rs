@@ -1,4 +1,4 @@
-//! Every way a grant can end lowers what its beginning raised.
+//! Every end of a grant lowers the gauges that its start raised.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -25,7 +25,7 @@ async fn losses_by_reason() {
     assert!(lock.admin().unwrap().force_release(guard.key(), guard.holder()).await.unwrap());
     assert_eq!(guard.lost().await, LossReason::ForcedRelease);
     assert_eq!(of("forced").lost(), counts(&[("forced release", 1.0)]));
-    // The guard that is dropped after the loss ends nothing once more.
+    // Dropping the guard after the loss does not count as a second end.
     drop(guard);
 
     let guard = lock.key("long:1").max_hold(5 * SECOND).acquire().await.unwrap();
@@ -44,7 +44,7 @@ async fn losses_by_reason() {
     assert_eq!(guard.lost().await, LossReason::Gone);
     assert_eq!(of("gone").lost(), counts(&[("gone", 1.0)]));
 
-    // Nobody tells of these: their release finds them gone.
+    // These losses are not reported, so the release finds them.
     client.faults.mute(true);
     for i in 1..=2 {
         let guard = lock.key("found:1").acquire().await.unwrap();
@@ -93,7 +93,7 @@ fn a_runtime_that_ends() {
     orders.assert_at_rest();
 }
 
-/// A loss that the store tells while the grant is still on its way to the caller.
+/// The store reports losses while grants are on their way to the caller.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn losses_that_race_with_their_grants() {
     const GRANTS: u32 = 20_000;
@@ -117,7 +117,7 @@ async fn losses_that_race_with_their_grants() {
                         granted += 1;
                         drop(guard);
                     }
-                    // Lost before it was handed out.
+                    // The grant was lost before its delivery.
                     Err(error) => assert_eq!(error.kind(), leasehold_api::ErrorKind::Lost, "{error}"),
                 }
             }
@@ -127,13 +127,13 @@ async fn losses_that_race_with_their_grants() {
     });
     orders.assert_at_rest();
     let mut counted = vec![("error", f64::from(GRANTS - granted)), ("granted", f64::from(granted))];
-    // What never happened has no counter: on a busy machine the other thread may be late each time.
+    // An outcome that never occurred has no counter. On a busy machine the other thread can be late each time.
     counted.retain(|(_, count)| *count > 0.0);
     assert_eq!(orders.attempts(), counts(&counted));
     assert!(orders.histogram("leasehold_lock_wait_time_seconds").0 >= f64::from(granted));
 }
 
-/// Whatever the closing meets, in the queue, at the store or in somebody's hands, ends.
+/// Closing ends all attempts and grants: in the queue, at the store and delivered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grants_that_race_with_a_close() {
     let _alone = alone().await;

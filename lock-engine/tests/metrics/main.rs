@@ -1,4 +1,4 @@
-//! What a scrape sees: the metrics that `docs/metrics.md` describes, in a real exporter of Prometheus's format.
+//! The metrics of `docs/metrics.md`, as a real Prometheus exporter shows them.
 #![allow(clippy::unwrap_used)]
 
 mod documents;

@@ -11,7 +11,7 @@ use crate::scrape::{Of, alone, counts, recorder, scrape};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// A store whose name is the label of its metrics.
+/// Returns a store with this name as the label of its metrics.
 pub(crate) fn store(name: &str) -> MemoryStore {
     recorder();
     MemoryStore::named(name)
@@ -49,7 +49,7 @@ async fn every_series_begins_at_zero() {
     };
     assert_all_zero("none");
     assert_eq!(none.attempts(), []);
-    // A class is there as a whole from its first key on, so that its first loss is an increase.
+    // The first key of a class creates all of its series, so that its first loss is an increase.
     lock.key("order:1").acquire().await.unwrap().release().await.unwrap();
     assert_all_zero("order");
     assert_eq!(Of { class: "order", ..none }.attempts(), counts(&[("granted", 1.0)]));
@@ -103,7 +103,7 @@ async fn waits_holds_and_how_attempts_ended() {
         _ = &mut patient => panic!("granted while held"),
         () = sleep(SECOND) => assert_eq!((order.held(), order.waiting()), (1.0, 2.0)),
     }
-    // Another client that starts in the middle takes nothing back.
+    // A client that starts later does not reset the gauges.
     let _late = store.client().unwrap();
     assert_eq!((order.held(), order.waiting()), (1.0, 2.0));
     let patient = tokio::join!(async { timed_out.await.unwrap_err() }, async {
@@ -158,7 +158,7 @@ async fn callers_that_are_cancelled() {
     let client = store.client_with(ClientSetup::new()).unwrap();
     let orders = Of { store: "memory:cancelled", class: "order" };
     let outside = store.occupy(&LockKey::new("order:1").unwrap()).unwrap();
-    // Behind the store, then also behind a caller of the same client.
+    // The first call waits at the store, the second behind the first.
     let mut first = Box::pin(client.lock.key("order:1").wait_forever().acquire());
     let mut second = Box::pin(client.lock.key("order:1").wait_forever().acquire());
     tokio::select! {
@@ -173,9 +173,9 @@ async fn callers_that_are_cancelled() {
     orders.assert_at_rest();
     assert_eq!(orders.attempts(), counts(&[("cancelled", 2.0)]));
     drop(outside);
-    // A call that nobody polls is none.
+    // A call that is never polled is not counted.
     drop(client.lock.key("order:1").acquire());
-    // A grant that nobody picks up is undone and was never held.
+    // A grant whose caller has gone is undone and never counts as held.
     client.faults.script(Op::Acquire, Fault::DelayReply(SECOND));
     tokio::time::timeout(SECOND / 2, client.lock.key("order:2").acquire()).await.unwrap_err();
     sleep(5 * SECOND).await;
@@ -195,7 +195,7 @@ async fn several_keys_are_one_attempt_and_as_many_holds() {
     let keys = ["z:1", "y:1", "x:1"].map(|key| LockKey::new(key).unwrap());
     let (guards, ()) = tokio::join!(lock.keys(&keys).wait_forever().acquire(), async {
         sleep(3 * SECOND).await;
-        // Those in front of the one that is waited for are held meanwhile.
+        // The keys before the awaited one are held.
         let sum = |name| scrape().sum(name, &[("store", "memory:several")]);
         assert_eq!((of("x").held(), of("y").held(), sum("leasehold_lock_held")), (1.0, 1.0, 2.0));
         assert_eq!((of("x").waiting(), sum("leasehold_lock_waiting")), (1.0, 1.0));
@@ -206,7 +206,7 @@ async fn several_keys_are_one_attempt_and_as_many_holds() {
     assert_eq!(of("z").attempts(), []);
     near(of("x").histogram("leasehold_lock_wait_time_seconds").1, 0.0);
     near(of("y").histogram("leasehold_lock_wait_time_seconds").1, 3.0);
-    // Granted with the first question and given back: the time counts from the request all the same.
+    // `z` was granted at first and released again. Its wait time still counts from the request.
     assert_eq!(of("z").histogram("leasehold_lock_wait_time_seconds").0, 1.0);
     near(of("z").histogram("leasehold_lock_wait_time_seconds").1, 3.0);
     guards.unwrap().release().await.unwrap();
@@ -223,15 +223,15 @@ async fn the_margin_of_renewals_says_how_near_a_loss_was() {
     sleep(35 * SECOND).await;
     let (times, sum) = leader.histogram("leasehold_lock_renewal_margin");
     assert_eq!(times, 3.0);
-    // A tenth is kept for clocks that differ, and a third, or up to a tenth less of it, has passed.
+    // A tenth of the lease is kept for clock differences. A third of it, or up to a tenth less, has passed.
     let mean = sum / times;
     assert!((0.56..=0.61).contains(&mean), "{mean}");
     assert_eq!(scrape().value("leasehold_lock_renewals_total", &[("store", "memory:margin")]), 3.0);
-    // A store that does not answer for half of the lease.
+    // The store is silent for half of the lease.
     client.faults.silence(true);
     sleep(15 * SECOND).await;
     client.faults.silence(false);
-    // Long enough for the one that is repeated, and too short for the next one.
+    // Long enough for the repeated renewal, and too short for the next one.
     sleep(5 * SECOND).await;
     assert!(guard.validity().is_held());
     let (more, low) = leader.histogram("leasehold_lock_renewal_margin");

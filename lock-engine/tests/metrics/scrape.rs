@@ -1,4 +1,4 @@
-//! The program's recorder, and what it shows to those who scrape it.
+//! The program's recorder and its scraped metrics.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -17,7 +17,7 @@ pub(crate) struct Scrape {
     pub(crate) series: Vec<(String, Labels, f64)>,
 }
 
-/// As `docs/metrics.md` tells programs to do it.
+/// Installs the recorder as `docs/metrics.md` shows.
 fn install() -> Result<PrometheusHandle, BuildError> {
     let seconds =
         [0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10000.0];
@@ -30,23 +30,23 @@ fn install() -> Result<PrometheusHandle, BuildError> {
         .install_recorder()
 }
 
-/// The recorder of this process: there before the first engine.
+/// Returns the recorder of this process. Call it before the first engine starts.
 pub(crate) fn recorder() -> &'static PrometheusHandle {
     static RECORDER: OnceLock<PrometheusHandle> = OnceLock::new();
     RECORDER.get_or_init(|| install().unwrap())
 }
 
-/// One test at a time: the exporter may lose an observation that is recorded while somebody scrapes.
+/// Admits one test at a time, because the exporter can lose an observation during a scrape.
 pub(crate) async fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().await
 }
 
-/// As [`alone`], outside of a runtime.
+/// Admits one test at a time, as [`alone`], outside of a runtime.
 pub(crate) fn alone_blocking() -> MutexGuard<'static, ()> {
     ALONE.blocking_lock()
 }
 
-/// What is there now.
+/// Returns the current metrics.
 pub(crate) fn scrape() -> Scrape {
     let text = recorder().render();
     let (mut types, mut help, mut series) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
@@ -61,7 +61,7 @@ pub(crate) fn scrape() -> Scrape {
     Scrape { text, types, help, series }
 }
 
-/// `name{label="value",...} 1`
+/// Parses a line such as `name{label="value",...} 1`.
 fn series_of(line: &str) -> (String, Labels, f64) {
     let (series, value) = line.rsplit_once(' ').unwrap();
     let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
@@ -75,7 +75,7 @@ fn series_of(line: &str) -> (String, Labels, f64) {
 }
 
 impl Scrape {
-    /// The value of the one series with exactly these labels.
+    /// Returns the value of the series with exactly these labels.
     pub(crate) fn value(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         self.find(name, labels).unwrap_or_else(|| panic!("no {name} {labels:?} in\n{}", self.text))
     }
@@ -88,14 +88,14 @@ impl Scrape {
         value
     }
 
-    /// The sum over all series of `name` with these labels, whatever others they have.
+    /// Returns the sum over all series of `name` with at least these labels.
     pub(crate) fn sum(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
         let with = |l: &Labels| labels.iter().all(|(k, v)| l.get(*k).is_some_and(|value| value == v));
         self.series.iter().filter(|(n, l, _)| n == name && with(l)).map(|(_, _, value)| value).sum()
     }
 }
 
-/// What the keys of one class came to, at one store.
+/// Reads the metrics of one class of keys at one store.
 pub(crate) struct Of<'a> {
     pub(crate) store: &'a str,
     pub(crate) class: &'a str,
@@ -106,7 +106,7 @@ impl Of<'_> {
         scrape().value(name, &[("store", self.store), ("key_class", self.class)])
     }
 
-    /// How many observations, and their sum.
+    /// Returns the number of observations and their sum.
     pub(crate) fn histogram(&self, name: &str) -> (f64, f64) {
         (self.value(&format!("{name}_count")), self.value(&format!("{name}_sum")))
     }
@@ -119,7 +119,7 @@ impl Of<'_> {
         self.value("leasehold_lock_waiting")
     }
 
-    /// The attempts that there were, by outcome.
+    /// Returns the number of attempts by outcome, without zeros.
     pub(crate) fn attempts(&self) -> Vec<(String, f64)> {
         self.by("leasehold_lock_attempts_total", "outcome")
     }
@@ -128,7 +128,7 @@ impl Of<'_> {
         self.by("leasehold_lock_lost_total", "reason")
     }
 
-    /// What was held is not held any more, nobody waits, and each grant has ended once.
+    /// Asserts that no key is held, no caller waits, and each grant has ended once.
     pub(crate) fn assert_at_rest(&self) {
         assert_eq!((self.held(), self.waiting()), (0.0, 0.0), "{} {}", self.store, self.class);
         let (waited, _) = self.histogram("leasehold_lock_wait_time_seconds");
@@ -150,7 +150,7 @@ impl Of<'_> {
     }
 }
 
-/// `("granted", 1.0)` and the like as they are compared.
+/// Returns `expected` with owned names, for comparisons.
 pub(crate) fn counts(expected: &[(&str, f64)]) -> Vec<(String, f64)> {
     expected.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect()
 }
