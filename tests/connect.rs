@@ -1,4 +1,4 @@
-//! What `connect` takes, what it refuses, and that it never shows a password.
+//! The URLs that `connect` accepts and refuses. No error shows a password.
 
 use leasehold::{Error, ErrorKind, connect};
 
@@ -9,7 +9,7 @@ async fn refused(url: &str) -> Error {
     }
 }
 
-/// Everything an error shows: text, debug form and sources.
+/// Returns the whole text of an error: display, debug and sources.
 fn everything(error: &Error) -> String {
     let mut text = format!("{error} {error:?}");
     let mut source = std::error::Error::source(error);
@@ -82,7 +82,7 @@ async fn a_missing_postgres_feature_is_named() {
         ("postgres+row", "postgres-row", cfg!(not(feature = "postgres-row"))),
         ("postgres+ttl", "postgres-ttl", cfg!(not(feature = "postgres-ttl"))),
     ] {
-        // Nobody listens on this port.
+        // No server listens on this port.
         let error = refused(&format!("{scheme}://app:hunter2@127.0.0.1:1/app")).await;
         let expected = if is_missing { ErrorKind::Unsupported } else { ErrorKind::Unavailable };
         assert_eq!(error.kind(), expected, "{scheme}: {error}");
@@ -152,7 +152,7 @@ async fn the_bounds_of_a_holder_of_rows_are_named_by_its_parameter() {
     }
 }
 
-/// A program on another executor: whichever store, an error and no panic.
+/// On another executor than tokio, each store returns an error and does not panic.
 #[test]
 fn without_a_runtime_every_store_says_so() {
     let directory = tempfile::tempdir().unwrap();
@@ -211,7 +211,7 @@ mod memory {
     use leasehold::LockExt;
     use std::time::Duration;
 
-    /// Of a store whose engine publishes metrics: the function that was given classifies its keys, and no other's.
+    /// With metrics, the given function classifies the keys of its own connection only.
     #[cfg(feature = "metrics")]
     #[tokio::test]
     async fn the_program_puts_keys_into_classes() {

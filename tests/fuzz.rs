@@ -1,4 +1,4 @@
-//! Rows that somebody else wrote: what they hold is shown or refused, and nothing breaks.
+//! Rows written by other programs: `list` shows or refuses their content, and no store breaks.
 #![allow(clippy::unwrap_used)]
 #![cfg(all(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
 
@@ -21,12 +21,12 @@ const ROWS: Fuzz<'_> = Fuzz {
     words: &["\u{1f}", "\u{1f}1", "\u{1f}4", "\u{d7ff}", "\u{10ffff}", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"],
 };
 
-/// What no library writes, and the server keeps.
+/// Values that no client writes but the server accepts.
 const NUMBERS: [i64; 7] = [0, 1, -1, i64::MAX, i64::MIN, 9_007_199_254_740_991, 1_000_000];
 const TIMES: [&str; 7] =
     ["now", "infinity", "-infinity", "4713-01-01 BC", "294276-12-31 23:59:59", "1970-01-01", "2200-01-01"];
 
-/// A row, with the same for each store.
+/// Content of a row, the same for each store.
 struct Row {
     key: String,
     holder: String,
@@ -38,7 +38,7 @@ struct Row {
 }
 
 impl Row {
-    /// Of an input; `None` for a key that the server does not keep.
+    /// Creates a row from an input. `None` if the server does not accept the key.
     fn of(input: &[u8]) -> Option<Self> {
         let texts: Vec<_> = parts(input).into_iter().map(|part| text(part).replace('\0', "")).collect();
         let piece = |at: usize| texts.get(at).cloned().unwrap_or_default();
@@ -79,7 +79,7 @@ impl Row {
             let query = query.bind(self.times[0]).bind(self.is_held).bind(self.times[1]).bind(self.times[2]);
             query.execute(&mut *connection).await.unwrap();
         }
-        // Of a number that this connection has locked.
+        // The number of an advisory lock that this connection holds.
         let statement =
             "INSERT INTO leasehold.advisory_name (space, number, key, pid, holder, token, granted_at, label)
             SELECT 1, 4711, $1, pg_backend_pid(), $2, $3, $4::text::timestamptz, $5";
@@ -92,7 +92,7 @@ impl Row {
 fn fuzz_rows() {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
     let server = runtime.block_on(Server::start());
-    // One row at a time.
+    // The server holds one row at a time.
     let server = Mutex::new(server);
     ROWS.check(|input| {
         let Some(row) = Row::of(input) else { return };

@@ -1,4 +1,5 @@
-//! A program whose `main` returns with a guard just dropped holds nothing afterwards, on every store that processes share.
+//! Checks that a program whose `main` returns just after the drop of a guard holds no lock afterwards, on every store that
+//! processes share.
 #![allow(clippy::unwrap_used)]
 #![cfg(all(
     feature = "file",
@@ -14,19 +15,19 @@ use leasehold::{Error, Lock, LockExt as _, connect};
 use test_servers::fresh_database;
 use tokio::runtime::Builder;
 
-/// A key that was released is granted at once. The lease below is longer than all waits together.
+/// Limit of a wait for a released key. The lease below is longer than all waits together, so its end does not free the key.
 const LONG: Duration = Duration::from_secs(20);
 
-/// A process that ends has a second for its releases. A busy machine may not give that second to each of them, so a child that
-/// left its key held is followed by others. A release that is never sent fails in all of them.
+/// Number of children that may leave their keys held before the test fails. A process that ends has a second for its
+/// releases, which may be too short on a busy machine. A release that is never sent fails in every child.
 const CHILDREN: u32 = 4;
 
-/// Set for a child: the URL of its store, the number of its threads, and what it does.
+/// Variable of a child: the number of its threads, its own number, what it does, and the URL of its store.
 const CHILD: &str = "LEASEHOLD_TEST_MAIN_ENDS";
 
 const SHAPES: [&str; 4] = ["guard", "guard and lock", "many guards", "guard still out"];
 
-/// The `main` of a child, which is this test alone in a process of its own.
+/// The `main` of a child, which runs only this test in a separate process.
 #[test]
 fn child() {
     let Ok(spec) = std::env::var(CHILD) else { return };
@@ -56,7 +57,7 @@ fn child() {
         }
         Some((lock, None))
     });
-    // As `#[tokio::main]` does it: the runtime ends, and then the process.
+    // The runtime ends before the process, as under `#[tokio::main]`.
     drop(runtime);
     drop(out);
     std::process::exit(0);
@@ -76,7 +77,7 @@ async fn nothing_stays_held(url: &str, shapes: &[&str]) {
     other.close().await.unwrap();
 }
 
-/// Runs the child with keys that its `number` names, and takes them.
+/// Runs the child, whose keys contain `number`, and then acquires these keys.
 async fn free_after_child(
     other: &dyn Lock,
     url: &str,
@@ -114,7 +115,7 @@ async fn a_session_lock_is_free_after_main() {
 
 #[tokio::test]
 async fn a_transaction_lock_is_free_after_main() {
-    // Each of these locks takes a session, so not many at once.
+    // Without many guards, because each of these locks uses a session.
     on_postgres("postgres+advisory-xact", "", &["guard", "guard and lock", "guard still out"]).await;
 }
 

@@ -1,5 +1,5 @@
-//! A waiter outlives its server, on every Postgres store: one that is restarted, one that answers nothing for longer
-//! than any call may take, one that is not there yet.
+//! Checks that a waiter survives an outage of its server, on every Postgres store: a restart, a server that is silent for
+//! longer than any call may take, and a server that is not started yet.
 #![allow(clippy::unwrap_used)]
 #![cfg(all(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
 
@@ -17,10 +17,10 @@ use test_bounds::{Bound, within};
 use test_servers::{Cluster, ClusterOptions, StopMode};
 use tokio::task::JoinHandle;
 
-/// How long a waiter may take once the server is back: the longest call, and the pauses after it.
+/// Limit for a waiter after the server is back: the longest call and the pauses after it.
 const SOON: Duration = Duration::from_secs(60);
 
-/// One store, with a client that holds the key (if any) and one that waits.
+/// One store with a waiting client, and in some tests a client that holds the key.
 struct Scene {
     store: &'static str,
     holder: Option<LockGuard>,
@@ -28,7 +28,7 @@ struct Scene {
     waiter: JoinHandle<Result<LockGuard, Error>>,
 }
 
-/// A client of each store.
+/// Returns a client of each store.
 async fn clients(url: &str) -> Vec<(&'static str, Engine)> {
     let server = || PgConfig::from_url(url).unwrap().install_schema(true);
     vec![
@@ -46,7 +46,7 @@ fn waits(engine: Engine, store: &'static str, holder: Option<LockGuard>) -> Scen
     Scene { store, holder, engine, waiter }
 }
 
-/// Of each store one client that holds the key and one that waits for it.
+/// Returns for each store a client that holds the key and a client that waits for it.
 async fn held_and_waited_for(url: &str) -> Vec<Scene> {
     let mut scenes = Vec::new();
     for ((store, holder), (_, waiter)) in clients(url).await.into_iter().zip(clients(url).await) {
@@ -67,18 +67,18 @@ async fn until(store: &str, what: &str, such: impl Fn() -> bool) {
     }
 }
 
-/// The holder lets go, if it was not lost, and the waiter is granted.
+/// Releases the holder's lock if it is not lost, and checks that the waiter is granted.
 async fn granted(scene: Scene) {
     let Scene { store, holder, engine, waiter } = scene;
     if let Some(holder) = holder {
         let (key, id) = (holder.key().clone(), holder.holder());
         if holder.release().await.is_err() && store == "row" {
-            // The row of a holder that was lost stays shut until an operator opens it.
+            // The row of a lost holder stays locked until an operator releases it.
             let (begun, mut failed) = (Instant::now(), false);
             loop {
                 match engine.admin().unwrap().force_release(&key, id).await {
                     Ok(was_held) => break assert!(was_held || failed),
-                    // What was asked while the server was away may end with an error yet.
+                    // A call made during the outage might still return an error.
                     Err(error) => assert!(error.is_retryable() && begun.elapsed() < SOON, "{error}"),
                 }
                 failed = true;
@@ -89,7 +89,7 @@ async fn granted(scene: Scene) {
     let guard = within(SOON, format!("{store}: the waiter was not granted"), waiter).await;
     let guard = guard.unwrap();
     let guard = guard.unwrap_or_else(|error| panic!("{store}: the waiter did not outlive it: {error}"));
-    // An answer that was long on its way leaves it in doubt until the hold is confirmed; never lost.
+    // A late reply leaves the guard in doubt until the hold is confirmed, but it is never lost.
     until(store, "it is valid", || guard.validity() == Validity::Valid).await;
     guard.release().await.unwrap_or_else(|error| panic!("{store}: {error}"));
     drop(engine);
@@ -123,7 +123,7 @@ async fn a_waiter_outlives_a_server_that_is_not_there_yet() {
     join_all(scenes.into_iter().map(granted)).await;
 }
 
-/// 25 seconds: longer than any call may take, and than a session may go unconfirmed.
+/// Freezes for 25 seconds, longer than any call may take or a session may stay unconfirmed.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiter_outlives_a_server_that_is_frozen() {
     let cluster = Cluster::start(ClusterOptions::new());
@@ -138,12 +138,12 @@ async fn a_waiter_outlives_a_server_that_is_frozen() {
     join_all(scenes.into_iter().map(granted)).await;
 }
 
-/// Twenty times as many at once as the client has sessions, and as the server has connections: those behind wait.
+/// Runs 80 callers at once, more than the client has sessions or the server has connections. The others must wait.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_server_costs_time() {
     let cluster = Cluster::start(ClusterOptions::new().setting("max_connections", "12"));
     let database = cluster.fresh_database().await;
-    // One client that has fewer sessions than callers, and one that has more than the server.
+    // A client with fewer sessions than callers, and a client with more sessions than the server has connections.
     for sessions in [4, 40] {
         let server = PgConfig::from_url(database.url()).unwrap().install_schema(true);
         let lock = Arc::new(XactConfig::new(server).sessions(sessions).connect().await.unwrap());

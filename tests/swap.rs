@@ -1,4 +1,4 @@
-//! The example `swap` on each store that this program is built with. CI builds it with each of these features alone too.
+//! The example `swap` on each compiled-in store. CI also builds it with each of these features alone.
 
 #![allow(clippy::unwrap_used)]
 #![cfg(any(feature = "memory", feature = "file", feature = "postgres-ttl"))]

@@ -1,4 +1,4 @@
-//! `leasehold claims` on tables of an application's own, on a real server.
+//! `leasehold claims` on tables of an application, on a real server.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 #[path = "support/command.rs"]
@@ -29,7 +29,7 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap()
 }
 
-/// What has no end is told as such, and nothing is said of what is complete.
+/// A truncated list is marked as such, and a complete list has no mark.
 #[test]
 fn a_list_that_is_cut_says_so() {
     let (_runtime, database, _connection) = database(REQUESTS);
@@ -137,7 +137,7 @@ fn a_side_table_is_read_instead_of_columns() {
     assert_eq!((ids(&found["taken"]), &found["taken"][0]["epoch"]), (vec!["y"], &9.into()));
 }
 
-/// What an open transaction has taken is invisible to others, but not that it is there.
+/// Other sessions cannot see the rows claimed by an open transaction, but can see the transaction.
 #[test]
 fn a_held_claim_shows_as_its_transaction() {
     let (runtime, database, mut connection) = database(REQUESTS);

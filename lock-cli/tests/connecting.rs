@@ -1,4 +1,4 @@
-//! `--wait` is one budget for the way to the store and for the lock.
+//! `--wait` is one budget for the connection to the store and for the lock.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 #[path = "support/command.rs"]
@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use support::{Beside, finish};
 use test_servers::{Cluster, ClusterOptions, PgBouncer, PgBouncerOptions, Standby, StopMode};
 
-/// What is said, once, while the store cannot be reached.
+/// The note that is printed once while the store cannot be reached.
 const RETRYING: &str = "store unavailable, retrying: ";
 
 fn tool(url: &str, arguments: &str) -> Command {
@@ -40,7 +40,7 @@ fn a_run_waits_for_a_server_that_starts_late() {
             let note = tool.note();
             assert!(note.contains(RETRYING) && note.contains("check that the server runs"), "{note}");
             if patience.is_empty() {
-                // A wait for the server is ended like one for the lock.
+                // A signal ends the wait for the server like a wait for the lock.
                 tool.signal(Signal::TERM);
                 assert_eq!((tool.code(), tool.rest_of_stdout().as_str()), (143, ""));
                 continue;
@@ -53,7 +53,7 @@ fn a_run_waits_for_a_server_that_starts_late() {
     }
 }
 
-/// Trying again is of no use, and what refuses is not what is to be mended.
+/// A retry would fail too, and the fault is in the options, not in the pooler.
 #[test]
 fn options_that_a_pooler_refuses_end_the_wait() {
     let cluster = Cluster::shared();
@@ -62,7 +62,7 @@ fn options_that_a_pooler_refuses_end_the_wait() {
     let url = bouncer.url(database.name()).replacen("postgres", "postgres+ttl", 1);
     assert_eq!(finish(&mut tool(&(url.clone() + "?install=true"), "run k -- true")).0, 0);
     let given = url.clone() + "?options=-cgeqo%3Doff";
-    // The driver sends an empty one, too.
+    // The driver also sends an empty value.
     for (url, environment) in [(&url, Some("")), (&given, None)] {
         let mut tool = tool(url, "run k -- echo ran");
         environment.map(|options| tool.env("PGOPTIONS", options));
@@ -71,7 +71,7 @@ fn options_that_a_pooler_refuses_end_the_wait() {
     }
 }
 
-/// There are no transactions behind it, in which anything could be locked.
+/// Such a pooler allows no transactions, so no lock can be acquired.
 #[test]
 fn a_pooler_in_statement_mode_ends_the_wait() {
     let cluster = Cluster::shared();
@@ -82,7 +82,7 @@ fn a_pooler_in_statement_mode_ends_the_wait() {
         for pooler in ["detect", "transaction"] {
             let url = bouncer.url(database.name()).replacen("postgres", scheme, 1) + "?pooler=" + pooler;
             let (code, _, stderr) = finish(&mut tool(&url, "run k -- echo ran"));
-            // Session locks are refused behind any pooler.
+            // The session store refuses any pooler, with another message.
             let is_told = stderr.contains("statement mode") || scheme == "postgres";
             assert!(code == 64 && is_told, "{url}: {code}: {stderr}");
         }
@@ -130,7 +130,7 @@ fn a_run_waits_for_a_connection_to_become_free() {
 
 #[test]
 fn without_an_answer_until_the_end_of_the_budget_the_store_is_unavailable() {
-    // Nobody listens there.
+    // No server listens on this port.
     let url = "postgres://app@127.0.0.1:1/x";
     for (options, is_said) in
         [("--wait 300ms", true), ("-w 0.3", true), ("-q --wait 300ms", false), ("--no-wait", false)]
@@ -155,12 +155,12 @@ fn what_no_retry_mends_is_told_at_once() {
     ] {
         let (got, stdout, stderr) = finish(&mut tool(&url, "run k -- echo ran"));
         assert_eq!((got, stdout.as_str()), (code, ""), "{stderr}");
-        // Nor is it said where in its source the driver met the answer.
+        // The message also omits the place in the driver's source.
         assert!(!stderr.contains(RETRYING) && !stderr.contains("at line"), "{stderr}");
     }
 }
 
-/// A server that speaks another language in another encoding, and one that wants to be logged in to in another way.
+/// One server sends an error in another encoding, and another requires an unsupported login method.
 #[test]
 fn a_refusal_that_cannot_be_read_ends_the_wait() {
     let refusal = b"SFATAL\0VFATAL\0C28P01\0Mmot de passe \xe9chou\xe9\0\0";
@@ -187,7 +187,7 @@ fn a_refusal_that_cannot_be_read_ends_the_wait() {
     }
 }
 
-/// Every variable that decides where or how securely psql connects counts, or is refused by its name.
+/// Each variable that decides where or how securely psql connects has its effect here, or is refused by name.
 #[test]
 fn variables_of_libpq_count() {
     let cluster = Cluster::shared();
@@ -220,7 +220,7 @@ fn variables_of_libpq_count() {
     }
 }
 
-/// A secret is rotated while one run holds the lock and another waits for it; then all sessions end.
+/// The password changes while one run holds the lock and another waits for it. Then all sessions end.
 #[test]
 fn a_password_that_is_rotated_in_its_file_is_read_again() {
     let (runtime, cluster) = (runtime(), Cluster::start(ClusterOptions::new().password("sesame")));
@@ -248,7 +248,7 @@ fn a_password_that_is_rotated_in_its_file_is_read_again() {
         std::fs::rename(&new, &file).unwrap();
         sql("SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE usename = 'rot'");
         if keeps {
-            // A third one sees the holder, on sessions of its own.
+            // A third run sees the holder through separate sessions.
             let (code, _, stderr) = finish(&mut with_file("run k --no-wait -- echo ran"));
             assert_eq!(code, 75, "{stderr}");
             holder.go_on();

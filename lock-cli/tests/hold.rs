@@ -24,7 +24,7 @@ fn the_lock_is_held_until_standard_input_is_closed() {
     };
     let seen: Value = serde_json::from_str(&inspect("--json").1).unwrap();
     assert_eq!((&seen["holder"], &seen["token_text"]), (&Value::from(id), &Value::from(token)));
-    // What is written there does not matter.
+    // The text on standard input does not matter.
     holder.go_on();
     holder.close_stdin();
     assert_eq!((holder.code(), holder.rest_of_stdout().as_str()), (0, ""));
@@ -92,7 +92,7 @@ fn it_is_asked_for_as_by_run() {
     }
 }
 
-/// Nobody would learn that it is granted, nor its token.
+/// The caller could not learn of the grant and its token.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_grant_that_cannot_be_told_is_released() {
@@ -113,7 +113,7 @@ fn a_grant_that_cannot_be_told_is_released() {
     }
 }
 
-/// As of a command with `&` in a script: it would say that it holds the lock, and let it go.
+/// For example, a command with `&` in a script has such an input. It would report the lock and release it at once.
 #[test]
 fn a_standard_input_that_keeps_nothing_is_refused() {
     let store = Store::new();

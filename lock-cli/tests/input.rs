@@ -124,7 +124,7 @@ fn output_that_cannot_be_written_is_a_failure() {
     assert_eq!(free.status.code(), Some(74), "that it is free was not told");
 }
 
-/// Nor is one that is thrown away, as other languages do it (`subprocess.DEVNULL`): opened for reading as well.
+/// The output is `/dev/null`, opened for reading too, as by `subprocess.DEVNULL` of Python.
 #[test]
 fn output_that_is_not_wanted_is_no_failure() {
     let store = Store::new();
@@ -138,7 +138,7 @@ fn output_that_is_not_wanted_is_no_failure() {
 #[test]
 fn too_few_descriptors_are_said_and_no_panic() {
     let store = Store::new();
-    // As the shell has them: three are open already.
+    // The limit of the shell. Three files are already open.
     for open in 4..=10 {
         let script = format!("ulimit -n {open}; exec \"$0\" list --url \"$1\"");
         let mut shell = std::process::Command::new("sh");
@@ -219,7 +219,7 @@ fn stores_that_cannot_be_used() {
     std::fs::write(damaged.join("leasehold-format"), "something else").unwrap();
     let mut cases = vec![(file, 64), (store.path("file/below"), 64), (damaged, 69)];
     if cfg!(target_os = "linux") {
-        // Not even root can write there.
+        // Even root cannot write to this path.
         cases.push(("/proc/leasehold".into(), 64));
     }
     for (path, expected) in cases {
@@ -303,7 +303,7 @@ fn completions_and_manual() {
         page.contains("\nleasehold run [OPTIONS] KEY... \\-\\- COMMAND") && page.contains("\\-\\-grace"),
         "{page}"
     );
-    // Those of all commands are on the first page alone.
+    // Only the first page lists the exit codes of all commands.
     assert!(page.contains(".SH \"EXIT STATUS\"\nSee leasehold(1).") && !page.contains("127"), "{page}");
 }
 

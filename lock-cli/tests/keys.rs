@@ -12,7 +12,7 @@ use support::{Beside, Store, finish};
 
 const HOLD: &str = "echo begun; read line; echo ended";
 
-/// Longer than anything takes.
+/// Longer than any step takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const TELL: &str = r#"printf '[%s]\n' "$LEASEHOLD_KEYS" "$LEASEHOLD_TOKENS" "${LEASEHOLD_KEY-none}" "${LEASEHOLD_TOKEN-none}" "${LEASEHOLD_HOLDER-none}""#;
@@ -37,7 +37,7 @@ fn the_command_finds_all_keys_and_tokens_in_their_order() {
     let tokens: Vec<_> = lines[2].trim_matches(['[', ']']).split(' ').collect();
     assert!(tokens.len() == 2 && tokens.iter().all(|token| token.parse::<u64>().is_ok()), "{stdout}");
     assert_eq!(lines[3..], ["[none]"; 3], "what is of one key would be taken for that of another");
-    // Also where a run around it is for one key.
+    // Also inside a run for one key.
     let inner =
         format!("{} run b a -- sh -c '{}'", env!("CARGO_BIN_EXE_leasehold"), TELL.replace('\'', "'\\''"));
     assert_eq!(finish(&mut store.run("outer", &inner)).1.lines().skip(3).collect::<Vec<_>>(), ["[none]"; 3]);
@@ -71,7 +71,7 @@ fn one_key_that_is_held_is_named_and_none_is_kept() {
         assert!(stderr.contains("\"b\" is locked, held by pid ") && stderr.contains("(other)"), "{stderr}");
         assert!(store.is_free("a") && store.is_free("c"));
     }
-    // Not the key that it has already, also where both have one label.
+    // The note names the key that it waits for, not a key that it holds, even if both have the same label.
     let mut waiter = Beside::start(&mut store.run("c b a --label other", "echo ran"));
     let note = waiter.note();
     assert!(note.contains("waiting for \"b\" on ") && note.contains(&holder.id().to_string()), "{note}");
@@ -128,7 +128,7 @@ fn a_hold_of_several_keys_has_a_line_for_each() {
     }
 }
 
-/// A run that holds the first key and starts another one for the second when it may go on.
+/// Starts a run that holds `outer`. After reading a line, it starts a run for `inner`.
 fn nested(url: &str, outer: &str, inner: &str) -> Beside {
     let tool = env!("CARGO_BIN_EXE_leasehold");
     let script = format!("echo begun; read line; exec {tool} run {inner} -- echo ran");
@@ -137,7 +137,7 @@ fn nested(url: &str, outer: &str, inner: &str) -> Beside {
     Beside::start(&mut command)
 }
 
-/// The runs of these keys, each of which waits for the key of the next one: one of them ends, so that the others run.
+/// Starts nested runs, each of which waits for the key of the next one. Checks that one run ends, so the others can run.
 fn ends_a_circle(url: &str, keys: &[&str]) {
     let next = keys.iter().cycle().skip(1);
     let mut all: Vec<_> = keys.iter().zip(next).map(|(outer, inner)| nested(url, outer, inner)).collect();
@@ -157,13 +157,13 @@ fn ends_a_circle(url: &str, keys: &[&str]) {
         }
     }
     assert_eq!(ended, 1, "{url}");
-    // What a run has said of itself goes with it.
+    // The hold that announces a nested wait ends with its run.
     let mut list = support::tool();
     let (_, stdout, _) = finish(list.env("LEASEHOLD_URL", url).args(["list", "leasehold:nested:"]));
     assert!(stdout.starts_with("nothing is locked"), "{url}: {stdout}");
 }
 
-/// A database, and its URL without the scheme.
+/// Returns a database, and its URL without the scheme.
 fn database() -> (tokio::runtime::Runtime, test_servers::Database, String) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let database = runtime.block_on(test_servers::fresh_database());
@@ -191,7 +191,7 @@ fn of_two_runs_that_wait_for_each_other_one_ends_with_the_circle_on_postgres() {
     }
 }
 
-/// A waiter that is killed leaves what it has said on a store that does not end the holds of the dead.
+/// The row store keeps holds of killed processes, so a killed waiter leaves its announcement locked.
 #[test]
 fn what_a_killed_run_has_said_is_replaced_by_the_next() {
     let (_runtime, _database, rest) = database();
@@ -203,7 +203,7 @@ fn what_a_killed_run_has_said_is_replaced_by_the_next() {
     };
     let mut holder = Beside::start(&mut tool(&["lock", "b"]));
     holder.line();
-    // As left by a run of another holder.
+    // A hold as a killed run of another holder would leave it.
     let left = format!("{:032x}-1 waits for c", 7);
     let mut stale = Beside::start(&mut tool(&["lock", "leasehold:nested:a", "--label", &left]));
     stale.line();

@@ -1,4 +1,4 @@
-//! How long a holder that gets no answer counts as holding, as the URL says it, on a real server.
+//! The URL's limit after which a holder without an answer loses its lock, on a real server.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 #[path = "support/command.rs"]
@@ -11,7 +11,7 @@ use test_bounds::within;
 use test_servers::{Cluster, Proxy, fresh_database};
 use tokio::time::timeout;
 
-/// Only a broken client needs this long, and less than the patient one's limit.
+/// Longer than any working client needs, but less than the limit of the patient client.
 const LONG: Duration = Duration::from_secs(40);
 
 #[tokio::test(flavor = "multi_thread")]
@@ -41,7 +41,7 @@ async fn a_silent_server_costs_the_impatient_their_locks_in_order_and_not_the_pa
         for (scheme, held) in &all {
             let (guard, _) = &held[lost];
             assert!(timeout(LONG, guard.lost()).await.is_ok(), "{scheme}: {guard:?}");
-            // Twelve seconds are more than a session is given for any other statement.
+            // Twelve seconds are more than a session has for any other statement.
             for (later, _) in &held[lost + 1..] {
                 assert_ne!(later.validity(), Validity::Lost, "{scheme}, after {lost}: {later:?}");
             }
@@ -62,7 +62,8 @@ async fn a_silent_server_costs_the_impatient_their_locks_in_order_and_not_the_pa
     }
 }
 
-/// Nobody but an operator opens a mutex row whose holder was not confirmed, so nobody else has run; a lease ends by itself.
+/// Only an operator releases a mutex row whose holder is unconfirmed, so no other client can have run. A lease ends by
+/// itself.
 #[tokio::test(flavor = "multi_thread")]
 async fn whoever_loses_a_row_unconfirmed_is_told_that_it_may_stay_shut() {
     let database = fresh_database().await;

@@ -1,4 +1,4 @@
-//! The command sees each signal once, to whomever it was sent.
+//! The command receives each signal once, whether it was sent to the tool, to its group or to every process.
 #![allow(clippy::unwrap_used, missing_docs)]
 #![cfg(target_os = "linux")]
 
@@ -19,11 +19,11 @@ const SIGNALS: [(Signal, &str); 6] = [
     (Signal::USR2, "USR2"),
 ];
 
-/// Says which signals it gets, and ends when it may go on. A line that is read breaks off with each signal.
+/// Prints the signals that it receives, and ends after reading a line. Each signal interrupts the read.
 const COUNT: &str = "for s in TERM INT QUIT HUP USR1 USR2; do trap \"echo got $s\" $s; done; echo begun $$; \
     until read line; do :; done; echo ended";
 
-/// A run of [`COUNT`] that says what becomes of signals. Starts it by the words of `wrapper`.
+/// Starts a verbose run of [`COUNT`], which notes how each signal is handled, through the command `wrapper`.
 fn start(store: &Store, wrapper: &[&str]) -> Beside {
     let tool = env!("CARGO_BIN_EXE_leasehold");
     let mut words = vec!["env", "--default-signal=HUP,INT,QUIT,TERM"];
@@ -34,7 +34,7 @@ fn start(store: &Store, wrapper: &[&str]) -> Beside {
     Beside::start(&mut command)
 }
 
-/// The helper processes of the runs below, which are there before the command begins.
+/// Returns the helper processes of a run, which exist before its command starts.
 fn helpers(tool: &Beside) -> Vec<Pid> {
     let mut all = below(group(tool));
     all.retain(|process| {
@@ -43,7 +43,7 @@ fn helpers(tool: &Beside) -> Vec<Pid> {
     all
 }
 
-/// What the tool says of the next signal, after it has done what there is to do.
+/// Returns the tool's note about the next signal, printed after it handled the signal.
 fn said(tool: &mut Beside) -> String {
     loop {
         let note = tool.note();
@@ -53,7 +53,7 @@ fn said(tool: &mut Beside) -> String {
     }
 }
 
-/// What the command has said until its end, without its first line.
+/// Ends the command and returns the rest of its output.
 fn heard(tool: &mut Beside) -> String {
     tool.go_on();
     let all = tool.rest_of_stdout();
@@ -65,7 +65,7 @@ fn group(tool: &Beside) -> Pid {
     pid(&tool.id().to_string())
 }
 
-/// The processes below `parent`, parents first.
+/// Returns all descendants of `parent`, parents first.
 fn below(parent: Pid) -> Vec<Pid> {
     let children = format!("/proc/{parent}/task/{parent}/children");
     let children = std::fs::read_to_string(children).unwrap_or_default();
@@ -97,20 +97,20 @@ fn a_signal_to_the_group_is_not_passed_on() {
     }
 }
 
-/// It signals its child, and then its group.
+/// timeout(1) signals its child and then its group.
 #[test]
 fn timeout_around_a_run_ends_the_command_by_one_signal() {
     let store = Store::new();
     let mut tool = start(&store, &["timeout", "600"]);
     tool.line();
-    // The end of its own time would have the same effect, but could be too early for a slow machine.
+    // A signal instead of the timeout, which might end too early on a slow machine.
     tool.signal(Signal::TERM);
     assert!(said(&mut tool).contains("to the process group"));
     tool.go_on();
     assert_eq!(tool.rest_of_stdout(), "got TERM\nended\n");
 }
 
-/// As systemd stops a unit whose `KillMode=` is the default.
+/// Systemd stops a unit with the default `KillMode=` like this.
 #[test]
 fn a_signal_to_every_process_is_not_passed_on() {
     let store = Store::new();
@@ -118,7 +118,7 @@ fn a_signal_to_every_process_is_not_passed_on() {
         let mut tool = start(&store, &[]);
         tool.line();
         let own = group(&tool);
-        // Stopped, so that the time of this loop does not count.
+        // Stops the tool, because the signals must arrive together.
         kill_process(own, Signal::STOP).unwrap();
         for process in [vec![own], below(own)].concat() {
             kill_process(process, signal).unwrap();
@@ -129,7 +129,7 @@ fn a_signal_to_every_process_is_not_passed_on() {
     }
 }
 
-/// Some supervisors send SIGHUP right behind SIGTERM.
+/// Some supervisors send SIGHUP right after SIGTERM.
 #[test]
 fn two_signals_to_the_group_are_seen_once_each() {
     let store = Store::new();
@@ -165,7 +165,7 @@ fn each_of_several_signals_is_judged_by_itself() {
     assert_eq!(heard(&mut tool), "ended\n");
 }
 
-/// A process that has left the group, as `timeout` does, is told by the tool.
+/// The tool passes the signal to a process that has left the group, as `timeout` does.
 #[test]
 fn a_signal_to_the_group_reaches_once_what_has_left_the_group() {
     let store = Store::new();
@@ -206,13 +206,13 @@ fn a_kill_of_the_group_ends_the_command() {
     assert_eq!(tool.rest_of_stdout(), "");
     store.take("k");
     assert!(!is_running(command));
-    // Also what is in another group ends with the tool.
+    // Helpers are in another group, but end with the tool too.
     while helpers.iter().any(|helper| is_running(*helper)) {
         std::thread::yield_now();
     }
 }
 
-/// Programs that were started by systemd compare these numbers with their own.
+/// Programs started by systemd compare these numbers with their own process id.
 #[test]
 fn the_process_that_systemd_names_is_the_command() {
     let store = Store::new();
@@ -228,7 +228,7 @@ fn the_process_that_systemd_names_is_the_command() {
     let (code, stdout, stderr) = support::finish(&mut shell);
     let lines: Vec<_> = stdout.lines().collect();
     assert_eq!((code, lines[0]), (0, lines[1]), "{stderr}");
-    // Not those that name another process.
+    // A variable that names another process stays unchanged.
     let (_, stdout, _) = support::finish(store.run("k", "echo $LISTEN_PID").env("LISTEN_PID", "1"));
     assert_eq!(stdout, "1\n");
 }

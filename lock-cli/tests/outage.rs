@@ -1,4 +1,4 @@
-//! The command while its server is away, on a server of its own.
+//! The command during an outage of its server, on a separate server.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 #[path = "support/command.rs"]
@@ -25,7 +25,7 @@ fn with_store(url: &str, scheme: &str, arguments: &str, script: &str) -> Command
     command
 }
 
-// C6: what the store has not confirmed is repeated, also by a tool that is about to end.
+// C6: an unconfirmed release is repeated, even by a tool that is about to end.
 #[test]
 fn a_release_is_repeated_while_the_server_restarts() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -58,7 +58,7 @@ fn a_row_that_may_stay_shut_is_told_of_also_to_the_quiet() {
     assert_eq!(tool.code(), 3);
 }
 
-// Nor does whoever has no patience with it leave without a word.
+// A second signal skips the wait for the release, but the tool still prints the error.
 #[test]
 fn a_row_that_may_stay_shut_is_told_of_also_to_the_impatient() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -75,7 +75,7 @@ fn a_row_that_may_stay_shut_is_told_of_also_to_the_impatient() {
     assert_eq!(tool.code(), 3);
 }
 
-/// A waiter whose grant is not heard of, since the network has fallen silent, and that gives up or is told to end.
+/// The network falls silent, so a waiter does not learn of its grant. Then its wait ends by its budget or by a signal.
 #[test]
 fn an_attempt_that_may_have_shut_a_row_is_told_of_and_is_nobody_elses_lock() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -102,7 +102,8 @@ fn an_attempt_that_may_have_shut_a_row_is_told_of_and_is_nobody_elses_lock() {
             assert!(Instant::now() < end, "nobody waits");
             std::thread::sleep(Duration::from_millis(5));
         }
-        // Opened under it while no question of it is on its way, and no answer gets through; once more if there was one.
+        // Releases the row while no request of the waiter is in flight, and holds the replies, so the waiter does not learn
+        // of its grant. Tries again if a request was in flight.
         let pause = || std::thread::sleep(Duration::from_millis(5));
         loop {
             assert!(Instant::now() < end, "it is not granted");
@@ -120,7 +121,7 @@ fn an_attempt_that_may_have_shut_a_row_is_told_of_and_is_nobody_elses_lock() {
             while opened.elapsed() < Duration::from_secs(3) && !sql("SELECT acquired FROM leasehold.mutex") {
                 pause();
             }
-            // Shut again, unless the waiter was granted it.
+            // Locks the row again unless the waiter was granted.
             if sql(
                 "WITH shut AS (UPDATE leasehold.mutex SET acquired = true WHERE NOT acquired RETURNING true)
                 SELECT NOT EXISTS (SELECT FROM shut)",
@@ -144,7 +145,7 @@ fn an_attempt_that_may_have_shut_a_row_is_told_of_and_is_nobody_elses_lock() {
     }
 }
 
-/// timeout(1) sends its signal twice, and others more often: to the process, and to its group.
+/// timeout(1) sends its signal twice, to the process and to its group. Other programs send it more often.
 #[test]
 fn one_order_to_end_in_several_signals_is_not_impatience() {
     let cluster = Cluster::start(ClusterOptions::new());
@@ -162,7 +163,7 @@ fn one_order_to_end_in_several_signals_is_not_impatience() {
     }
 }
 
-// Whoever has only waited is not told to break the holder's lock.
+// A run that only waited must not advise breaking the holder's lock.
 #[test]
 fn a_wait_that_ends_with_the_server_advises_no_force() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -175,7 +176,7 @@ fn a_wait_that_ends_with_the_server_advises_no_force() {
         assert!(note.contains("waiting for"), "{note}");
         runtime.block_on(cluster.stop(StopMode::Fast));
         if impatient {
-            // The first ends the wait, if that has not ended yet; one of them the closing.
+            // The first signal ends the wait, if it has not ended yet. The other ends the close.
             waiter.signal(Signal::TERM);
             waiter.signal(Signal::INT);
         }
@@ -220,7 +221,7 @@ fn what_cannot_be_reached_is_said_without_the_password() {
     }
 }
 
-/// As `VACUUM (FULL)` does for as long as it takes. That nobody can look says nothing of the key.
+/// `VACUUM (FULL)` locks the table like this. The error must not claim anything about the key.
 #[test]
 fn a_table_that_somebody_keeps_locked_is_named() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -234,7 +235,7 @@ fn a_table_that_somebody_keeps_locked_is_named() {
     let looks = ["inspect k", "list", "release k --force --session"];
     for (lock, commands, schemes) in [
         ("BEGIN; LOCK TABLE leasehold.advisory_name IN ACCESS EXCLUSIVE MODE", &looks[..], &schemes[..2]),
-        // What sessions read when they open.
+        // New sessions read this table.
         ("BEGIN; LOCK TABLE leasehold.incarnation IN ACCESS EXCLUSIVE MODE", &["run k -n -- true"], &schemes),
     ] {
         sql(lock);

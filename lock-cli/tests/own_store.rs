@@ -1,4 +1,4 @@
-//! The command with a store of one's own, the example: this program is both, the command and what tests it.
+//! The example of a command with a custom store. This program is both the command and its test.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 #[allow(dead_code, unreachable_pub)] // A program, of which the test uses parts.
@@ -7,7 +7,7 @@ mod own_store;
 
 use std::process::{Command, ExitCode};
 
-/// Set for the command.
+/// Variable that makes this program the command.
 const IS_COMMAND: &str = "LEASEHOLD_TEST_OWN_STORE";
 
 fn main() -> ExitCode {
@@ -30,7 +30,7 @@ fn the_command_has_the_store_of_the_program_that_it_is_in() {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         (done.status.code(), text(&done.stdout), text(&done.stderr))
     };
-    // Under the lock the command sees who holds it; the inner one is another process of the same program.
+    // Under the lock, `inspect` sees the holder. The nested run is another process of the same program.
     let script = "\"$0\" inspect k && \"$0\" run k --no-wait -- true; echo $?";
     let (code, stdout, stderr) = run(&["run", "k", "--", "sh", "-c", script, own.to_str().unwrap()]);
     assert_eq!(code, Some(0), "{stderr}");

@@ -1,4 +1,4 @@
-//! Which store is meant, and what the command learns of it.
+//! The choice of the store, and the variables that pass it to the command.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 #[path = "support/command.rs"]
@@ -49,7 +49,7 @@ fn what_the_environment_says_has_to_make_sense() {
         let (code, stdout, stderr) = finish(tell(&[]).envs(variables.clone()));
         assert_eq!((code, stdout.as_str()), (64, ""), "{variables:?}: {stderr}");
         assert!(stderr.contains(hint) && !stderr.contains("hunter2"), "{variables:?}: {stderr}");
-        // An option goes before all of them.
+        // The option has priority over all variables.
         assert_eq!(finish(tell(&["--url", &url]).envs(variables)).0, 0);
     }
 }
@@ -73,7 +73,7 @@ fn a_password_is_not_put_into_the_environment_of_the_command() {
     let url = format!("{}{joint}install=true&password=hunter2", database.url());
     let (code, stdout, stderr) = finish(tell(&["--url", &url]).env("LEASEHOLD_URL", "memory:"));
     assert_eq!((code, stdout.as_str()), (0, "url= file=none\n"), "not the other store either: {stderr}");
-    // Nor does a command in the command take the files of its user for the store.
+    // A nested run must not use the user's default file store either.
     let nested = [env!("CARGO_BIN_EXE_leasehold"), "run", "inner", "--", "true"];
     let (code, _, stderr) = finish(&mut with(with(tool(), ["--url", &url, "run", "outer", "--"]), nested));
     assert!(code == 64 && stderr.contains("is empty"), "{code}: {stderr}");
@@ -110,7 +110,7 @@ fn a_url_without_a_user_means_the_user_of_the_system() {
             command.env("PGUSER", user);
         }
         let (code, _, stderr) = finish(&mut command);
-        // Without a database, it is that of the user's name.
+        // Without a database in the URL, its name is the user's name.
         let named = format!("postgres {expected} at 127.0.0.1:1");
         assert!(code == 69 && stderr.contains(&named), "{named} in {stderr}");
     }

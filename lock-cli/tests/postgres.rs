@@ -1,4 +1,4 @@
-//! The command on the Postgres stores, on a real server: between processes, whatever ends them.
+//! The command on the Postgres stores, on a real server: exclusion between processes, however they end.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 #[path = "support/command.rs"]
@@ -17,13 +17,13 @@ use test_servers::{Cluster, Database};
 const HOLD: &str = "echo $LEASEHOLD_HOLDER; read line";
 const STORES: [&str; 4] = ["postgres", "postgresql+advisory-xact", "postgres+row", "postgres+ttl"];
 
-/// The name in sqlx's own documentation, which gives its number as well.
+/// The name in sqlx's documentation, which also gives its number.
 const SQLX: &str = "my first Postgres advisory lock!";
 
-/// Longer than anything takes.
+/// Longer than any step takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// One of the stores in a database of its own.
+/// One of the stores in a separate database.
 struct Store {
     database: Database,
     scheme: &'static str,
@@ -72,14 +72,14 @@ impl Store {
         assert_eq!(code, 0, "{}: {stderr}", self.scheme);
     }
 
-    /// The exit code and what stdout says as JSON.
+    /// Runs the tool. Returns the exit code and its output as JSON.
     fn json(&self, arguments: &str) -> (i32, Value) {
         let (code, stdout, stderr) = finish(&mut self.tool(arguments));
         let value = serde_json::from_str(&stdout);
         (code, value.unwrap_or_else(|error| panic!("{}: {error}: {stdout}{stderr}", self.scheme)))
     }
 
-    /// What `list --json` says once `is_there`.
+    /// Repeats `list --json` until `is_there` accepts its output, and returns that.
     fn listed(&self, is_there: impl Fn(&Value) -> bool) -> Value {
         let start = Bound::new(PATIENCE);
         loop {
@@ -455,7 +455,7 @@ fn a_check_says_so_where_it_has_no_key_to_try_with() {
 #[test]
 fn the_printed_schema_is_what_is_applied() {
     let store = Store::new("postgres+ttl", "schema=by%20hand");
-    // Nothing is asked of a server: there is none.
+    // The command connects to no server, because none exists at this URL.
     let (code, printed, stderr) =
         finish(&mut tool("postgres+ttl://nobody@127.0.0.1:1/x?schema=by%20hand", "schema print"));
     assert_eq!((code, stderr.as_str()), (0, ""));
@@ -469,7 +469,7 @@ fn the_printed_schema_is_what_is_applied() {
     let (code, granted, _) =
         finish(&mut support::with(store.tool("schema print"), ["--grant-to", "the \"role"]));
     assert_eq!(code, 0);
-    // In the same transaction.
+    // The grants are in the same transaction.
     let objects = printed.strip_suffix("COMMIT;\n").unwrap();
     let grants = granted.strip_prefix(objects).and_then(|rest| rest.strip_suffix("COMMIT;\n")).unwrap();
     assert!(grants.contains("GRANT USAGE ON SCHEMA \"by hand\" TO \"the \"\"role\";"), "{grants}");

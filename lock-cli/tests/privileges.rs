@@ -1,4 +1,4 @@
-//! What a role needs of the server for one of the stores, on a real server.
+//! The privileges that a role needs for each store, on a real server.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 #[path = "support/command.rs"]
@@ -34,7 +34,7 @@ async fn a_role_that_may_use_one_store_alone_has_all_of_that_one() {
         let url = database.url().replacen("//postgres@", &format!("//{}@", role.as_str()), 1);
         let (_, rest) = url.split_once("://").unwrap();
 
-        // With everything there, installing has nothing to do and wants no more.
+        // If the schema is complete, `install=true` does nothing and needs no more privileges.
         let (a, b) = (format!("{scheme}://{rest}?install=true"), format!("{scheme}://{rest}"));
         let (a, b) = (leasehold::connect(&a).await.unwrap(), leasehold::connect(&b).await.unwrap());
         let held = a.key("k").label("why").acquire().await.unwrap();
@@ -63,8 +63,8 @@ async fn a_role_that_may_use_one_store_alone_has_all_of_that_one() {
     }
 }
 
-/// Whoever may create in a schema of the search path can make an operator that fits better than the server's own, and
-/// would have it called with the rights of the administrator who looks.
+/// A role that can create objects in a schema of the search path can create an operator that fits better than the server's
+/// own. An inspection by an administrator must not call it.
 #[tokio::test(flavor = "multi_thread")]
 async fn operators_of_others_are_not_called() {
     let database = Cluster::shared().fresh_database().await;
@@ -105,8 +105,8 @@ async fn operators_of_others_are_not_called() {
     }
 }
 
-/// Every session sees to it that tokens grow: a trigger on the table that it writes for that would run with the rights of
-/// the superuser who only looks.
+/// Every session writes to a table to make tokens grow. A trigger on that table would run with the rights of a superuser who
+/// only inspects.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_superuser_does_not_look_into_a_schema_of_somebody_else() {
     let database = Cluster::shared().fresh_database().await;
@@ -155,7 +155,7 @@ async fn a_superuser_does_not_look_into_a_schema_of_somebody_else() {
     assert!(stdout.contains("to mend: connect as the owner of the schema"), "{stdout}");
 }
 
-/// `GRANT ALL` has TRIGGER in it.
+/// `GRANT ALL` includes TRIGGER.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_superuser_does_not_run_the_triggers_of_a_role_that_was_granted_too_much() {
     let database = Cluster::shared().fresh_database().await;
@@ -181,7 +181,7 @@ async fn a_superuser_does_not_run_the_triggers_of_a_role_that_was_granted_too_mu
         let is_refused = code == 69 && said.contains("is a superuser") && said.contains(&role);
         assert!(is_refused, "{arguments}: {code} {said}");
     }
-    // What it has made stays when the privilege goes.
+    // The objects that the role created stay after the privilege is revoked.
     let revoke = format!("REVOKE TRIGGER, REFERENCES ON ALL TABLES IN SCHEMA leasehold FROM {role}");
     raw_sql(AssertSqlSafe(revoke)).execute(&mut admin).await.unwrap();
     let (code, said) = look("list");
@@ -201,7 +201,7 @@ async fn a_superuser_does_not_run_the_triggers_of_a_role_that_was_granted_too_mu
     assert_eq!(look("list").0, 0);
 }
 
-/// The server's role `pg_database_owner` is whoever owns the database.
+/// The server's role `pg_database_owner` stands for the owner of the database.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_superuser_does_not_look_where_the_owner_of_the_database_is_none() {
     let database = Cluster::shared().fresh_database().await;
@@ -231,7 +231,7 @@ async fn a_superuser_does_not_look_where_the_owner_of_the_database_is_none() {
     }
 }
 
-/// A foreign key deletes and updates by triggers, as whoever deletes what it refers to.
+/// A foreign key deletes and updates by triggers, with the rights of the role that deletes the referenced row.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_superuser_does_not_run_what_a_foreign_key_of_another_role_fires() {
     let database = Cluster::shared().fresh_database().await;
@@ -259,7 +259,7 @@ async fn a_superuser_does_not_run_what_a_foreign_key_of_another_role_fires() {
             "{code} {said}"
         );
     }
-    // What it has made stays when the privilege goes.
+    // The objects that the role created stay after the privilege is revoked.
     let trap = format!(
         "SET ROLE {role}; CREATE TABLE theirs.trap (key text REFERENCES leasehold.lease (key) ON DELETE CASCADE); RESET ROLE;
          REVOKE REFERENCES ON leasehold.lease FROM {role}; REVOKE REFERENCES (key) ON leasehold.lease FROM {role}"
@@ -271,7 +271,7 @@ async fn a_superuser_does_not_run_what_a_foreign_key_of_another_role_fires() {
     assert_eq!(look().0, 0);
 }
 
-/// What `check` advises fits what the role was set up for.
+/// The advice of `check` depends on the purpose of the role.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_role_that_may_only_look_is_told_so() {
     let database = Cluster::shared().fresh_database().await;
@@ -296,7 +296,7 @@ async fn a_role_that_may_only_look_is_told_so() {
         assert!(stdout.contains("to mend: ") && stdout.contains(advice), "{role}: {stdout}");
         assert!(!stdout.contains("password"), "{role}: {stdout}");
     }
-    // As after a restart of the server: nobody who draws tokens has connected since.
+    // The state after a restart of the server, before a client that draws tokens connects.
     raw_sql("TRUNCATE leasehold.incarnation").execute(&mut admin).await.unwrap();
     for store in ["postgres", "postgres+advisory-xact", "postgres+row", "postgres+ttl"] {
         let mut tool = support::tool();

@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt as _;
 
 use support::{Beside, Store, finish, nearly_an_hour, read, with};
 
-/// Says that it has begun, and ends when it may go on.
+/// Prints that it has begun, and ends after reading a line.
 const HOLD: &str = "echo begun; read line; echo ended";
 
 #[test]
@@ -65,7 +65,7 @@ fn two_never_run_at_once() {
     let store = Store::new();
     let counter = store.path("counter");
     std::fs::write(&counter, "0").unwrap();
-    // Not atomic: without the lock increments get lost, and two find the mark.
+    // The increment is not atomic, so runs without the lock would lose increments and overlap at the mark.
     let script = format!(
         "cd {}; mkdir mark || echo overlap; n=$(cat counter); sleep 0.01; echo $((n + 1)) > counter; rmdir mark",
         store.path("").display()
@@ -152,11 +152,11 @@ fn a_command_that_cannot_start() {
         assert!(stderr.contains("cannot run") && stderr.contains(&command), "{stderr}");
         assert!(store.is_free("k"));
     }
-    // The system looks for it without a PATH.
+    // Without a PATH, the system's default path applies.
     let mut without_path = store.run("k", "echo found");
     let (code, stdout, stderr) = finish(without_path.env_remove("PATH"));
     assert_eq!((code, stdout.as_str()), (0, "found\n"), "{stderr}");
-    // It is not waited for, and spends no window.
+    // A missing command fails before the wait and uses up no window.
     let mut holder = Beside::start(&mut store.tool("lock held"));
     holder.line();
     assert_eq!(finish(&mut store.tool("run held -- no-such-command-anywhere")).0, 127);
@@ -195,7 +195,7 @@ fn a_window_lasts_though_its_run_was_killed() {
 
 #[test]
 fn a_cooldown_keeps_others_out() {
-    // Also by its former name, which scripts have.
+    // Also under its former name, because scripts use it.
     for option in ["--cooldown", "--min-hold"] {
         let store = Store::new();
         assert_eq!(finish(&mut store.run(&format!("k {option} 1h"), "exit 0")).0, 0);
@@ -226,7 +226,7 @@ fn a_run_inside_a_run_has_its_own_grant() {
     assert!(lines[0].starts_with("inner ") && lines[1].starts_with("outer "), "{stdout}");
     assert_ne!(lines[0].split(' ').next_back(), lines[1].split(' ').next_back());
 
-    // A key that this very run holds is held: it is not re-entrant.
+    // The lock is not reentrant, so the run's own key is held for a nested run too.
     let again = format!("{} run k --no-wait -- echo ran", env!("CARGO_BIN_EXE_leasehold"));
     assert_eq!(finish(&mut store.run("k", &again)).0, 75);
 }
@@ -248,7 +248,7 @@ fn without_a_url_the_locks_are_in_the_state_directory() {
     let mut list = with(support::tool(), ["list"]);
     let (_, stdout, _) = finish(list.env("XDG_STATE_HOME", home.path("")).env("HOME", home.path("")));
     assert!(stdout.contains("nightly-report"), "{stdout}");
-    // A home that is not there is not made: of users who are to have none, by the superuser.
+    // A missing home is not created, because the superuser might run the tool for users without a home.
     let missing = home.path("missing");
     let (code, _, stderr) = finish(run("exit 0").env_remove("XDG_STATE_HOME").env("HOME", &missing));
     assert!(code == 64 && stderr.contains("set HOME") && !missing.exists(), "{code} {stderr}");

@@ -1,4 +1,4 @@
-//! Advisory locks of others, for operators, on a real server.
+//! Advisory locks of other programs, as operators see them, on a real server.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 #[path = "support/command.rs"]
@@ -21,7 +21,7 @@ fn tool(database: &Database, arguments: &str) -> Command {
     command
 }
 
-/// Whoever types what a list shows is told that it is another lock.
+/// A key that is spelled like a listed number is another lock, and the command says so.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_number_without_a_name_is_told_from_the_key_that_is_spelled_like_it() {
     let database = Cluster::shared().fresh_database().await;

@@ -9,10 +9,10 @@ use rustix::process::{Signal, kill_process};
 use support::is_running;
 use support::{Beside, Store, finish, pid};
 
-/// Says its process id, and ends when it may go on.
+/// Prints its process id, and ends after reading a line.
 const HOLD: &str = "echo $$; read line; echo ended";
 
-/// Answers a signal by ending in its own way.
+/// Returns a script that ends with code 7 on `signal`.
 fn answering(signal: &str) -> String {
     format!("trap 'echo got {signal}; kill $!; exit 7' {signal}; sleep 600 & echo begun; wait")
 }
@@ -159,7 +159,7 @@ fn a_lost_lock_ends_the_command() {
     let store = Store::new();
     let mut tool = Beside::start(&mut store.run("k", &answering("TERM")));
     assert_eq!(tool.line(), "begun");
-    // The worst that somebody can do to a directory of locks.
+    // Deletes the whole directory of locks.
     std::fs::remove_dir_all(store.locks()).unwrap();
     assert_eq!(tool.line(), "got TERM");
     assert_eq!(tool.code(), 76);
@@ -185,7 +185,7 @@ fn a_command_that_does_not_end_after_a_loss_is_killed() {
 #[test]
 fn a_maximum_hold_ends_the_command_and_lets_the_next_in() {
     let store = Store::new();
-    // Also without notes, what ended it is said.
+    // With `--quiet`, the reason for the end is still printed.
     for quiet in ["", "--quiet"] {
         let mut tool = Beside::start(&mut store.run(&format!("k --max-hold 200ms {quiet}"), HOLD));
         assert_eq!(tool.code(), 76);
@@ -203,7 +203,7 @@ fn a_maximum_hold_ends_the_command_and_lets_the_next_in() {
 #[test]
 fn past_its_maximum_hold_a_command_that_goes_on_keeps_nobody_out() {
     let store = Store::new();
-    // It ignores SIGTERM from before its beginning.
+    // The tool ignores SIGTERM from its start.
     let deaf = format!(
         "trap '' TERM; exec {} run k --max-hold 200ms --grace 1h -- sh -c 'echo begun; read line; echo ended'",
         env!("CARGO_BIN_EXE_leasehold")

@@ -1,4 +1,4 @@
-//! What docs/command.md shows does what it says.
+//! The snippets of docs/command.md work as described.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 #[path = "support/command.rs"]
@@ -13,14 +13,14 @@ use support::{Beside, Store, finish};
 
 const PAGE: &str = include_str!("../../docs/command.md");
 
-/// The blocks of the page in `language`.
+/// Returns the blocks of the page in `language`.
 fn blocks(language: &str) -> impl Iterator<Item = &'static str> {
     let begin = format!("```{language}\n");
     let at: Vec<usize> = PAGE.match_indices(&begin).map(|(at, begin)| at + begin.len()).collect();
     at.into_iter().map(|at| PAGE[at..].split("```").next().unwrap())
 }
 
-/// The script of that name, which is in its own comment.
+/// Returns the script with the comment `# name`.
 fn script(name: &str) -> String {
     let comment = format!("# {name}\n");
     let mut found = blocks("sh").chain(blocks("bash")).filter(|block| block.contains(&comment));
@@ -29,7 +29,7 @@ fn script(name: &str) -> String {
     block.to_owned()
 }
 
-/// A machine where `leasehold` is on the path and has a store.
+/// A machine with a store and with `leasehold` on the path.
 struct Machine {
     store: Store,
 }
@@ -54,7 +54,7 @@ impl Machine {
         command
     }
 
-    /// A file that can be executed.
+    /// Writes an executable file.
     fn write(&self, name: &str, text: &str) -> PathBuf {
         let written = self.store.path("text");
         std::fs::write(&written, text).unwrap();
@@ -84,7 +84,7 @@ fn a_line_of_cron() {
     let other = Machine::new();
     let _holder = other.hold("report");
     assert_eq!(run(&other), nothing_to_mail);
-    // The way to open a window by hand.
+    // The page's command that ends a window by hand.
     let open =
         PAGE.split("`rm DIRECTORY/").nth(1).unwrap().split('`').next().unwrap().replace("KEY", "report");
     let open = format!("rm {}/{open}", machine.store.locks().display());
@@ -127,7 +127,7 @@ fn a_whole_script_under_a_lock() {
     let mut by_hand = machine.command("leasehold");
     let (code, stdout, stderr) = finish(by_hand.args(["run", "report", "--"]).arg(&path).arg("--locked"));
     assert_eq!((code, stdout.as_str()), (0, "one at a time: \n"), "{stderr}");
-    // What an earlier run has left behind has its variables, and not its lock.
+    // A process left behind by an earlier run still has its variables, but not its lock.
     let _holder = machine.hold("report");
     let mut left_behind = machine.command(&path.display().to_string());
     assert_eq!(finish(left_behind.env("LEASEHOLD_KEY", "report")).0, 75);
@@ -139,7 +139,7 @@ fn some_commands_of_a_script_under_a_lock() {
     {
         let machine = Machine::new();
         let text = script(name);
-        // What is held is seen from inside.
+        // Adds an inspection under the lock.
         let text = text.replace("    echo", "    leasehold inspect deploy > /dev/null && echo");
         let (code, stdout, stderr) = finish(machine.command(shell).args(["-c", &text]));
         assert!(code == 0 && stdout.starts_with("held with token "), "{shell} {name}: {stdout}{stderr}");
@@ -218,7 +218,7 @@ fn bash_completes_keys() {
     assert!(all.contains(&"report".to_owned()) && all.contains(&"--json".to_owned()), "{all:?}");
     assert_eq!(completed("leasehold insp"), ["inspect"]);
     assert_eq!(completed("leasehold inspect --js"), ["--json"]);
-    // Of the store that the line names.
+    // Completes keys of the store that the line names.
     let elsewhere = Store::new();
     let mut holder = Beside::start(&mut elsewhere.tool("lock reported"));
     holder.line();
@@ -261,7 +261,7 @@ fn the_page_names_every_field() {
     }
 }
 
-/// The names of all fields, without the capabilities, of which there is a list in `leasehold check`.
+/// Collects the names of all fields except capabilities, which `leasehold check` lists.
 fn collect(value: &Value, names: &mut std::collections::BTreeSet<String>) {
     match value {
         Value::Array(values) => values.iter().for_each(|value| collect(value, names)),

@@ -1,4 +1,4 @@
-//! On a terminal a run is like its command: the terminal's foreground, Ctrl-C and job control are untouched.
+//! On a terminal, a run behaves like its command: the foreground, Ctrl-C and job control work unchanged.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 #![cfg(target_os = "linux")]
 
@@ -14,24 +14,23 @@ use rustix::process::{Signal, kill_process};
 use support::{Store, is_running, pid};
 use test_bounds::Bound;
 
-/// Longer than anything takes.
+/// Longer than any step takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What the shells here say when they wait for a line: what is typed earlier may be taken away by a Ctrl-C.
+/// Prompt of the shells. Tests wait for it, because a Ctrl-C can discard text that is typed earlier.
 const PROMPT: &str = "ready> ";
 
-/// An interactive shell with that prompt, which the shell that starts it would take away.
+/// Returns the command of an interactive shell with that prompt. `env` sets `PS1`, because the outer shell would unset it.
 fn shell() -> String {
     format!("env PS1='{PROMPT}' bash --norc -i")
 }
 
-/// Says that it has begun, that it goes on after a stop, and what it has read. Until it was stopped it starts nothing,
-/// which it would wait for without stopping, and reads nothing, which could take a letter that is typed for the shell
-/// around it.
+/// Prints its start, its resumption after a stop, and the line it read. Before the stop it starts no process, because a
+/// waiting shell does not stop. It also reads nothing, because it could take text typed for the outer shell.
 const JOB: &str = r#"trap resumed=1 CONT; echo in-$((2+1)); until [ "$resumed" ]; do :; done
 echo resumed-$((5+5)); read line; echo got-$line"#;
 
-/// A program on a terminal of its own, which the program `script` makes.
+/// A program on a separate terminal, created by `script`.
 struct Terminal {
     child: Child,
     output: Receiver<Vec<u8>>,
@@ -40,9 +39,9 @@ struct Terminal {
 
 impl Terminal {
     fn start(store: &Store, command: &str) -> Self {
-        // Whichever shell `script` starts: it would be in the foreground as well, and end by what is typed.
+        // `exec` replaces the shell that `script` starts, because that shell would also receive Ctrl-C.
         let command = format!("exec {}", command.replace("leasehold", env!("CARGO_BIN_EXE_leasehold")));
-        // Tests that were started in the background ignore Ctrl-C, and so would all that they start.
+        // Resets signals, because tests that run in the background ignore Ctrl-C, and their children would inherit that.
         let version = Command::new("script").arg("--version").stdout(Stdio::null()).status();
         version.expect("needs the program `script` (apt-get install bsdutils)");
         let mut script = Command::new("env");
@@ -67,12 +66,12 @@ impl Terminal {
         stdin.flush().unwrap();
     }
 
-    /// Waits until `text` is shown, after what was waited for before.
+    /// Waits until `text` is shown after the previously awaited text.
     fn shows(&mut self, text: &str) {
         self.until(text);
     }
 
-    /// What is shown before `text`.
+    /// Waits until `text` is shown. Returns the text before it.
     fn until(&mut self, text: &str) -> String {
         let at = loop {
             if let Some(at) = self.seen.find(text) {
@@ -87,7 +86,7 @@ impl Terminal {
         before
     }
 
-    /// Has the job run by `runner` under the lock on "k", stops it by Ctrl-Z, and has it go on.
+    /// Runs the job by `runner` under the lock on "k", stops it by Ctrl-Z, and resumes it.
     fn stop_and_continue(&mut self, store: &Store, runner: &str) {
         let job = store.path("job");
         std::fs::write(&job, JOB).unwrap();
@@ -101,7 +100,7 @@ impl Terminal {
         self.shows("resumed-10");
     }
 
-    /// The exit code, and all that was shown since.
+    /// Waits for the end. Returns the exit code and the remaining output.
     fn end(&mut self) -> (i32, String) {
         let start = Bound::new(PATIENCE);
         let status = loop {
@@ -128,7 +127,7 @@ impl Drop for Terminal {
 #[test]
 fn the_command_is_in_the_foreground_and_ctrl_c_reaches_it_once() {
     let store = Store::new();
-    // The fifth field is the group of the process, the eighth that of the terminal's foreground.
+    // The fifth field is the process's group, and the eighth is the terminal's foreground group.
     let script = "trap 'echo got; stop=1' INT; set -- $(cat /proc/$$/stat); \
         [ \"$5\" = \"$8\" ] && echo in-front; until [ \"$stop\" ]; do sleep 0.05; done; sleep 0.3; exit 7";
     std::fs::write(store.path("script"), script).unwrap();
@@ -156,7 +155,8 @@ fn a_sigint_to_the_tool_alone_is_passed_on_in_the_foreground_of_a_terminal() {
     assert_eq!((code, shown.matches("got-7").count()), (7, 1), "{shown:?}");
 }
 
-/// Nobody passes that Ctrl-C on: what does not end by it is left behind, as without the tool.
+/// The terminal sends Ctrl-C to the whole group, so the tool does not pass it. A process that ignores it is left behind, as
+/// without the tool.
 #[test]
 fn what_a_command_leaves_in_the_background_outlives_a_ctrl_c_if_it_ignores_that() {
     let store = Store::new();
@@ -167,7 +167,7 @@ fn what_a_command_leaves_in_the_background_outlives_a_ctrl_c_if_it_ignores_that(
     terminal.shows("deaf-");
     let number = terminal.until("-2");
     let deaf = pid(&number);
-    // Its shell has gone on to `sleep` before the traps could be forgotten.
+    // Waits until the subshell has become `sleep`, which keeps the ignored signals.
     while !std::fs::read_to_string(format!("/proc/{number}/comm")).unwrap().starts_with("sleep") {
         std::thread::yield_now();
     }

@@ -1,5 +1,5 @@
-//! Encrypted connections, with certificates made here: what each `sslmode` accepts, and what it says when it does not.
-//! They need a build of the driver with TLS.
+//! Encrypted connections with generated certificates: the servers that each `sslmode` accepts, and the messages of refusals.
+//! These tests need a driver with TLS.
 #![cfg(feature = "tls-rustls-ring-webpki")]
 #![allow(clippy::unwrap_used, missing_docs)]
 
@@ -10,7 +10,7 @@ use leasehold::postgres::sqlx::{Connection as _, PgConnection, Row as _, raw_sql
 use leasehold::{Error, ErrorKind, LockExt as _};
 use test_servers::{Cluster, ClusterOptions};
 
-/// For the name `localhost` alone: the address 127.0.0.1 is another one.
+/// The certificate is valid for the name `localhost`, but not for the address 127.0.0.1.
 const EXTENSIONS: &str = "\
 [req]
 distinguished_name = name
@@ -33,7 +33,7 @@ const STORES: [&str; 4] = ["postgres", "postgres+advisory-xact", "postgres+row",
 struct Certificates(tempfile::TempDir);
 
 impl Certificates {
-    /// Two authorities, `ours` and `other`, and a server whose certificate is by the first.
+    /// Creates two authorities, `ours` and `other`, and a server certificate signed by `ours`.
     fn make() -> Self {
         let made = Self(tempfile::tempdir().unwrap());
         std::fs::write(made.path("config"), EXTENSIONS).unwrap();
@@ -69,14 +69,14 @@ impl Certificates {
     }
 }
 
-/// The URL of a store on `cluster`, asked for by the name `host`.
+/// Returns the URL of a store on `cluster` under the name `host`.
 fn url(cluster: &Cluster, scheme: &str, host: &str, mode: &str, authority: Option<&Path>) -> String {
     let authority = authority.map(|file| format!("&sslrootcert={}", file.display())).unwrap_or_default();
     let port = cluster.port();
     format!("{scheme}://postgres:s3cret@{host}:{port}/postgres?install=true&sslmode={mode}{authority}")
 }
 
-/// Whether each session of the library is encrypted, while a lock is held.
+/// Returns whether all sessions of the library are encrypted while a lock is held.
 async fn encrypted(cluster: &Cluster, url: &str) -> bool {
     let lock = leasehold::connect(url).await.unwrap_or_else(|error| panic!("{url}: {error:?}"));
     let guard = lock.key("k").acquire().await.unwrap();
@@ -124,7 +124,7 @@ async fn a_server_with_a_certificate() {
     }
     let authority = url(&cluster, "postgres", "127.0.0.1", "verify-ca", Some(&ours));
     assert!(encrypted(&cluster, &authority).await, "the name does not count");
-    // Encrypted, to whoever answers.
+    // `require` encrypts without a check of the server's name.
     assert!(encrypted(&cluster, &url(&cluster, "postgres", "127.0.0.1", "require", None)).await);
     assert!(!encrypted(&cluster, &url(&cluster, "postgres", "127.0.0.1", "disable", None)).await);
 
@@ -136,7 +136,7 @@ async fn a_server_with_a_certificate() {
         let error = refused(&url(&cluster, "postgres", "localhost", mode, Some(&other))).await;
         assert_error(&error, ErrorKind::InvalidOption, advice);
     }
-    // The authority that was named is asked, as by libpq.
+    // A given `sslrootcert` is checked even with `require`, as by libpq.
     let error = refused(&url(&cluster, "postgres", "localhost", "require", Some(&other))).await;
     assert_error(&error, ErrorKind::InvalidOption, advice);
     let missing = certificates.path("nowhere.crt");
@@ -144,7 +144,7 @@ async fn a_server_with_a_certificate() {
     assert_error(&error, ErrorKind::InvalidOption, "sslrootcert, sslcert and sslkey");
 }
 
-/// Several hosts, of which the first is not there, and all are reached by their addresses.
+/// The URL has several hosts, each with an address (`hostaddr`). The first cannot be reached.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_certificate_is_verified_against_the_host_whatever_the_address() {
     let certificates = Certificates::make();

@@ -1,4 +1,4 @@
-//! The end of a command is the end of all processes that it has started, where it is told to end.
+//! If the tool ends a command, all processes that the command started end too.
 #![allow(clippy::unwrap_used, missing_docs)]
 #![cfg(target_os = "linux")]
 
@@ -11,13 +11,13 @@ use rustix::process::{Signal, kill_process};
 use support::{Beside, Store, is_running, pid};
 use test_bounds::Bound;
 
-/// A process in the background, one in the foreground, and a line that comes after it.
+/// A process in the background, a process in the foreground, and a line after its end.
 const SHELL: &str = "sleep 600 & echo $!; sleep 600; echo never";
 
-/// Longer than anything takes.
+/// Longer than any step takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The worst that somebody can do to a directory of locks.
+/// Loses all locks by deleting their directory.
 fn lose(store: &Store) {
     std::fs::remove_dir_all(store.locks()).unwrap();
 }
@@ -45,7 +45,7 @@ fn a_signal_that_is_passed_on_ends_all_processes_of_the_command() {
     assert!(store.is_free("k"));
 }
 
-/// A signal for the first process alone that ends it: what it has started must not go on beside the next holder.
+/// The signal ends only the first process of the command. Its children must not run beside the next holder.
 #[test]
 fn a_command_that_is_ended_by_sighup_takes_all_its_processes_along() {
     let store = Store::new();
@@ -62,7 +62,7 @@ fn a_command_that_is_ended_by_sighup_takes_all_its_processes_along() {
 #[test]
 fn a_process_that_does_not_end_with_the_command_is_killed_before_the_lock_is_freed() {
     let store = Store::new();
-    // The shell ends at SIGTERM, what it has started does not.
+    // The shell ends on SIGTERM, but its child ignores it.
     let script = "sh -c 'trap \"\" TERM; echo $$; exec sleep 600' & wait";
     for (is_lost, code) in [(false, 143), (true, 76)] {
         let mut tool = Beside::start(&mut store.run("k --grace 300ms", script));
@@ -105,7 +105,7 @@ fn a_run_inside_a_run_is_told_once() {
     let mut lines = [tool.line(), tool.line()];
     lines.sort();
     let inner = pid(&lines[0]);
-    // While the inner one is stopped it passes nothing on: what its command hears comes from the outer one.
+    // The stopped inner run cannot pass signals, so its command receives the signal from the outer run.
     kill_process(inner, Signal::STOP).unwrap();
     tool.signal(Signal::TERM);
     assert_eq!(tool.line(), "outer");
@@ -143,7 +143,7 @@ fn orphans_that_have_ended_do_not_stay_in_the_table_of_processes() {
     assert_eq!(tool.code(), 0);
 }
 
-/// As of `sudo`: the kernel lets nobody but the superuser end it.
+/// The command changes its user, like `sudo`, so only the superuser can end it.
 #[test]
 fn a_command_that_has_become_another_user_is_named_when_the_lock_is_lost() {
     use std::fs::{Permissions, set_permissions};

@@ -1,4 +1,4 @@
-//! What somebody who waits is told, and how we name ourselves.
+//! The notes of a waiting run, and the label of a hold.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 #[path = "support/command.rs"]
@@ -50,7 +50,7 @@ fn a_wait_says_so_when_the_holder_changes() {
     let note = waiter.note();
     assert!(note.contains("(first)"), "{note}");
     let said = Instant::now();
-    // While it is stopped, another comes first: rows have no order of waiters.
+    // While the waiter is stopped, another run gets the lock, because the row store has no order of waiters.
     waiter.signal(Signal::STOP);
     first.go_on();
     assert_eq!(first.code(), 0);
@@ -59,7 +59,7 @@ fn a_wait_says_so_when_the_holder_changes() {
     waiter.signal(Signal::CONT);
     let note = waiter.note();
     assert!(note.contains("waiting for \"k\"") && note.contains("(second)"), "{note}");
-    // After a minute it would be said in any case.
+    // A minute later the note would be repeated in any case.
     assert!(said.elapsed() < Duration::from_secs(55), "{:?}", said.elapsed());
     second.go_on();
     assert_eq!((waiter.line().as_str(), waiter.code()), ("ran", 0));
@@ -76,14 +76,14 @@ fn a_run_that_would_wait_for_itself_is_told() {
         assert_eq!((code, stdout.as_str()), (expected, ""), "{stderr}");
         assert!(stderr.contains("you hold \"a\" already"), "{stderr}");
     }
-    // Also through a run for another key.
+    // Also through a nested run for another key.
     for (option, note) in [("", "waiting for \"a\""), ("-q", "")] {
         let inner = format!("{tool} run b -- {tool} {option} run a --wait 1h -- echo ran");
         let (code, stdout, stderr) = finish(&mut store.run("a", &inner));
         assert_eq!((code, stdout.as_str()), (75, ""), "{stderr}");
         assert!(stderr.contains("you hold \"a\" already") && stderr.contains(note), "{stderr}");
     }
-    // Another store has another lock of that name.
+    // The same name is another lock in another store.
     let elsewhere = format!("{tool} --url {} run a -- echo ran", Store::new().url());
     assert_eq!(finish(&mut store.run("a", &elsewhere)).1, "ran\n");
 }

@@ -1,4 +1,4 @@
-//! One store, its workers, and one fault after the other.
+//! One store, its workers, and a sequence of faults.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -19,21 +19,21 @@ use crate::server::Server;
 use crate::stalls::Stalls;
 use crate::worker::{Broken, now};
 
-/// Beyond what a store declares: a call that is made again, and a machine with other work.
+/// Tolerance beyond the declared bounds, for retried calls and a busy machine.
 const SLACK: Duration = Duration::from_secs(10);
-/// How long a class of faults may be without effect before the campaign is given up.
+/// Extra time for faults that had no effect yet, before the campaign ends.
 const FUTILE: Duration = Duration::from_secs(120);
-/// Grants of a store without which nothing was tried.
+/// Minimum number of grants of a meaningful campaign.
 const MINIMUM: usize = 100;
 
-/// A store and what it is put through.
+/// A store and its faults.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Store {
     pub(crate) name: &'static str,
     /// Scheme and further parameters of its URL, if it has a server.
     pub(crate) server: Option<(&'static str, &'static str)>,
     pub(crate) faults: &'static [Fault],
-    /// Those by which the store ends holds of which their holders may not know at once.
+    /// Faults by which the store ends holds before their holders notice.
     pub(crate) gaps: &'static [Fault],
 }
 
@@ -45,7 +45,7 @@ pub(crate) const STORES: [Store; 5] = [
         name: names::STORES[3],
         server: Some(("postgres+row", "")),
         faults: faults::OF_ROWS,
-        // They stay shut.
+        // Rows stay locked after a fault.
         gaps: &[],
     },
     Store {
@@ -60,31 +60,31 @@ const fn advisory(name: &'static str) -> Store {
     Store { name, server: None, faults: faults::ALL, gaps: faults::THAT_END_SESSIONS }
 }
 
-/// What somebody asked for.
+/// Settings of a campaign.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Settings {
     pub(crate) seed: u64,
-    /// For each store; in any case until each class of faults has taken effect.
+    /// Minimum time per store. A campaign continues until each fault has taken effect.
     pub(crate) time: Duration,
-    /// Those that are wanted; empty: all that the machine can.
+    /// Wanted faults, or all that the machine supports if empty.
     pub(crate) faults: Vec<Fault>,
     pub(crate) broken: Option<Broken>,
 }
 
-/// What came of it.
+/// Results of a campaign.
 #[derive(Debug)]
 pub(crate) struct Report {
     pub(crate) store: &'static str,
     pub(crate) elapsed: Duration,
-    /// How often each fault happened, and how often it took effect.
+    /// Number of times that each fault happened, and that it took effect.
     pub(crate) faults: BTreeMap<Fault, (usize, usize)>,
-    /// Faults that this machine cannot do, and why.
+    /// Faults that this machine does not support, with the reason.
     pub(crate) left_out: Vec<String>,
     pub(crate) stalls: usize,
     pub(crate) findings: Findings,
 }
 
-/// What this machine can do to a store.
+/// Faults that this machine supports for a store, and the tools for them.
 struct Means {
     faults: Vec<Fault>,
     left_out: Vec<String>,
@@ -93,7 +93,7 @@ struct Means {
 }
 
 impl Means {
-    /// Of a store whose files, if it has any, are in `locks`.
+    /// Finds the faults of a store. `locks` is the directory of the file store.
     fn find(store: Store, wanted: &[Fault], locks: &Path) -> Self {
         let is_wanted = |fault: &Fault| wanted.is_empty() || wanted.contains(fault);
         let faults = store.faults.iter().copied().filter(is_wanted).collect();
@@ -109,7 +109,7 @@ impl Means {
             let kills = "elsewhere than on Linux a command outlives the `leasehold run` that is killed";
             means.need(Fault::KillCommand, is_named, Err::<(), _>(kills.to_owned()));
         }
-        // The ends of leases can be moved instead.
+        // Without `faketime`, the ends of leases are moved instead.
         let has_instead = |fault| fault == Fault::ServerClock && store.gaps == faults::THAT_END_LEASES;
         let faketime = clock::faketime();
         for fault in [Fault::ServerClock, Fault::ClientClock] {
@@ -121,7 +121,7 @@ impl Means {
         means
     }
 
-    /// What was named has to be done; what was not is done where it can.
+    /// Returns the tool of a fault. If it is missing, fails if the fault was named, and otherwise removes the fault.
     fn need<T>(&mut self, fault: Fault, is_named: bool, means: Result<T, String>) -> Option<T> {
         let reason = match means {
             Ok(means) => return Some(means),
@@ -134,7 +134,7 @@ impl Means {
     }
 }
 
-/// Tortures one store; `None` if it knows none of the wanted faults.
+/// Tortures one store. `None` if none of the wanted faults can happen to it.
 pub(crate) async fn torture(store: Store, settings: &Settings) -> Option<Report> {
     let home = tempfile::tempdir().unwrap();
     let (dir, locks) = (home.path().join("records"), home.path().join("locks"));
@@ -188,7 +188,7 @@ pub(crate) async fn torture(store: Store, settings: &Settings) -> Option<Report>
     })
 }
 
-/// By the harness itself; a machine with other work may need more than one attempt.
+/// Connects the harness. Retries for a minute, because the machine might be busy.
 async fn connect(url: &str) -> Arc<dyn Lock> {
     let begun = Instant::now();
     loop {
@@ -204,7 +204,7 @@ fn promised(declared: &Capabilities) -> Circumstances {
     Circumstances { bound, loss: declared.loss_detection, ..Circumstances::default() }
 }
 
-/// One fault after the other until the time is up, and each has taken effect.
+/// Runs faults in sequence until the time is over and each has taken effect. Returns the counts of each fault.
 async fn go_on(
     scene: &mut Scene<'_>,
     kinds: &[Fault],
@@ -229,7 +229,7 @@ async fn go_on(
             let candidates = if is_over { &missing } else { kinds };
             candidates[random.usize(..candidates.len())]
         });
-        // A long run is about grants as well.
+        // Longer pauses in a long run, because it also measures grants.
         let calm = if settings.time.is_zero() { 50..500 } else { 100..1500 };
         tokio::time::sleep(Duration::from_millis(random.u64(calm))).await;
         let begin = now();
@@ -238,20 +238,21 @@ async fn go_on(
         circumstances.faults.push(Done { fault: fault.name(), begin, end: now(), gap });
         let count = counts.entry(fault).or_default();
         *count = (count.0 + 1, count.1 + usize::from(took_effect));
-        // The next one comes into the middle of this one's consequences, or after them.
+        // The next fault starts during this fault's effects or after them.
         if random.bool() {
             register::settle(scene.dir, circumstances.bound + Duration::from_secs(1)).await;
         }
     }
 }
 
-/// What is left after the last worker: nothing is held, each key can be had, and the server knows of nobody.
+/// Returns the leftovers of ended workers: held keys, keys that cannot be acquired, and the server's sessions, locks and
+/// files.
 async fn leftovers(url: &str, scene: &Scene<'_>, locks: &Path, bound: Duration) -> Vec<String> {
     let mut left = Vec::new();
     let lock = connect(url).await;
     let begun = Instant::now();
     let held = loop {
-        // Killed holders keep theirs for as long as the store says.
+        // Polls, because keys of killed holders stay held for the declared time.
         let held = match lock.admin().unwrap().list(&ListQuery::new()).await {
             Ok(held) => held.iter().map(|hold| format!("is still held: {hold:?}")).collect(),
             Err(error) => vec![format!("cannot be listed: {error}")],
@@ -285,7 +286,7 @@ async fn leftovers(url: &str, scene: &Scene<'_>, locks: &Path, bound: Duration) 
         let names = std::fs::read_dir(locks).unwrap().map(|entry| entry.unwrap().file_name());
         let is_temporary = |name: &std::ffi::OsString| name.to_string_lossy().ends_with(".tmp");
         let temporary = names.filter(is_temporary).count();
-        // A killed one leaves at most what the next one writes again.
+        // A killed writer leaves at most one temporary file per key, which the next writer overwrites.
         if temporary > KEYS.len() {
             left.push(format!("{temporary} temporary files are left"));
         }

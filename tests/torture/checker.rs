@@ -1,47 +1,47 @@
-//! Reads what the workers saw, and knows nothing of how the stores work.
+//! Checks the workers' records, without knowledge of the stores' code.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use crate::record::{End, Section};
 
-/// What was done to the store, and when.
+/// A fault of the store, with its times.
 #[derive(Clone, Debug)]
 pub(crate) struct Done {
     pub(crate) fault: &'static str,
     pub(crate) begin: u64,
     pub(crate) end: u64,
-    /// From its beginning until this long after its end, two guards of a key may read valid.
+    /// Time after the fault's end until which two guards of a key may read valid, starting with the fault.
     pub(crate) gap: Option<Duration>,
 }
 
-/// What the store promises, and what was going on beside it.
+/// The store's promises, and the events during the run.
 #[derive(Debug, Default)]
 pub(crate) struct Circumstances {
-    /// How long after a loss its holder knows at the latest.
+    /// Maximum time after a loss until the holder notices it.
     pub(crate) loss: Duration,
-    /// How long after a fault each key is granted at the latest.
+    /// Maximum time after a fault until each key is granted again.
     pub(crate) bound: Duration,
     pub(crate) faults: Vec<Done>,
-    /// When the machine let nobody run: what takes too long then is not the store's fault.
+    /// Stalls of the machine. Waits that are too long because of them are not the store's fault.
     pub(crate) stalls: Vec<(u64, u64)>,
-    /// When the last worker was told to end.
+    /// Time at which the workers were stopped.
     pub(crate) end: u64,
 }
 
-/// What was found.
+/// Results of the check.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
     pub(crate) grants: usize,
-    /// Updates of the plain register that another one wrote over.
+    /// Lost updates of the plain register.
     pub(crate) plain_lost: usize,
-    /// Updates of the fenced one.
+    /// Lost updates of the fenced register.
     pub(crate) fenced_lost: usize,
     /// The longest time for which two guards of a key read valid.
     pub(crate) longest_overlap: Duration,
-    /// From the end of a fault to the next grant of a key.
+    /// Times from the end of a fault to the next grant of a key.
     pub(crate) waits: Vec<Duration>,
-    /// The longest of them, and the fault before it.
+    /// Longest of these waits, and the fault before it.
     pub(crate) longest_wait: Option<(Duration, &'static str)>,
     /// Waits that were too long while the machine stood still.
     pub(crate) inconclusive: usize,
@@ -69,7 +69,7 @@ pub(crate) fn check(sections: &[Section], circumstances: &Circumstances) -> Find
 }
 
 impl Circumstances {
-    /// Whether the store had ended holds early all that time.
+    /// Returns whether the whole time is within one fault's gap.
     fn is_in_gap(&self, from: u64, to: u64) -> bool {
         self.faults.iter().any(|done| {
             let is_until = |gap| to <= done.end.saturating_add(nanos(gap));
@@ -77,7 +77,7 @@ impl Circumstances {
         })
     }
 
-    /// A violation, with the last fault before it.
+    /// Returns the message of a violation, with the last fault before it.
     fn violation(&self, what: &str, earlier: &Section, section: &Section) -> String {
         let before = self.faults.iter().rev().find(|done| done.begin <= section.begin);
         let after = before.map_or_else(String::new, |done| {
@@ -88,9 +88,9 @@ impl Circumstances {
     }
 }
 
-/// Calls `found` for each section that began before an earlier one had ended, with the time that both shared.
+/// Calls `found` for each section that started before an earlier section ended, with the start and the end of the overlap.
 fn overlaps<'a>(sections: &[&'a Section], mut found: impl FnMut((u64, u64), &'a Section, &'a Section)) {
-    // The section that reached furthest so far is the one that the next can overlap most.
+    // Compares with the section that ends last so far, because it has the longest overlap.
     let mut furthest: Option<(u64, &Section)> = None;
     for section in sections {
         let Some(end) = &section.end else { continue };
@@ -105,7 +105,7 @@ fn overlaps<'a>(sections: &[&'a Section], mut found: impl FnMut((u64, u64), &'a 
     }
 }
 
-/// C1: two that read valid at their ends.
+/// Checks C1: no two overlapping sections read valid at their ends.
 fn valid_together(key: &str, sections: &[&Section], around: &Circumstances, findings: &mut Findings) {
     let is_valid = |section: &&Section| section.end.as_ref().is_some_and(|end| end.valid);
     let valid: Vec<_> = sections.iter().copied().filter(is_valid).collect();
@@ -119,7 +119,7 @@ fn valid_together(key: &str, sections: &[&Section], around: &Circumstances, find
     });
 }
 
-/// C6: two whose releases both said that the lock was held until then. No fault excuses that.
+/// Checks C6: no two overlapping sections have releases that both confirm the lock, even after a fault.
 fn released_together(key: &str, sections: &[&Section], around: &Circumstances, violations: &mut Vec<String>) {
     let released: Vec<_> = sections.iter().copied().filter(|section| section.is_released).collect();
     overlaps(&released, |_, earlier, section| {
@@ -128,7 +128,7 @@ fn released_together(key: &str, sections: &[&Section], around: &Circumstances, v
     });
 }
 
-/// C8: grants of which one had ended before the other began have their tokens in that order; no two have the same.
+/// Checks C8: tokens are unique, and a grant after the end of another has a greater token.
 fn tokens(key: &str, sections: &[&Section], around: &Circumstances, violations: &mut Vec<String>) {
     let mut seen: BTreeMap<u64, &Section> = BTreeMap::new();
     for section in sections {
@@ -136,8 +136,8 @@ fn tokens(key: &str, sections: &[&Section], around: &Circumstances, violations: 
         if let Some(earlier) = seen.insert(token, section) {
             violations.push(around.violation(&format!("one token twice on {key}"), earlier, section));
         }
-        // A grant may wait for its worker until a successor has come and gone. It does not read valid then, unless the
-        // store has ended it early; in no case it is released.
+        // A stopped worker might record its grant only after a successor has ended. Such a grant does not read valid,
+        // unless it is within a gap, and its release is never confirmed.
         let is_valid = |end: &End| end.valid && !around.is_in_gap(section.begin, end.at);
         if !section.is_released && !section.end.as_ref().is_some_and(is_valid) {
             continue;
@@ -149,7 +149,7 @@ fn tokens(key: &str, sections: &[&Section], around: &Circumstances, violations: 
     }
 }
 
-/// Two updates that wrote one value: one is lost.
+/// Counts lost updates: if two sections wrote the same value, one update is lost.
 fn registers(key: &str, sections: &[&Section], around: &Circumstances, findings: &mut Findings) {
     let mut fenced: BTreeMap<u64, &Section> = BTreeMap::new();
     let mut plain = BTreeMap::new();
@@ -166,7 +166,7 @@ fn registers(key: &str, sections: &[&Section], around: &Circumstances, findings:
     }
 }
 
-/// C11: each key is granted again within the bound after each fault, unless the next one came before that.
+/// Checks C11: each key is granted again within the bound after each fault, unless the next fault comes earlier.
 fn next_grants(keys: &Keys<'_>, around: &Circumstances, findings: &mut Findings) {
     for (at, fault) in around.faults.iter().enumerate() {
         let until = around.faults.get(at + 1).map_or(around.end, |next| next.begin);
@@ -280,15 +280,15 @@ mod tests {
     fn tokens_that_fall_or_come_twice_are_found() {
         let mut sections = [section(10, 20, 2), section(30, 40, 1)];
         assert!(violations(&sections).contains("tokens fall"));
-        // It was granted before, and wrote its line after.
+        // The first section was granted earlier but ended later.
         ended(&mut sections[0]).at = 35;
         ended(&mut sections[0]).valid = false;
         assert_eq!(violations(&sections), "");
-        // It was stopped before it could write its line, and reads lost.
+        // The worker was stopped before it could write its line, and the guard reads lost.
         let mut late = [section(10, 20, 2), section(30, 40, 1)];
         ended(&mut late[1]).valid = false;
         assert_eq!(violations(&late), "");
-        // The store had ended it before its worker knew that it had begun.
+        // The store ended the hold before the worker learned of the grant.
         ended(&mut late[1]).valid = true;
         let in_a_gap = |sections: &[Section]| {
             let (faults, bound) = (vec![done(20, 30, Some(10))], Duration::from_secs(1));
@@ -330,7 +330,7 @@ mod tests {
         assert!(never.violations[0].contains("not granted 110ns after promote"), "{never:?}");
         let stalled = after(&[done(90, 100, None)], &[(120, 130)], 200);
         assert_eq!((stalled.violations.len(), stalled.inconclusive), (0, 1));
-        // Each fault begins a wait of its own.
+        // Each fault starts a separate wait.
         let good = after(&[done(90, 100, None), done(110, 120, None)], &[(0, 20)], 200);
         assert_eq!((good.violations.len(), good.waits), (0, vec![Duration::from_nanos(40)]));
         assert_eq!(good.longest_wait, Some((Duration::from_nanos(40), "promote")));

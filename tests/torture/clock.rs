@@ -1,21 +1,21 @@
-//! A wall clock of its own for some processes: `faketime` answers their questions for the time.
+//! A separate wall clock for some processes, through the library of `faketime`.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
-/// What is asked instead of the kernel.
+/// A wall clock that replaces the kernel's.
 #[derive(Debug)]
 pub(crate) struct Clock {
     library: PathBuf,
-    /// Of the file that says how far it is ahead; servers run as another user.
+    /// Directory of the file with the clock's lead. Other users can read it, because servers run as another user.
     directory: TempDir,
     ahead: i64,
 }
 
 impl Clock {
-    /// A clock that is right.
+    /// Creates a clock that shows the right time.
     pub(crate) fn new(library: &Path) -> Self {
         let directory = tempfile::Builder::new().prefix("leasehold-clock-").tempdir_in("/tmp").unwrap();
         std::fs::set_permissions(directory.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
@@ -24,19 +24,19 @@ impl Clock {
         clock
     }
 
-    /// What processes that have this clock find in their environment.
+    /// Returns the environment variables of processes with this clock.
     pub(crate) fn variables(&self) -> [(&'static str, String); 4] {
         let text = |path: &Path| path.to_str().unwrap().to_owned();
         [
             ("LD_PRELOAD", text(&self.library)),
             ("FAKETIME_TIMESTAMP_FILE", text(&self.directory.path().join("ahead"))),
             ("FAKETIME_NO_CACHE", "1".to_owned()),
-            // A step of the wall clock does not reach the others.
+            // Steps affect only the wall clock.
             ("FAKETIME_DONT_FAKE_MONOTONIC", "1".to_owned()),
         ]
     }
 
-    /// Sets it; answers by how many seconds it is ahead now.
+    /// Moves the clock. Returns its lead in seconds.
     pub(crate) fn step(&mut self, seconds: i64) -> i64 {
         self.ahead += seconds;
         let path = self.directory.path().join("ahead");
@@ -47,7 +47,7 @@ impl Clock {
     }
 }
 
-/// The library of the program `faketime` for programs with threads.
+/// Returns the path of `faketime`'s library for programs with threads.
 pub(crate) fn faketime() -> Result<PathBuf, String> {
     let parents = ["/usr/lib", "/usr/local/lib", "/usr/lib64"].map(PathBuf::from);
     // Debian has a folder for each architecture.

@@ -1,4 +1,4 @@
-//! Disks that are full: a small one for the file store, and what a server's needs.
+//! Full disks: a small file system for the file store, and the check for the tool that limits a server's files.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 pub(crate) struct Disk(PathBuf);
 
 impl Disk {
-    /// Mounts one on this directory.
+    /// Mounts a new file system on this directory.
     pub(crate) fn mount(directory: &Path) -> Result<Self, String> {
         let mut command = Command::new("mount");
         command.args(["-t", "tmpfs", "-o", "size=1m,mode=700", "leasehold-torture"]).arg(directory);
@@ -21,7 +21,7 @@ impl Disk {
         Err(format!("a file system in memory has to be mounted, as root: {}", said.trim()))
     }
 
-    /// Fills what is left.
+    /// Fills the free space.
     pub(crate) fn fill(&self) {
         let mut ballast = std::fs::File::create(self.ballast()).unwrap();
         while ballast.write_all(&[0; 4096]).is_ok() {}
@@ -38,12 +38,12 @@ impl Disk {
 
 impl Drop for Disk {
     fn drop(&mut self) {
-        // Also while somebody still has a file of it.
+        // `-l` unmounts even if a process has a file open.
         let _ = Command::new("umount").arg("-l").arg(&self.0).status();
     }
 }
 
-/// What limits the files of a server that runs.
+/// Checks that `prlimit` exists, which limits the files of a running server.
 pub(crate) fn prlimit() -> Result<(), String> {
     let found = Command::new("prlimit").arg("--version").stdout(Stdio::null()).status();
     let missing = "prlimit is missing; it is part of util-linux, on Linux alone";

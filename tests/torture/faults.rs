@@ -1,4 +1,4 @@
-//! What is done to workers, connections and the server, and whether it took effect.
+//! Faults of workers, connections and the server, and the check of their effect.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,42 +13,42 @@ use crate::record;
 use crate::register;
 use crate::server::Server;
 
-/// In the order of their names.
+/// The faults, in the order of their names. Each comment ends with the condition under which the fault took effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Fault {
-    /// A worker is killed; took effect if it had begun a section.
+    /// Kills a worker. Effect: it was in a section.
     Kill,
-    /// The same for the real command.
+    /// Kills a command `leasehold run`. Effect: it was in a section.
     KillCommand,
-    /// A worker stands still for longer than a lease; in a section.
+    /// Stops a worker for longer than a lease. Effect: it was in a section.
     Stop,
-    /// All workers end, and others begin; after they have worked.
+    /// Ends all workers and starts others. Effect: each had acquired a lock.
     End,
-    /// The server ends its sessions; of which there were some.
+    /// Ends the server's sessions. Effect: there were some.
     EndSessions,
-    /// The server ends and begins again; while it had sessions.
+    /// Restarts the server. Effect: it had connections.
     Restart,
-    /// Killed, with the next start recovering.
+    /// Kills the server and starts it with recovery. Effect: it had connections.
     Crash,
-    /// The server stands still; and was asked meanwhile.
+    /// Stops the server for a while. Effect: a request was sent during the stop.
     Freeze,
-    /// Connections end; that is, there were some.
+    /// Closes all connections. Effect: there were some.
     Reset,
-    /// What was on its way when they end does not arrive; there was something.
+    /// Closes all connections and discards data in transit. Effect: there was some.
     Cut,
-    /// Nothing arrives for a while; though something was sent.
+    /// Holds all data for a while. Effect: some was sent.
     Silence,
-    /// The server has done it, and its answer does not arrive.
+    /// Discards a reply of the server. Effect: one was discarded.
     LoseReply,
-    /// All takes longer; and something was said.
+    /// Delays all data. Effect: there was a round trip.
     Delay,
-    /// A standby takes over, half of the time without the last commits; there were sessions.
+    /// Promotes a standby, half of the time without the last commits. Effect: the server had connections.
     Promote,
-    /// Nothing more can be written; and that was tried.
+    /// Makes all writes to the disk fail. Effect: a write was tried.
     DiskFull,
-    /// The server's clock is set; and it has seen so. Without `faketime` the ends of leases are moved; there were some.
+    /// Moves the server's clock. Effect: the server saw the step. Without `faketime`, moves the ends of existing leases.
     ServerClock,
-    /// A worker's wall clock is set; and it has seen so.
+    /// Moves a worker's wall clock. Effect: the worker saw the step.
     ClientClock,
 }
 
@@ -87,48 +87,49 @@ impl Fault {
     }
 }
 
-/// For files, which no server and no network can disturb.
+/// Faults of the file store, which has no server and no network.
 pub(crate) const OF_FILES: &[Fault] = &[Kill, KillCommand, Stop, End, DiskFull, ClientClock];
-/// A mutex row whose holder has died, or was lost for a fail-over or a server that was away for more than ten seconds (as
-/// a restart on a busy machine), stays shut until an operator opens it, and there is none here.
+/// Faults of the row store. Omitted are faults after which a row may stay locked until an operator releases it, because
+/// there is no operator here: deaths of holders, a fail-over, and outages of more than ten seconds.
 pub(crate) const OF_ROWS: &[Fault] =
     &[Stop, End, EndSessions, Freeze, Reset, Cut, Silence, LoseReply, Delay, ServerClock, ClientClock];
-/// Of advisory locks and leases.
+/// Faults of advisory locks and leases.
 pub(crate) const ALL: &[Fault] = &Fault::ALL;
 
-/// With its session an advisory lock ends, and its holder learns of it a moment later. A server whose clock is set forward
-/// finds that sessions have been silent for too long.
+/// Faults that end sessions. An advisory lock ends with its session, and its holder notices a moment later. A server whose
+/// clock jumps forward ends sessions because they seem silent for too long.
 pub(crate) const THAT_END_SESSIONS: &[Fault] =
     &[EndSessions, Restart, Crash, Reset, Cut, LoseReply, Promote, DiskFull, ServerClock];
-/// All else a lease survives, or ends as its holder knows: that he was stopped, or the server away, is no excuse.
+/// Faults that end leases before their holders notice. After any other fault, such as a stopped worker or an outage, the
+/// holder knows the end of its lease.
 pub(crate) const THAT_END_LEASES: &[Fault] = &[Promote, ServerClock];
 
-/// How long a worker is stopped: for longer than its lease.
+/// Time for which a worker is stopped, longer than its lease.
 const STOPPED: Duration = Duration::from_millis(2500);
-/// How long a fault waits for what it is about.
+/// Time for which a fault waits for its effect.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What faults happen to.
+/// The targets of faults.
 #[derive(Debug)]
 pub(crate) struct Scene<'a> {
     pub(crate) workers: Workers,
     pub(crate) commands: Commands,
     pub(crate) server: Option<Server>,
     pub(crate) disk: Option<Disk>,
-    /// Whether a holder that stands still is overtaken.
+    /// Whether the store has leases, so a stopped holder loses its lock.
     pub(crate) has_leases: bool,
-    /// Where the records are.
+    /// Directory of the records.
     pub(crate) dir: &'a Path,
 }
 
 impl Scene<'_> {
-    /// Lets one fault happen; whether it took effect.
+    /// Causes one fault. Returns whether it took effect.
     pub(crate) async fn disturb(&mut self, fault: Fault, random: &mut fastrand::Rng) -> bool {
         let pause = Duration::from_millis(random.u64(100..1500));
         let victim = Workers::victim(random);
         match fault {
             Kill => {
-                // At any moment, or in a section.
+                // Half of the kills wait for a section.
                 if random.bool() {
                     self.workers.aim(victim).await;
                 }
@@ -154,7 +155,7 @@ impl Scene<'_> {
             }
             ClientClock => {
                 let known = self.workers.clock_jumps();
-                // Seen from a minute on.
+                // Workers record steps of a minute or more.
                 let seconds = random.i64(100..100_000);
                 self.workers.step_clock(if random.bool() { seconds } else { -seconds });
                 until(|| self.workers.clock_jumps() > known).await
@@ -172,7 +173,7 @@ impl Scene<'_> {
         self.failures() > failures
     }
 
-    /// How many calls of workers have failed.
+    /// Returns the number of failed calls of workers.
     fn failures(&self) -> usize {
         records(self.dir).iter().map(|text| record::read(text).failures.len()).sum()
     }
@@ -227,7 +228,7 @@ impl Scene<'_> {
             Promote => server.fail_over(random.bool().then_some(pause / 2)).await,
             DiskFull => return server.fill_disk(pause).await,
             ServerClock => {
-                // Back by no more than the bounds of leases have room for.
+                // Steps back by only 3 s, because a longer step would exceed the bounds of leases.
                 return server.step_clock(if random.bool() { 3600 } else { -3 }).await;
             }
             Kill | KillCommand | Stop | End | ClientClock => unreachable!("{fault:?} is not of servers"),
@@ -236,7 +237,7 @@ impl Scene<'_> {
     }
 }
 
-/// The texts of all records.
+/// Returns the texts of all records.
 pub(crate) fn records(dir: &Path) -> Vec<String> {
     let paths = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     let records = paths.filter(|path| path.extension().is_some_and(|extension| extension == "record"));

@@ -1,5 +1,5 @@
-//! Processes that take locks of real stores while they, the server and the network between are disturbed, and a checker
-//! that reads what they saw. Everything that is drawn comes from one seed; what the machine makes of it does not.
+//! Processes lock keys of real stores while they, the server and the network are disturbed, and a checker reads their
+//! records. All random choices come from one seed, but the timing depends on the machine.
 #![allow(clippy::unwrap_used)]
 #![cfg(all(
     feature = "file",
@@ -31,7 +31,7 @@ fn setting(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
-/// What `cargo xtask torture` was told; without it, each class of faults once.
+/// Returns the settings from `cargo xtask torture`. Without it, each fault happens at least once.
 fn settings() -> Settings {
     let number = |name: &str| setting(name).map(|value| value.parse::<u64>().unwrap());
     let fault = |name: &str| Fault::of_name(name).unwrap_or_else(|| panic!("there is no fault {name:?}"));
@@ -51,7 +51,7 @@ async fn stores_keep_their_promises() {
     let stores = STORES.into_iter().filter(|store| wanted.as_ref().is_none_or(|wanted| wanted == store.name));
     let mut reports = Vec::new();
     if settings.time.is_zero() {
-        // A short run is no measurement: they may share the machine.
+        // Runs all stores in parallel, because a short run measures nothing.
         let runs = stores.map(|store| {
             let settings = settings.clone();
             tokio::spawn(async move { torture(store, &settings).await })
@@ -84,7 +84,7 @@ async fn workers_that_do_not_hear_of_a_loss_are_found() {
     assert!(found.contains("overlap of"), "{found}");
 }
 
-/// What is found in a campaign against workers with a fault of their own.
+/// Returns the violations found in a campaign whose workers have the fault `broken`.
 async fn broken(store: &str, broken: Broken, faults: Vec<Fault>) -> String {
     let store = STORES.into_iter().find(|known| known.name == store).unwrap();
     let settings = Settings { seed: 1, faults, broken: Some(broken), ..Settings::default() };

@@ -20,14 +20,14 @@ use crate::worker::{self, CALLERS, line};
 
 const WORKERS: usize = 4;
 const RUNNERS: usize = 2;
-/// For a process to end: the longest call of any store, and more.
+/// Limit for the end of a process, longer than any call to a store.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// How long a fault waits for its victim to be in a section.
+/// Time for which a fault waits for its victim to enter a section.
 const AIM: Duration = Duration::from_millis(500);
-/// How often something is looked at that cannot be waited for.
+/// Interval of polls.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// How workers are started.
+/// Settings of all workers.
 #[derive(Clone, Debug)]
 pub(crate) struct How {
     pub(crate) url: String,
@@ -39,7 +39,7 @@ pub(crate) struct How {
 #[derive(Debug)]
 pub(crate) struct Workers {
     how: How,
-    /// Of the first worker, if it can be set.
+    /// Clock of the first worker, if it can be set.
     clock: Option<Clock>,
     processes: Vec<(u64, Child)>,
     seeds: u64,
@@ -70,17 +70,17 @@ impl Workers {
         self.processes.insert(at, (self.seeds, command.spawn().unwrap()));
     }
 
-    /// Any of them.
+    /// Returns a random worker.
     pub(crate) fn victim(random: &mut fastrand::Rng) -> usize {
         random.usize(..WORKERS)
     }
 
-    /// Waits for a moment at which this worker is in a section.
+    /// Waits until this worker is in a section, for at most [`AIM`].
     pub(crate) async fn aim(&self, at: usize) {
         wait_for(|| self.is_in_section(at)).await;
     }
 
-    /// Whether a caller of this worker has begun a section that it has not ended.
+    /// Returns whether a caller of this worker has started a section and not ended it.
     pub(crate) fn is_in_section(&self, at: usize) -> bool {
         let seed = self.processes[at].0;
         (0..CALLERS).any(|number| ends_in_section(&worker::record(&self.how.dir, seed, number)))
@@ -91,7 +91,7 @@ impl Workers {
         kill_process(pid, signal).unwrap();
     }
 
-    /// Kills a worker and starts another; whether the first one was in a section.
+    /// Kills a worker and starts another. Returns whether the killed worker was in a section.
     pub(crate) fn kill(&mut self, at: usize) -> bool {
         self.signal(at, Signal::KILL);
         self.processes[at].1.wait().unwrap();
@@ -101,25 +101,25 @@ impl Workers {
         was_in_section
     }
 
-    /// Sets the wall clock of the first worker, where that can be done.
+    /// Moves the wall clock of the first worker, if it can be set.
     pub(crate) fn step_clock(&mut self, seconds: i64) {
         if let Some(clock) = &mut self.clock {
             clock.step(seconds);
         }
     }
 
-    /// How often the first worker has seen its wall clock jump.
+    /// Returns the length of the first worker's record of clock jumps.
     pub(crate) fn clock_jumps(&self) -> u64 {
         length(&worker::clock_record(&self.how.dir, self.processes[0].0))
     }
 
-    /// Whether each has had a lock.
+    /// Returns whether each worker has acquired a lock.
     pub(crate) fn have_worked(&self) -> bool {
         let of = |seed, number| length(&worker::record(&self.how.dir, seed, number));
         self.processes.iter().all(|(seed, _)| (0..CALLERS).any(|number| of(*seed, number) > 0))
     }
 
-    /// Lets all workers come to their end.
+    /// Ends all workers gracefully and waits for them.
     pub(crate) fn end(&mut self) {
         std::fs::write(self.how.dir.join(worker::STOP), "").unwrap();
         let begun = Bound::new(PATIENCE);
@@ -145,14 +145,14 @@ impl Workers {
 impl Drop for Workers {
     fn drop(&mut self) {
         for (_, worker) in &mut self.processes {
-            // Those that have ended already cannot be killed.
+            // Fails for a worker that has already ended.
             let _ = worker.kill();
             let _ = worker.wait();
         }
     }
 }
 
-/// Threads that run the command `leasehold run` again and again.
+/// Threads that run the command `leasehold run` repeatedly.
 #[derive(Debug)]
 pub(crate) struct Commands {
     runners: Vec<Arc<Runner>>,
@@ -164,7 +164,8 @@ struct Runner {
     how: How,
     number: usize,
     is_stopped: AtomicBool,
-    /// The command that runs, and its record. A record ends with a killed command: what it had started may still write.
+    /// The running command and its record. After a kill, the next command has another record, because processes of the
+    /// killed one might still write.
     running: Mutex<Option<(Child, PathBuf)>>,
 }
 
@@ -184,7 +185,7 @@ impl Commands {
         Self { runners, threads }
     }
 
-    /// Kills a command, if one is in a section before long; whether it was.
+    /// Waits up to [`AIM`] until a random command is in a section, then kills it. Returns whether it was in a section.
     pub(crate) async fn kill(&self, random: &mut fastrand::Rng) -> bool {
         let runner = &self.runners[random.usize(..RUNNERS)];
         let find = || runner.running().as_ref().is_some_and(|(_, record)| ends_in_section(record));
@@ -195,12 +196,12 @@ impl Commands {
             command.kill().unwrap();
             record.clone()
         };
-        // Its command is killed with it: what it has not written by now was not to come.
+        // The kill also ends the child that writes the record, so the record is complete now.
         wait_for(|| runner.running().as_ref().is_none_or(|(_, known)| *known != record)).await;
         ends_in_section(&record)
     }
 
-    /// Lets what runs come to its end.
+    /// Waits for the end of running commands, without starting new ones.
     pub(crate) fn end(&mut self) {
         for runner in &self.runners {
             runner.is_stopped.store(true, Ordering::SeqCst);
@@ -258,7 +259,7 @@ impl Runner {
                 line(&mut File::options().append(true).open(&record).unwrap(), "R");
             }
             *self.running() = None;
-            // Programs take much of the machine to start, which the workers are to have.
+            // A pause, because the start of programs takes processor time from the workers.
             std::thread::sleep(Duration::from_millis(random.u64(..200)));
         }
     }
@@ -268,7 +269,7 @@ impl Runner {
     }
 }
 
-/// The command, where cargo puts it beside the tests.
+/// Returns the path of the command, which cargo builds beside the tests.
 fn program() -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let program = tests.parent().unwrap().parent().unwrap().join("leasehold");
@@ -281,7 +282,7 @@ fn length(path: &Path) -> u64 {
 }
 
 fn ends_in_section(path: &Path) -> bool {
-    // Enough for the last line.
+    // Long enough for the last line.
     const TAIL: u64 = 512;
     let read = || {
         let record = File::open(path)?;

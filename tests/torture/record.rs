@@ -1,39 +1,39 @@
-//! What workers write down: lines, each in one write, so that death tears at most the last one.
+//! Records of workers. Each line is one write, so a kill truncates at most the last line.
 
-/// One section of one worker, as far as its record goes.
+/// One critical section of one worker, from its record.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Section {
     pub(crate) key: String,
     pub(crate) begin: u64,
     pub(crate) token: Option<u64>,
-    /// None: the worker died in it.
+    /// End of the section. `None` if the worker died in it.
     pub(crate) end: Option<End>,
-    /// The release said that the lock was held until then.
+    /// Whether the release confirmed that the lock was held until then.
     pub(crate) is_released: bool,
 }
 
-/// How a section ended.
+/// The end of a section.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct End {
-    /// Read before `valid` was asked.
+    /// Time, read before `valid`.
     pub(crate) at: u64,
     pub(crate) valid: bool,
-    /// The value that the fenced register took; None: it refused, or there is no token.
+    /// Value written to the fenced register. `None` if it refused the write, or without a token.
     pub(crate) fenced: Option<u64>,
     pub(crate) plain: u64,
 }
 
-/// What one file says.
+/// Content of one record.
 #[derive(Debug, Default)]
 pub(crate) struct Record {
     pub(crate) sections: Vec<Section>,
-    /// When calls failed for another reason than that the lock was held.
+    /// Times of failed calls, except timeouts.
     pub(crate) failures: Vec<u64>,
-    /// How often the wall clock was seen to jump.
+    /// Number of jumps of the wall clock.
     pub(crate) jumps: usize,
 }
 
-/// Reads the complete lines of one record; a line that death cut short counts as not written.
+/// Parses the complete lines of one record. A truncated line does not count.
 pub(crate) fn read(text: &str) -> Record {
     let mut record = Record::default();
     let number = |text: &str| text.parse().ok();
@@ -57,7 +57,7 @@ pub(crate) fn read(text: &str) -> Record {
             ["R"] => {
                 let section = record.sections.last_mut().unwrap();
                 section.is_released = true;
-                // Whoever cannot ask (a command's child), or was in doubt, knows it by now.
+                // The release confirms validity for a command's child, which cannot check, and for a guard in doubt.
                 section.end.as_mut().unwrap().valid = true;
             }
             ["F", at] => record.failures.push(at.parse().unwrap()),
@@ -68,7 +68,7 @@ pub(crate) fn read(text: &str) -> Record {
     record
 }
 
-/// Whether the last complete line says that a section has begun, and nothing that it has ended.
+/// Returns whether the last complete line is the start of a section.
 pub(crate) fn is_in_section(text: &str) -> bool {
     let mut lines = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
     lines.next_back().is_some_and(|line| line.starts_with('B'))

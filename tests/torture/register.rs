@@ -1,4 +1,4 @@
-//! What the locks protect here: for each key two numbers in files, one of which refuses older tokens.
+//! The protected resources: for each key two numbers in files, one of which refuses older tokens.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt as _;
@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 pub(crate) const KEYS: [&str; 16] =
     ["a", "b", "c", "d", "e", "f", "g", "h", "i", "j", "k", "l", "m", "n", "o", "p"];
 
-/// Adds one to the register of a key, with a pause between reading and writing; answers what it wrote. With a token it is the
-/// fenced register, which refuses whoever comes with a token below the highest it has seen, to read as well.
+/// Adds one to a register of a key, with a pause between reading and writing. Returns the written value. With a token, uses
+/// the fenced register, which refuses reads and writes with a token below its highest, and returns `None` then.
 pub(crate) async fn add_one(dir: &Path, key: &str, token: Option<u64>, pause: Duration) -> Option<u64> {
     let register = open(dir, key, if token.is_some() { "fenced" } else { "plain" });
     let value = visit(&register, token, |value| value)?;
@@ -21,17 +21,17 @@ pub(crate) async fn add_one(dir: &Path, key: &str, token: Option<u64>, pause: Du
     visit(&register, token, |_| value + 1)
 }
 
-/// Until each key was granted again, or too long. The records say when, this only ends a wait.
+/// Waits until each key was granted again, at most `limit`. The checker takes the times from the records, not from here.
 pub(crate) async fn settle(dir: &Path, limit: Duration) {
     let (before, begun) = (values(dir), Instant::now());
-    // The first one may have been granted before.
+    // Waits for two updates, because the first one might belong to an earlier grant.
     let is_granted = |(before, now): (&u64, u64)| now >= before + 2;
     while !before.iter().zip(values(dir)).all(is_granted) && begun.elapsed() < limit {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 
-/// The plain registers of all keys. Without a lock, which a worker that is stopped may have.
+/// Returns the plain registers of all keys. Reads without the file lock, because a stopped worker might hold it.
 fn values(dir: &Path) -> [u64; KEYS.len()] {
     KEYS.map(|key| {
         let mut bytes = [0; 8];

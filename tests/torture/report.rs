@@ -1,4 +1,4 @@
-//! What is printed, as it stands in the documentation.
+//! The printed report, in the form of the documentation.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::campaign::Report;
 
-/// Two tables in Markdown: the stores, and how often each fault took effect.
+/// Returns two tables in Markdown: the stores, and the number of effective faults.
 pub(crate) fn tables(seed: u64, reports: &[Report]) -> String {
     let mut text = format!("Seed {seed}:\n\n");
     text += "| Store | Minutes | Grants | Faults that took effect | Violations | At most (3/N) | Lost in the plain register, of \
@@ -76,7 +76,7 @@ fn row(text: &mut String, report: &Report) {
     );
 }
 
-/// All that is wrong, with what repeats it; empty if nothing is.
+/// Returns all violations, with the command that repeats them. Empty if there are none.
 pub(crate) fn violations(seed: u64, reports: &[Report]) -> String {
     let mut text = String::new();
     for report in reports.iter().filter(|report| !report.findings.violations.is_empty()) {

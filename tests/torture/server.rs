@@ -1,4 +1,4 @@
-//! The server of a store, and what is done to it.
+//! The server of a store, and its faults.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -6,21 +6,21 @@ use std::time::{Duration, SystemTime};
 use crate::clock::Clock;
 use test_servers::{Cluster, ClusterOptions, Proxy, Standby, StopMode};
 
-/// A server behind a proxy. Another one takes its place when its standby is promoted.
+/// A server behind a proxy. A promoted standby replaces it.
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) cluster: Cluster,
     pub(crate) proxy: Proxy,
     pub(crate) database: String,
-    /// Its clock, if it can be set.
+    /// The server's clock, if it can be set.
     clock: Option<Clock>,
 }
 
 impl Server {
-    /// Starts a server, whose clock can be set where there is `faketime`; answers the URL of the store as well.
+    /// Starts a server, whose clock can be set if `faketime` is given. Returns it with the URL of the store.
     pub(crate) async fn start(scheme: &str, parameters: &str, faketime: Option<&Path>) -> (Self, String) {
         let clock = faketime.map(Clock::new);
-        // What it has confirmed outlives its processes: they have given it to the kernel, which is not killed here.
+        // No `durable`, because confirmed writes are in the kernel and survive a kill of the server's processes.
         let mut options = ClusterOptions::new();
         for (name, value) in clock.iter().flat_map(Clock::variables) {
             options = options.variable(name, value);
@@ -39,7 +39,7 @@ impl Server {
         self.proxy.traffic().open > 0
     }
 
-    /// How many sessions were ended.
+    /// Ends all client sessions. Returns their number.
     pub(crate) async fn end_sessions(&self) -> i64 {
         let sql = format!(
             "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
@@ -54,8 +54,8 @@ impl Server {
         self.cluster.start_again().await;
     }
 
-    /// A fail-over to a standby that has everything, or to one that has missed the last commits. The old server has ended
-    /// before the new one takes writes.
+    /// Fails over to a standby, which misses the commits of the last `missed`. The old server ends before the new one accepts
+    /// writes.
     pub(crate) async fn fail_over(&mut self, missed: Option<Duration>) {
         let standby = Standby::of(&self.cluster).await;
         if let Some(missed) = missed {
@@ -68,13 +68,13 @@ impl Server {
         self.cluster = standby.into_cluster();
     }
 
-    /// Lets the server write nothing for so long, and starts it again; whether it wanted to write.
+    /// Blocks the server's writes for `pause`, then starts it again. Returns whether it tried to write.
     pub(crate) async fn fill_disk(&self, pause: Duration) -> bool {
         const PAGE: u64 = 8192;
         let logged = self.cluster.log().len();
-        // It can log that it cannot write, and a page is never written in part.
+        // The limit leaves room for log messages, and is a multiple of the page size because a page must be written whole.
         let limit = (logged as u64 / PAGE + 16) * PAGE;
-        // What it writes next is behind that place.
+        // Fills the WAL file up to the limit, so the next write fails.
         let place = "SELECT (pg_walfile_name_offset(pg_current_wal_insert_lsn())).file_offset::bigint";
         while self.cluster.number("postgres", place).await.unsigned_abs() < limit {
             let fill = "SELECT pg_logical_emit_message(false, '', repeat(' ', 1000000))";
@@ -86,8 +86,8 @@ impl Server {
         self.cluster.log()[logged..].contains("File too large")
     }
 
-    /// A step of the server's clock; whether the server sees it. Where it cannot be set, the ends of the leases come nearer or
-    /// move away as if it had been; whether there were leases.
+    /// Moves the server's clock. Returns whether the server sees the step. If the clock cannot be set, moves the ends of the
+    /// leases instead and returns whether leases existed.
     pub(crate) async fn step_clock(&mut self, seconds: i64) -> bool {
         let Some(clock) = &mut self.clock else { return self.step_leases(seconds).await > 0 };
         let ahead = clock.step(seconds) * 1000;
@@ -95,7 +95,7 @@ impl Server {
         let before = milliseconds();
         let sql = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint";
         let seen = self.cluster.number("postgres", sql).await - ahead;
-        // Rounded.
+        // One millisecond of tolerance for rounding.
         (before - 1..=milliseconds() + 1).contains(&seen)
     }
 
@@ -107,7 +107,7 @@ impl Server {
         self.cluster.number(&self.database, sql).await
     }
 
-    /// What the store's clients have left behind, when there should be none any more.
+    /// Returns the sessions and advisory locks that remain after all clients have ended.
     pub(crate) async fn leftovers(&self) -> Vec<String> {
         let sessions = self.cluster.backends(&self.database).await;
         let locks = self.cluster.advisory_locks(&self.database).await;

@@ -1,4 +1,4 @@
-//! When the machine let nobody run.
+//! Times at which the machine stood still.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,10 +8,10 @@ use std::time::Duration;
 use crate::worker::now;
 
 const PAUSE: Duration = Duration::from_millis(20);
-/// Later than this is a stall.
+/// Least delay of a wake-up that counts as a stall.
 const LATE: Duration = Duration::from_millis(500);
 
-/// A thread that asks for nothing but to be woken in time.
+/// A thread that only sleeps, and records each late wake-up.
 #[derive(Debug)]
 pub(crate) struct Stalls {
     seen: Arc<Mutex<Vec<(u64, u64)>>>,
@@ -37,7 +37,7 @@ impl Stalls {
         Self { seen, is_over, thread: Some(thread) }
     }
 
-    /// From when to when it was not woken.
+    /// Returns the start and the end of each stall so far.
     pub(crate) fn seen(&self) -> Vec<(u64, u64)> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

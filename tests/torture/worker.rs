@@ -1,4 +1,4 @@
-//! A process that takes locks, and writes down what it saw while it believed to hold them.
+//! A process that acquires locks and records each critical section.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write as _;
@@ -12,28 +12,28 @@ use rustix::time::{ClockId, clock_gettime};
 
 use crate::register::{self, KEYS};
 
-/// `SEED` of this worker, and where it works and writes.
+/// Variables of a worker: its seed, the URL of the store, and the directory of its records.
 pub(crate) const SEED: &str = "LEASEHOLD_TORTURE_WORKER";
 pub(crate) const URL: &str = "LEASEHOLD_TORTURE_URL";
 pub(crate) const DIR: &str = "LEASEHOLD_TORTURE_DIR";
-/// How this worker breaks what it promises, so that the checker has something to find: see [`Broken`].
+/// Variable with the worker's own fault, which the checker must find. See [`Broken`].
 pub(crate) const BROKEN: &str = "LEASEHOLD_TORTURE_BROKEN";
-/// Where the command of a real `leasehold run` writes.
+/// Variable with the record of a command under `leasehold run`.
 pub(crate) const RECORD: &str = "LEASEHOLD_TORTURE_RECORD";
-/// The worker ends gracefully once this file is there.
+/// File that makes workers end gracefully.
 pub(crate) const STOP: &str = "stop";
-/// Callers in one worker, who share its client.
+/// Number of callers in one worker, which share its client.
 pub(crate) const CALLERS: usize = 4;
 
-/// No call is longer.
+/// Wait budget of each acquire.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Faults of the worker itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Broken {
-    /// Every other worker locks something else than what it writes down.
+    /// Every second worker locks another key than it records.
     OtherKey,
-    /// It hears of no loss: all that it held reads valid and released.
+    /// Ignores losses: records all holds as valid and released.
     Deaf,
 }
 
@@ -62,7 +62,7 @@ async fn worker() {
         match leasehold::connect(&url).await {
             Ok(lock) => break lock,
             Err(_) if is_over(&dir, parent) => return,
-            // The server may be away.
+            // The server might be unavailable.
             Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
         }
     };
@@ -71,12 +71,12 @@ async fn worker() {
     for caller in callers {
         caller.await.unwrap();
     }
-    // What was dropped may still be on its way. The server may be away: then the end of the process has to do.
+    // Waits for releases of dropped guards. If the server is unavailable, the end of the process ends the sessions.
     let _ = lock.close().await;
     clock.abort();
 }
 
-/// Steps of the wall clock, as a process sees them.
+/// Records steps of this process's wall clock.
 async fn watch_the_clock(path: PathBuf) {
     let off = || {
         let wall = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
@@ -94,7 +94,7 @@ async fn watch_the_clock(path: PathBuf) {
     }
 }
 
-/// It was told to end, or there is nobody left who could.
+/// Returns whether the stop file exists or the parent has died.
 fn is_over(dir: &Path, parent: Option<Pid>) -> bool {
     dir.join(STOP).exists() || getppid() != parent
 }
@@ -113,12 +113,12 @@ async fn caller(lock: Arc<dyn Lock>, seed: u64, number: usize, dir: PathBuf, par
     }
 }
 
-/// Where a worker writes down that its wall clock was set.
+/// Returns the path of a worker's record of clock steps.
 pub(crate) fn clock_record(dir: &Path, seed: u64) -> PathBuf {
     dir.join(format!("clock-{seed}.record"))
 }
 
-/// The record of one caller of one worker.
+/// Returns the path of the record of one caller of one worker.
 pub(crate) fn record(dir: &Path, seed: u64, number: usize) -> PathBuf {
     dir.join(format!("worker-{seed}-{number}.record"))
 }
@@ -139,13 +139,13 @@ impl Caller<'_> {
             Err(error) if error.kind() == ErrorKind::Timeout => return,
             Err(_) => {
                 line(&mut self.record, &format!("F {}", now()));
-                // A refused connection answers at once.
+                // A pause, because a refused connection fails at once.
                 return tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
         let token = guard.token().map(FencingToken::as_u64);
         line(&mut self.record, &format!("B {key} {} {}", now(), or_dash(token)));
-        // Most do a little, some take their time.
+        // A quarter of the sections takes longer.
         let pause = Duration::from_micros(if self.random.u8(..4) == 0 { self.random.u64(..4000) } else { 0 });
         let plain = register::add_one(self.dir, key, None, pause).await;
         let fenced = match token {
@@ -162,14 +162,14 @@ impl Caller<'_> {
     }
 
     fn end(&mut self, guard: &LockGuard, fenced: Option<u64>, plain: Option<u64>) {
-        // The clock first: what is valid after it was valid then.
+        // Reads the clock first, because a guard that is valid afterwards was valid at that time.
         let at = now();
         let validity = if guard.validity() == Validity::Valid || self.is_deaf { "valid" } else { "lost" };
         end(&mut self.record, at, validity, fenced, plain);
     }
 }
 
-/// What `leasehold run` runs: one section, of which its process knows no more than its environment says.
+/// The command of `leasehold run`: one section, with its key and token from the environment.
 #[tokio::test]
 async fn command() {
     let Ok(path) = std::env::var(RECORD) else { return };
@@ -194,12 +194,12 @@ fn or_dash(number: Option<u64>) -> String {
     number.map_or_else(|| "-".to_owned(), |number| number.to_string())
 }
 
-/// In one write, so that death does not tear it.
+/// Appends a line in one write, so a kill cannot truncate it before a later line.
 pub(crate) fn line(record: &mut File, line: &str) {
     record.write_all(format!("{line}\n").as_bytes()).unwrap();
 }
 
-/// Of the clock that all processes of the machine share, and that nobody sets.
+/// Returns the monotonic time in nanoseconds, which is the same for all processes of the machine.
 pub(crate) fn now() -> u64 {
     let now = clock_gettime(ClockId::Monotonic);
     u64::try_from(now.tv_sec).unwrap() * 1_000_000_000 + u64::try_from(now.tv_nsec).unwrap()

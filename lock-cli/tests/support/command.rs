@@ -1,4 +1,4 @@
-//! The real binary, with a file store of its own.
+//! The real binary, with a separate file store.
 
 // Each test binary uses a part of this.
 #![allow(dead_code, clippy::unwrap_used, unreachable_pub)]
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 /// Longer than any test takes on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(600);
 
-/// A store in a directory that goes with this value.
+/// A store in a directory that is removed with this value.
 pub struct Store {
     dir: TempDir,
 }
@@ -27,18 +27,18 @@ impl Store {
         Self { dir: tempfile::tempdir().unwrap() }
     }
 
-    /// The directory of the locks.
+    /// Returns the directory of the locks.
     pub fn locks(&self) -> PathBuf {
         self.dir.path().join("locks")
     }
 
-    /// A path beside the locks.
+    /// Returns a path beside the locks.
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
-    /// A program beside the locks: a copy of `from`, with these permissions. Another process makes it: one that is started by
-    /// another test meanwhile would inherit the open file, and nobody can run a file that is open for writing.
+    /// Copies `from` to a program beside the locks, with these permissions. Copies in another process, because a child that
+    /// another test starts at the same time would inherit the open file, and a file open for writing cannot be executed.
     pub fn program(&self, name: &str, from: &Path, mode: &str) -> PathBuf {
         let path = self.path(name);
         let copied = Command::new("install").args(["-m", mode]).arg(from).arg(&path).status();
@@ -50,21 +50,21 @@ impl Store {
         format!("file://{}?poll=5ms", self.locks().display())
     }
 
-    /// The tool on this store. `arguments` are split at spaces.
+    /// Returns the tool on this store. Splits `arguments` at spaces.
     pub fn tool(&self, arguments: &str) -> Command {
         let mut command = tool();
         command.env("LEASEHOLD_URL", self.url()).args(arguments.split_whitespace());
         command
     }
 
-    /// `leasehold run ARGUMENTS -- sh -c SCRIPT`.
+    /// Returns `leasehold run ARGUMENTS -- sh -c SCRIPT`.
     pub fn run(&self, arguments: &str, script: &str) -> Command {
         let mut command = self.tool("run");
         command.args(arguments.split_whitespace()).args(["--", "sh", "-c", script]);
         command
     }
 
-    /// Whether nobody holds `key`, and nobody is before us in a queue for it.
+    /// Returns whether `key` has no holder and no waiter.
     pub fn is_free(&self, key: &str) -> bool {
         match finish(&mut self.run(&format!("{key} --no-wait"), "exit 0")) {
             (0, ..) => true,
@@ -73,19 +73,19 @@ impl Store {
         }
     }
 
-    /// Takes `key` once it is free, or fails after a long time.
+    /// Acquires `key`, and fails if it is not free within 30 s.
     pub fn take(&self, key: &str) {
         let (code, _, stderr) = finish(&mut self.run(&format!("{key} --wait 30s"), "exit 0"));
         assert_eq!(code, 0, "{stderr}");
     }
 }
 
-/// The tool, apart from the environment and the terminal of whoever runs the tests.
+/// Returns the tool, independent of the tests' environment and terminal.
 pub fn tool() -> Command {
     let tool = env!("CARGO_BIN_EXE_leasehold");
     let mut command = Command::new(if cfg!(target_os = "linux") { "env" } else { tool });
     if cfg!(target_os = "linux") {
-        // Tests that were started in the background or by nohup ignore signals, and so would the tool.
+        // Resets signals, because tests that run in the background or under nohup ignore them, and the tool would inherit that.
         command.args(["--default-signal=HUP,INT,QUIT,TERM", tool]);
     }
     command.env_remove("LEASEHOLD_URL").env_remove("NO_COLOR").env_remove("CLICOLOR_FORCE");
@@ -93,7 +93,7 @@ pub fn tool() -> Command {
     command
 }
 
-/// Runs to the end: code, stdout, stderr.
+/// Runs the command to its end. Returns code, stdout and stderr.
 pub fn finish(command: &mut Command) -> (i32, String, String) {
     let mut tool = Beside::start(command);
     tool.stdin = None;
@@ -101,11 +101,11 @@ pub fn finish(command: &mut Command) -> (i32, String, String) {
     (tool.code(), stdout, stderr)
 }
 
-/// A tool that runs beside the test. It and everything it started is killed when this value goes, and
-/// when it hangs: then whoever reads from it sees the end, and the test fails instead of hanging as well.
+/// A tool that runs beside the test. Its process group is killed when this value is dropped or when the tool hangs.
+/// After a hang, reads from the tool end, so the test fails instead of hanging too.
 pub struct Beside {
     child: Child,
-    // Dropped to call off the watch.
+    // Its drop stops the watch.
     watch: Option<Sender<()>>,
     stdin: Option<ChildStdin>,
     stdout: BufReader<ChildStdout>,
@@ -114,7 +114,7 @@ pub struct Beside {
 
 impl Beside {
     pub fn start(command: &mut Command) -> Self {
-        // A group of its own: not in the foreground of a terminal, and to be killed as a whole.
+        // A separate group, because it must not be in a terminal's foreground and is killed as a whole.
         command.process_group(0);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
@@ -134,26 +134,26 @@ impl Beside {
         }
     }
 
-    /// The next line that its command prints.
+    /// Returns the next line that its command prints.
     pub fn line(&mut self) -> String {
         let mut line = String::new();
         assert_ne!(self.stdout.read_line(&mut line).unwrap(), 0, "ended: {}", self.rest_of_stderr());
         line.trim_end().to_owned()
     }
 
-    /// The next note of the tool.
+    /// Returns the next note of the tool.
     pub fn note(&mut self) -> String {
         let mut line = String::new();
         assert_ne!(self.stderr.read_line(&mut line).unwrap(), 0, "ended without a note");
         line.trim_end().to_owned()
     }
 
-    /// Lets a command go on that reads a line.
+    /// Sends a line to a command that waits for one.
     pub fn go_on(&mut self) {
         self.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
     }
 
-    /// Lets a command go on that reads to the end.
+    /// Closes the input of a command that reads to its end.
     pub fn close_stdin(&mut self) {
         self.stdin = None;
     }
@@ -166,19 +166,19 @@ impl Beside {
         self.child.id()
     }
 
-    /// The exit code of the tool.
+    /// Waits for the tool. Returns its exit code.
     pub fn code(&mut self) -> i32 {
         let status = self.child.wait().unwrap();
         status.code().unwrap_or_else(|| panic!("ended by signal {:?}", status.signal()))
     }
 
-    /// Kills the tool as nobody can prevent.
+    /// Kills the tool by SIGKILL.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         assert_eq!(self.child.wait().unwrap().signal(), Some(9));
     }
 
-    /// Waits until nobody writes to the tool's stdout any more: neither the tool nor its command.
+    /// Reads the rest of stdout. Waits until the tool and its command have closed it.
     pub fn rest_of_stdout(&mut self) -> String {
         let mut rest = String::new();
         self.stdout.read_to_string(&mut rest).unwrap();
@@ -204,10 +204,10 @@ pub fn pid(text: &str) -> Pid {
     Pid::from_raw(text.trim().parse().unwrap()).unwrap()
 }
 
-/// Whether a process lives and has not ended, waiting to be reaped.
+/// Returns whether a process runs. A zombie does not.
 #[cfg(target_os = "linux")]
 pub fn is_running(process: Pid) -> bool {
-    // Only a process that is not there any more has no file.
+    // The file is missing only if the process was reaped.
     std::fs::read_to_string(format!("/proc/{process}/stat")).is_ok_and(|stat| {
         stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
     })
@@ -217,7 +217,7 @@ pub fn read(path: impl AsRef<Path>) -> String {
     std::fs::read_to_string(path).unwrap()
 }
 
-/// What is left of an hour that has just begun, rounded up.
+/// Returns whether `text` names the rest of an hour that has just started.
 pub fn nearly_an_hour(text: &str) -> bool {
     text.contains("1h") || text.contains("59m")
 }
