@@ -1,4 +1,4 @@
-//! What keys cost in memory: a million used once, and a hundred thousand held.
+//! Memory use of keys: a million used once, and a hundred thousand held.
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::print_stdout)]
 
@@ -13,7 +13,7 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 const USED_ONCE: u64 = 1_000_000;
 const HELD: usize = 100_000;
-/// Tables keep a little room for the next keys.
+/// Allowance for the room that tables keep for more keys.
 const LEFT_AT_MOST: isize = 256 * 1024;
 
 fn live_bytes(region: &Region<'_, System>) -> isize {

@@ -1,4 +1,4 @@
-//! What a lock costs in memory, beside the floor: a keyed map of tokio mutexes, in the same run.
+//! The cost of a lock in the memory store, compared with a keyed map of tokio mutexes in the same run.
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
@@ -17,7 +17,7 @@ fn keys() -> Vec<LockKey> {
     (0..KEYS).map(|i| LockKey::new(format!("ledger:{i}")).unwrap()).collect()
 }
 
-/// The floor: what people write by hand inside one process.
+/// The lower bound: a typical hand-written keyed lock inside one process.
 #[derive(Default)]
 struct KeyedMap(Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>);
 
@@ -86,7 +86,7 @@ fn uncontended(c: &mut Criterion) {
     group.finish();
 }
 
-/// From the start of a release to the next of 64 waiting tasks holding the lock.
+/// Measures from the start of a release until the next of 64 waiting tasks holds the lock.
 fn hand_over(c: &mut Criterion) {
     const TASKS: u32 = 64;
     let runtime = Runtime::new().unwrap();
@@ -156,7 +156,7 @@ impl Relay {
     }
 }
 
-/// Runs `hop` in `tasks` tasks until one answers with the median; criterion is given the median times `n`.
+/// Runs `hop` in `tasks` tasks until one of them returns the median. Reports the median times `n` to criterion.
 fn relay<F>(runtime: &Runtime, tasks: u32, n: u64, hop: impl Fn() -> F + Clone + Send + 'static) -> Duration
 where
     F: Future<Output = Option<Duration>> + Send,

@@ -1,4 +1,4 @@
-//! How a session comes about: what is final, which host takes it, who logs in.
+//! Opening a session: final and transient errors, the choice of the host, the login.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 use std::io::{Read as _, Write as _};
@@ -13,17 +13,17 @@ use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, PgConnection, Row as _, raw_sql};
 use test_servers::{Cluster, ClusterOptions, Standby};
 
-/// Longer than anything here takes on a slow machine.
+/// Time limit that no slow machine reaches.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A server that gives every client this one answer: a URL of it.
+/// Starts a server that sends every client this reply. Returns its URL.
 fn answering(answer: Vec<u8>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     std::thread::spawn(move || {
         while let Ok((mut client, _)) = listener.accept() {
             let mut startup = [0; 1024];
-            // A client with TLS asks for it first.
+            // A client with TLS requests it first.
             let _ = client.read(&mut startup).unwrap_or(0);
             if startup[4..8] == 80_877_103_u32.to_be_bytes() {
                 let _ = client.write_all(b"N");
@@ -151,7 +151,7 @@ async fn the_options_of_a_pool_are_followed() {
     connection.close().await.unwrap();
 }
 
-/// A URL of several servers, by their ports.
+/// Returns a configuration with several servers, given by their ports.
 fn of_several(ports: &[u16], parameters: &str) -> PgConfig {
     let hosts: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
     let url = format!("postgres://postgres@{}/postgres?{parameters}", hosts.join(","));
@@ -178,7 +178,7 @@ async fn a_standby_and_a_dead_host_send_on_to_the_next() {
         let connection = of_several(&ports, parameters).connect().await.unwrap();
         assert_eq!(port_of(connection).await, at, "{ports:?} {parameters}");
     }
-    // With one host a standby is taken, to look at, unless the URL says otherwise.
+    // A single host can be a standby, for inspection, unless the URL excludes it.
     assert_eq!(port_of(of_several(&[behind], "").connect().await.unwrap()).await, behind);
     let error = refused(of_several(&[behind], "target_session_attrs=read-write")).await;
     assert!(error.kind() == ErrorKind::Unavailable && error.message().contains("a standby"), "{error}");
@@ -191,7 +191,7 @@ async fn a_standby_and_a_dead_host_send_on_to_the_next() {
     }
 }
 
-/// Our sessions change this default, so a server with it is better than none.
+/// A server with this default is used if there is no other, because leasehold's sessions change the default.
 #[tokio::test]
 async fn a_server_that_is_read_only_by_default_is_taken_last() {
     let cluster = Cluster::shared();
@@ -209,7 +209,7 @@ async fn a_host_that_is_silent_costs_its_share_of_the_time() {
     let ports = [silent.local_addr().unwrap().port(), Cluster::shared().port()];
     let config = of_several(&ports, "").connect_timeout(Duration::from_secs(10));
     assert_eq!(port_of(config.connect().await.unwrap()).await, ports[1]);
-    // The next session begins with the host that answered: there is no time for another.
+    // The next session tries the host that replied first, so the silent host costs no time.
     assert_eq!(
         port_of(config.connect_timeout(Duration::from_secs(10)).connect().await.unwrap()).await,
         ports[1]

@@ -1,5 +1,5 @@
-//! Tokens grow across crash, restart and promotion (C8; `docs/hazards.md` H12, H13, H30). Beside ours runs
-//! a plain sequence: where it repeats, the test can tell.
+//! Tokens grow across crash, restart and promotion (C8, and H12, H13 and H30 in `docs/hazards.md`). A plain sequence
+//! beside them repeats numbers, which shows that each fault takes effect.
 #![allow(clippy::unwrap_used, clippy::expect_used, missing_docs)]
 
 use std::time::Duration;
@@ -34,7 +34,7 @@ async fn mark(conn: &mut PgConnection) {
     mark_incarnation(conn, &name()).await.unwrap_or_else(|error| panic!("{error} {error:?}"));
 }
 
-/// A server that writes nothing down before it has to.
+/// Starts a server that writes to disk as late as possible.
 fn lazy() -> Cluster {
     Cluster::start(
         ClusterOptions::new()
@@ -45,7 +45,7 @@ fn lazy() -> Cluster {
     )
 }
 
-/// With the schema alone.
+/// Creates a database with the schema, but without a marker.
 async fn fresh() -> (Database, PgConnection) {
     let database = fresh_database().await;
     let mut conn = database.connect().await;
@@ -62,7 +62,7 @@ async fn installed(database: &Database) -> PgConnection {
     conn
 }
 
-/// A connection to a server that is recovering.
+/// Connects to a server that might still be recovering.
 async fn reconnected(url: &str) -> PgConnection {
     let connect = async {
         loop {
@@ -75,8 +75,8 @@ async fn reconnected(url: &str) -> PgConnection {
     within(Duration::from_secs(60), "the server does not come back", connect).await
 }
 
-/// Draws inside a transaction that never ends, as `begin` and fenced work do: the numbers are told and
-/// not on disk.
+/// Draws in a transaction that never ends, as `begin` and fenced work do. The caller knows these numbers, but they
+/// are not on disk.
 async fn told(conn: &mut PgConnection) -> (i64, i64) {
     raw_sql("BEGIN").execute(&mut *conn).await.unwrap();
     let mut largest = (0, 0);
@@ -95,7 +95,7 @@ async fn tokens_grow_when_a_backend_is_killed() {
     let pid = number(&mut victim, "SELECT pg_backend_pid()::bigint").await;
     let (ours, theirs) = told(&mut conn).await;
     cluster.kill_backend(i32::try_from(pid).unwrap(), Signal::KILL);
-    // The crash ends every session; until then this is still the server of before.
+    // Waits for the end of this session, because the crash ends every session.
     while raw_sql("SELECT 1").execute(&mut conn).await.is_ok() {}
 
     let mut after = reconnected(database.url()).await;
@@ -107,7 +107,7 @@ async fn tokens_grow_when_a_backend_is_killed() {
     assert_eq!(last(&mut after).await, jumped, "once per incident");
 }
 
-/// Two servers that lost sight of each other have both jumped, from the same number.
+/// Two servers that lost contact have both jumped from the same number.
 #[tokio::test]
 async fn tokens_grow_when_the_jump_itself_is_lost() {
     let cluster = lazy();
@@ -131,7 +131,7 @@ async fn tokens_grow_when_the_jump_itself_is_lost() {
     assert!(drawn > ours, "{drawn} after {ours}");
 }
 
-/// A copy of a database brings the marker along, and takes the name of the original.
+/// A copied database contains the marker, and gets the name of the original.
 #[tokio::test]
 async fn a_marker_of_a_copied_database_does_not_count() {
     let cluster = lazy();
@@ -165,7 +165,7 @@ async fn tokens_grow_when_the_server_is_killed() {
     assert!(draw(&mut after).await > ours);
 }
 
-/// The jump is durable before the marker is seen: another crash right after it does not undo it.
+/// The jump is durable before the marker is visible, so a crash right afterwards does not undo it.
 #[tokio::test]
 async fn tokens_grow_through_crash_after_crash() {
     let cluster = lazy();
@@ -185,8 +185,8 @@ async fn tokens_grow_through_crash_after_crash() {
     }
 }
 
-/// A storage that keeps unlogged tables over a crash, files of a stopped server that are put back, a machine that is set
-/// back: the marker is there, and numbers that were told are not.
+/// The marker survives but the latest numbers do not: storage that keeps unlogged tables over a crash, restored files
+/// of a stopped server, or a machine set back.
 #[tokio::test]
 async fn a_marker_that_outlived_its_server_does_not_count() {
     let cluster = lazy();
@@ -228,7 +228,7 @@ async fn tokens_grow_when_a_standby_that_lags_is_promoted() {
     assert!(draw(&mut after).await > ours);
 }
 
-/// Where a jump does not go to the clock, its length tells how many there were.
+/// Moves the sequence ahead of the clock. Jumps then have a fixed length, which shows their number.
 async fn ahead_of_the_clock(conn: &mut PgConnection) -> i64 {
     let sql = "SET default_transaction_read_only = off; SELECT setval('leasehold.token', 5000000000000000)";
     raw_sql(sql).execute(&mut *conn).await.unwrap();
@@ -257,7 +257,7 @@ async fn many_sessions_jump_once() {
     assert_eq!(number(&mut conn, "SELECT count(*) FROM leasehold.incarnation").await, 1);
 }
 
-/// Whoever may connect can take any advisory lock, also the one that older versions of this library took here.
+/// Any session can take any advisory lock, also the one that older versions of this library used here.
 #[tokio::test]
 async fn an_advisory_lock_of_somebody_else_keeps_no_session_from_its_tokens() {
     let (database, mut conn) = fresh().await;
@@ -268,7 +268,7 @@ async fn an_advisory_lock_of_somebody_else_keeps_no_session_from_its_tokens() {
     assert_eq!(last(&mut conn).await, before + JUMP);
 }
 
-/// As beside another session that jumps: it has inserted the marker, and may yet fail.
+/// Another session is jumping: it has inserted the marker and can still fail.
 #[tokio::test]
 async fn a_jump_waits_for_the_end_of_another_and_is_made_if_that_has_failed() {
     let (database, mut conn) = fresh().await;
@@ -298,7 +298,7 @@ async fn a_jump_waits_for_the_end_of_another_and_is_made_if_that_has_failed() {
     }
 }
 
-/// A dump brings the marker along; it must not count for the sequence it is restored beside.
+/// A dump contains the marker, which must not count on another server or for another sequence.
 #[tokio::test]
 async fn a_marker_of_another_server_or_sequence_does_not_count() {
     let (_database, mut conn) = fresh().await;

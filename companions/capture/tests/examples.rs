@@ -1,6 +1,6 @@
 //! The example does what it says.
 
-#![allow(clippy::unwrap_used)] // Of tests, which are to fail here.
+#![allow(clippy::unwrap_used)] // A failed `unwrap` fails the test.
 
 #[allow(dead_code, unreachable_pub)] // A program, of which tests use parts.
 #[path = "../examples/orders.rs"]
@@ -13,7 +13,7 @@ async fn an_order_is_rebuilt_once_for_all_its_changes_in_three_tables() {
     let db = fresh_database().await;
     let shop = orders::Shop::set_up(db.url()).await.unwrap();
     shop.sell().await.unwrap();
-    // 15 of the sales, two of prices, two of lines; none of the sale that was rolled back.
+    // 15 changes of the sales, two of prices and two of lines. The sale that was rolled back has none.
     assert_eq!(shop.changes().await.unwrap(), 19);
     assert_eq!(shop.rebuild(3).await.unwrap(), [5, 7, 7]);
     assert!(!shop.is_behind().await.unwrap());
@@ -42,7 +42,7 @@ async fn settled_changes_are_purged_after_their_retention() {
     assert_eq!(shop.purge().await.unwrap(), 0);
     shop.let_days_pass(2).await.unwrap();
     assert_eq!(shop.purge().await.unwrap(), 12);
-    // Those of the third order are not settled, however old they are.
+    // Changes of the third order stay because they are not settled.
     assert_eq!(shop.changes().await.unwrap(), 7);
     assert!(shop.is_behind().await.unwrap());
 }

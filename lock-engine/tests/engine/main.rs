@@ -1,6 +1,6 @@
 //! The engine on a store in memory. One program, so that shared code is built once.
 
-#![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used)] // Of tests, which are to fail here.
+#![allow(unreachable_pub, clippy::unwrap_used, clippy::expect_used)] // A failed `unwrap` fails the test.
 
 mod cancellation;
 mod closing;

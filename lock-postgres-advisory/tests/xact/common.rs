@@ -1,6 +1,6 @@
 //! Helpers of the tests of the transaction scope.
 
-#![allow(clippy::unwrap_used, unreachable_pub)] // Of tests, which are to fail here.
+#![allow(clippy::unwrap_used, unreachable_pub)] // A failed `unwrap` fails the test.
 
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! Hazards of transaction locks on a real server (`docs/hazards.md`).
 
-#![allow(clippy::unwrap_used)] // Of tests, which are to fail here.
+#![allow(clippy::unwrap_used)] // A failed `unwrap` fails the test.
 
 mod common;
 mod faults;

@@ -1,6 +1,6 @@
 //! Hazards of mutex rows on a real server (`docs/hazards.md`). One program, so that all tests share a server.
 
-#![allow(clippy::unwrap_used)] // Of tests, which are to fail here.
+#![allow(clippy::unwrap_used)] // A failed `unwrap` fails the test.
 
 mod cells;
 mod loss;

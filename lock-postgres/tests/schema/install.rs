@@ -1,4 +1,4 @@
-//! The schema on a real server: installed by many at once, by nobody with too few rights, never twice.
+//! The schema on a real server: concurrent installations, missing privileges, repeated installations.
 
 use leasehold_api::{Error, ErrorKind};
 use leasehold_postgres::Identifier;
@@ -70,7 +70,7 @@ async fn the_script_is_what_is_installed_and_runs_twice() {
     assert_eq!(number(&mut conn, format!("{a} EXCEPT {}) x", &b["SELECT count(*) FROM (".len()..])).await, 0);
 }
 
-/// Another access method takes an extension: what the script says is looked at.
+/// Reads only the script, because another access method would need an extension.
 #[test]
 fn every_table_names_its_access_method() {
     let script = schema::script(&name("leasehold"), "");
@@ -99,7 +99,7 @@ async fn installing_leaves_no_error_in_the_server_s_log() {
     }
     run(&mut conn, "CREATE ROLE nobody; SET ROLE nobody").await;
     assert_eq!(schema::inspect(&mut conn, &name("closed")).await.unwrap().schema, SchemaState::Unreadable);
-    // The line that the server writes last is there, so those before it are.
+    // Provokes a last line of the log, so that all earlier lines are written when it is.
     assert!(raw_sql("RESET ROLE; SELECT 1/0").execute(&mut conn).await.is_err());
     let log = cluster.log();
     let errors: Vec<_> = log.lines().filter(|line| line.contains("ERROR:")).collect();
@@ -162,7 +162,7 @@ async fn many_install_at_once_also_beside_somebody_without_our_lock() {
         }
         let mut foreign = database.connect().await;
         barrier.wait().await;
-        // May itself lose the race; ours may not.
+        // The foreign statement can lose the race, but no installation can fail.
         let _ = raw_sql("CREATE SCHEMA IF NOT EXISTS \"Shared\"").execute(&mut foreign).await;
         for result in tasks.join_all().await {
             result.unwrap_or_else(|error| panic!("round {round}: {error} {error:?}"));
@@ -179,7 +179,7 @@ async fn losing_the_race_against_a_foreign_transaction_is_no_error() {
     run(&mut foreign, "BEGIN; CREATE SCHEMA s").await;
     let schema = name("s");
     let installing = tokio::spawn(async move { schema::install(&mut conn, &schema).await });
-    // It waits for the foreign transaction: the name is taken, if that commits.
+    // The installation waits for the foreign transaction, because its commit decides about the name.
     let mut watch = database.connect().await;
     let waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'
         AND pid IN (SELECT pid FROM pg_stat_activity WHERE datname = current_database())";
@@ -228,7 +228,7 @@ async fn a_schema_of_another_version() {
     let schema = name("leasehold");
     schema::install(&mut conn, &schema).await.unwrap();
 
-    // Newer, but for rolling deploys this library may still use it.
+    // A newer version that this library can still use, for rolling deployments.
     run(&mut conn, "UPDATE leasehold.version SET version = 7, oldest_library = 1").await;
     schema::check(&mut conn, &schema).await.unwrap();
     schema::install(&mut conn, &schema).await.unwrap();
@@ -327,7 +327,7 @@ async fn a_sequence_made_again_goes_on_above_what_was_given_out() {
     schema::install(&mut conn, &schema).await.unwrap();
     assert_eq!(number(&mut conn, "SELECT last_value FROM leasehold.token").await, first);
 
-    // Ahead of the clock; names have the token as it was told, with room for local grants.
+    // Numbers ahead of the clock. The table of names stores tokens as granted, with room for local grants.
     let far = 1_i64 << 52;
     let told = (far + 7) << 10;
     run(
@@ -359,7 +359,7 @@ async fn least_privileges_are_enough_and_each_that_is_missing_is_named() {
     let error = refused(&mut conn, &schema).await;
     assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
     assert_eq!(schema::install(&mut conn, &schema).await.unwrap_err().kind(), ErrorKind::PermissionDenied);
-    // What the error says to run is what is missing.
+    // The statements in the report are exactly the missing grants.
     let said = report.missing_grants(&schema).join("\n");
     run(&mut conn, format!("RESET ROLE; {said}; {as_role}")).await;
     schema::check(&mut conn, &schema).await.unwrap();
@@ -419,13 +419,13 @@ async fn who_may_not_create_is_told_so() {
     run(&mut conn, format!("SET ROLE {}", role.quoted())).await;
     let error = schema::install(&mut conn, &schema).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
-    // The source says what the server said, without the line of its own source code.
+    // The error's source has the server's message without its line of source code.
     let source = std::error::Error::source(&error).unwrap();
     assert!(source.to_string().starts_with("permission denied for database "), "{source}");
     assert!(!source.to_string().contains(" at line ") && source.source().is_none(), "{source:?}");
     let driver = source.downcast_ref::<leasehold_postgres::DriverError>().unwrap().get();
     assert_eq!(leasehold_postgres::sqlstate(driver).as_deref(), Some("42501"));
-    // The connection is as before, and a schema made by an administrator is enough.
+    // The connection is unchanged, and a schema created by an administrator suffices.
     run(&mut conn, format!("RESET ROLE; CREATE SCHEMA mine AUTHORIZATION {0}; SET ROLE {0}", role.quoted()))
         .await;
     schema::install(&mut conn, &schema).await.unwrap();

@@ -1,6 +1,6 @@
-//! The schema on a real server: one program, so that its parts share a server.
+//! The schema on a real server. One program, so that all tests share a server.
 
-#![allow(clippy::unwrap_used)] // Of tests, which are to fail here.
+#![allow(clippy::unwrap_used)] // A failed `unwrap` fails the test.
 
 mod install;
 mod owners;
@@ -15,7 +15,7 @@ fn name(text: &str) -> Identifier {
     Identifier::new(text).unwrap()
 }
 
-/// A role of one test, without any privilege.
+/// Creates a role of one test, without any privilege.
 async fn role(conn: &mut PgConnection, database: &Database) -> Identifier {
     let role = name(&format!("Role of {}", &database.name()[..20]));
     run(conn, format!("CREATE ROLE {0}; GRANT {0} TO CURRENT_USER", role.quoted())).await;

@@ -1,4 +1,4 @@
-//! The schema beside other roles: who owns it, who installs it, who may use it.
+//! The schema and other roles: ownership, installation and use.
 
 use leasehold_api::ErrorKind;
 use leasehold_postgres::schema::{self, Access, Stores};
@@ -9,7 +9,8 @@ use test_servers::{Cluster, ClusterOptions, fresh_database};
 
 use crate::{drop_role, name, role};
 
-/// Whoever owns the schema may not create another, and a database may be read-only by default.
+/// The script works for an owner of the schema who cannot create others, and in a database that is read-only by
+/// default.
 #[tokio::test]
 async fn the_script_needs_no_more_than_the_schema_and_is_done_as_a_whole() {
     let database = fresh_database().await;
@@ -46,7 +47,7 @@ async fn a_schema_that_is_there_is_looked_at_once() {
         assert_eq!(config.prepare(&mut conn, Stores::Row).await.unwrap(), Access::Full);
         assert_eq!(cluster.log().matches("WITH wanted(object").count(), looks);
     }
-    // Whose the schema is concerns superusers alone.
+    // Ownership is checked for superusers only.
     let asked = || cluster.log().matches("SELECT o.who").count();
     let before = asked();
     config.prepare(&mut conn, Stores::Row).await.unwrap();
@@ -57,7 +58,7 @@ async fn a_schema_that_is_there_is_looked_at_once() {
     assert_eq!(asked(), before + 1);
 }
 
-/// As in CVE-2022-2625: what is there already is not of whoever installs.
+/// Existing objects of another role are refused, as in CVE-2022-2625, because a superuser would run their triggers.
 #[tokio::test]
 async fn a_superuser_installs_into_nobody_else_s_schema() {
     let database = fresh_database().await;
@@ -90,7 +91,7 @@ async fn a_superuser_installs_into_nobody_else_s_schema() {
         assert!(refused.contains("belongs to the role"), "{schema}: {refused}");
         run(&mut admin, "ROLLBACK").await;
     }
-    // What others have beside it is theirs.
+    // Other tables of another role in the same schema do not matter.
     run(&mut admin, format!("GRANT CREATE ON SCHEMA public TO {0}; SET ROLE {0}", other.quoted())).await;
     run(&mut admin, "CREATE TABLE public.entry (n int)").await;
     run(&mut admin, "RESET ROLE").await;
@@ -98,7 +99,7 @@ async fn a_superuser_installs_into_nobody_else_s_schema() {
     drop_role(&mut admin, &other).await;
 }
 
-/// `ALTER DEFAULT PRIVILEGES` grants with each table that is made what nobody has asked for.
+/// `ALTER DEFAULT PRIVILEGES` adds grants to each new table. The installation revokes the dangerous ones.
 #[tokio::test]
 async fn default_privileges_keep_no_superuser_from_installing() {
     let database = fresh_database().await;
@@ -124,7 +125,8 @@ async fn default_privileges_keep_no_superuser_from_installing() {
             assert_eq!(number(&mut admin, may(schema, privilege)).await, tables, "{schema:?} {privilege}");
         }
     }
-    // Of a table that was there, it may have been granted on purpose; whoever is no superuser is not refused because of it.
+    // On an existing table the privilege might be granted on purpose, so it stays. Without superuser rights it is no
+    // reason for a refusal.
     let owner = format!("GRANT CREATE ON DATABASE {} TO {1}; SET ROLE {1}", database.name(), other.quoted());
     run(&mut admin, owner).await;
     schema::install(&mut admin, &name("theirs")).await.unwrap();
@@ -137,14 +139,14 @@ async fn default_privileges_keep_no_superuser_from_installing() {
     drop_role(&mut admin, &other).await;
 }
 
-/// Whoever may create in the schema can do so between the look at who owns what and the first use.
+/// A role with CREATE on the schema can create objects between the check of owners and their first use.
 #[tokio::test]
 async fn what_another_role_creates_during_an_installation_is_not_used() {
     let database = fresh_database().await;
     let mut admin = database.connect().await;
     let other = role(&mut admin, &database).await;
     run(&mut admin, format!("CREATE SCHEMA ours; GRANT ALL ON SCHEMA ours TO {0}", other.quoted())).await;
-    // Where the last object is created, somebody else's is there by now.
+    // Another role creates the last object just before the script does.
     let script = schema::script(&name("ours"), "");
     let theirs = format!(
         "SET LOCAL ROLE {0}; CREATE TABLE ours.upkeep (task text PRIMARY KEY, after text, begun_at timestamptz, next_at timestamptz);
@@ -161,7 +163,7 @@ async fn what_another_role_creates_during_an_installation_is_not_used() {
     drop_role(&mut admin, &other).await;
 }
 
-/// A dump of the schema alone has no version; grants by many at once are one after the other.
+/// A dump of only the schema lacks the row with the version. Concurrent grants run one after the other.
 #[tokio::test]
 async fn a_lost_version_is_written_again_and_grants_may_meet() {
     let database = fresh_database().await;
@@ -178,14 +180,14 @@ async fn a_lost_version_is_written_again_and_grants_may_meet() {
     futures_util::future::join_all(all).await;
     run(&mut admin, format!("SET ROLE {}", app.quoted())).await;
     schema::check(&mut admin, &schema).await.unwrap();
-    // Who may use it may not grant it: the server would only warn, and grant nothing.
+    // A role that can use the schema cannot grant it. The server alone would only warn and grant nothing.
     let refused = schema::grant(&mut admin, &schema, &grants).await.unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::PermissionDenied, "{refused}");
     assert!(refused.message().contains("as its owner postgres"), "{refused}");
     drop_role(&mut admin, &app).await;
 }
 
-/// Rows that a policy hides would read as free; from whoever owns the table it hides none.
+/// Rows hidden by a policy would read as free. The table's owner sees all rows, so it is not refused.
 #[tokio::test]
 async fn policies_that_may_hide_rows_are_refused() {
     let database = fresh_database().await;

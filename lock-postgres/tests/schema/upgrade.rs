@@ -1,4 +1,4 @@
-//! A schema that an older version has installed, who may look at it, and what it says of itself.
+//! A schema installed by an older version, roles that can only read, and comments on objects.
 
 use leasehold_api::ErrorKind;
 use leasehold_postgres::Identifier;
@@ -9,7 +9,7 @@ use test_servers::sql::{number, run};
 
 use crate::name;
 
-/// What version 1 installed, to the letter: `{schema}` is the quoted name.
+/// The exact objects of version 1. `{schema}` is the quoted name.
 const VERSION_1: &str = include_str!("version_1.sql");
 
 async fn install_version_1(conn: &mut PgConnection, schema: &Identifier) {
@@ -29,7 +29,7 @@ async fn version(conn: &mut PgConnection, schema: &Identifier) -> (i32, i32) {
     }
 }
 
-/// Every object and column of a schema.
+/// Returns a query for all objects and columns of a schema.
 fn shape(schema: &str) -> String {
     format!(
         "SELECT c.relname, c.relkind::text, c.relpersistence::text, c.reloptions, a.attname, t.typname, a.attnotnull,
@@ -63,7 +63,7 @@ async fn an_old_installation_is_upgraded_and_keeps_what_it_has() {
             "{error}"
         );
 
-        // Beside a program of the old version, whose transaction is under way.
+        // During an open transaction of a program of the old version.
         let mut program = database.connect().await;
         run(&mut program, format!("BEGIN; UPDATE {s}.lease SET ttl_us = 2")).await;
         for _ in 0..2 {
@@ -84,12 +84,12 @@ async fn an_old_installation_is_upgraded_and_keeps_what_it_has() {
         assert_eq!(number(&mut conn, format!("SELECT count(*) FROM {s}.upkeep")).await, 3);
     }
 
-    // What an old program uses is as it was, and what is new asks nothing of it.
+    // Objects of the old version are unchanged, and new ones need nothing from old programs.
     install_version_1(&mut conn, &name("old")).await;
     let (old, new) = (shape("old"), shape("by install"));
     assert!(number(&mut conn, format!("SELECT count(*) FROM ({old}) x")).await > 40);
     assert_eq!(number(&mut conn, format!("SELECT count(*) FROM ({old} EXCEPT {new}) x")).await, 0);
-    // And an upgraded schema is what a new one would be.
+    // An upgraded schema equals a new one.
     schema::install(&mut conn, &name("new")).await.unwrap();
     let (upgraded, fresh) = (shape("by install"), shape("new"));
     assert_eq!(number(&mut conn, format!("SELECT count(*) FROM ({fresh} EXCEPT {upgraded}) x")).await, 0);
@@ -102,13 +102,13 @@ async fn a_change_that_has_to_wait_holds_up_nobody_for_long_and_is_tried_again()
     let (mut conn, mut program) = (database.connect().await, database.connect().await);
     let schema = name("leasehold");
     install_version_1(&mut conn, &schema).await;
-    // Whoever keeps the table locked makes the comment on it wait.
+    // A lock on the table makes the installation's comment on it wait.
     run(&mut program, "BEGIN; LOCK TABLE leasehold.lease IN SHARE UPDATE EXCLUSIVE MODE").await;
     let mut other = database.connect().await;
     let installing = tokio::spawn(async move { schema::install(&mut other, &name("leasehold")).await });
     let refused =
         "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'leasehold.lease'::regclass";
-    // It waits, has given up, and waits again.
+    // The installation waits, gives up, and waits again.
     for waiting in [1, 0, 1] {
         while number(&mut conn, refused).await != waiting {
             assert!(!installing.is_finished());
@@ -153,7 +153,7 @@ async fn who_may_look_is_told_apart_from_who_lacks_something() {
     }
     let error = schema::check(&mut conn, &schema).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::PermissionDenied, "it cannot take locks: {error}");
-    // One privilege more, or one less, is a mistake and not a reader.
+    // One privilege more or less is an error, and not read-only access.
     for (change, back) in [
         ("GRANT UPDATE ON leasehold.lease TO", "REVOKE UPDATE ON leasehold.lease FROM"),
         ("REVOKE SELECT ON leasehold.lease FROM", "GRANT SELECT ON leasehold.lease TO"),

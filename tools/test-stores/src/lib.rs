@@ -1,5 +1,5 @@
 //! Common parts of the tests of the Postgres stores.
-#![allow(clippy::unwrap_used)] // Of tests, which are to fail here.
+#![allow(clippy::unwrap_used)] // A failed `unwrap` fails the test.
 
 pub mod counting;
 pub mod exclusion;

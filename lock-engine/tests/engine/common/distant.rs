@@ -1,4 +1,4 @@
-//! A backend whose calls travel on their own, hang, fail or panic when a test says so.
+//! A backend whose calls arrive late, hang, fail or panic as scripted by a test.
 
 use std::fmt;
 use std::future::pending;
@@ -15,20 +15,20 @@ use leasehold_engine::{
 use leasehold_memory::{MemoryBackend, MemoryStore};
 use tokio::time::sleep;
 
-/// What happens to the calls of one client.
+/// The script for the calls of one client, and their counts.
 #[derive(Debug, Default)]
 pub struct Net {
     pub hang_release: AtomicBool,
     pub hang_renew: AtomicBool,
     pub hang_close: AtomicBool,
-    /// So many releases answer `Unavailable` and do nothing.
+    /// Number of releases that fail with `Unavailable` and do nothing.
     pub fail_release: AtomicU64,
     pub panic_acquire: AtomicBool,
     pub panic_renew: AtomicU64,
     pub panic_release: AtomicU64,
-    /// How long acquires are on their way, whoever drops them.
+    /// Delay of acquires, which arrive even if their call is dropped.
     pub acquire_takes: Mutex<Duration>,
-    /// How long the next renewals are on their way, whoever drops them.
+    /// Delays of the next renewals, which arrive even if their call is dropped.
     pub renewals_take: Mutex<Vec<Duration>>,
     pub acquires: AtomicU64,
     pub renewals: AtomicU64,
@@ -39,7 +39,7 @@ pub struct Distant {
     net: Arc<Net>,
 }
 
-/// A client of `store` behind a net, before its engine starts.
+/// Returns the builder of a client of `store`, and its script.
 pub fn distant(store: &MemoryStore) -> (EngineBuilder, Arc<Net>) {
     let net = Arc::new(Net::default());
     let backend = Distant { inner: Arc::new(store.backend()), net: Arc::clone(&net) };
@@ -120,7 +120,7 @@ impl Backend for Distant {
         self.inner.release(holds).await
     }
 
-    /// Frees nothing: what the engine forgets stays held.
+    /// Frees nothing, so that a hold forgotten by the engine stays held.
     async fn close(&self) {
         hang_if(&self.net.hang_close).await;
     }

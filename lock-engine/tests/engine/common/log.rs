@@ -5,10 +5,10 @@ use std::sync::{Mutex, OnceLock};
 
 use tracing::field::{Field, Visit};
 
-/// Everything that was logged at WARN on a thread without a subscriber of its own.
+/// All messages at level WARN of threads without a separate subscriber.
 pub struct Warnings(&'static Mutex<Vec<String>>);
 
-/// Starts to collect.
+/// Starts to collect warnings.
 pub fn warnings() -> Warnings {
     static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
     static STARTED: OnceLock<()> = OnceLock::new();
@@ -17,7 +17,7 @@ pub fn warnings() -> Warnings {
 }
 
 impl Warnings {
-    /// Whether one has `text` and is about a release.
+    /// Returns whether a warning contains `text` and reports a missing release.
     pub fn have(&self, text: &str) -> bool {
         self.0.lock().unwrap().iter().any(|line| line.contains("not released") && line.contains(text))
     }

@@ -1,5 +1,4 @@
-//! A small store with one row per key, written against the smaller trait: what it holds, what it was asked and how
-//! it fails is open to the test.
+//! A small store with one row per key. Tests read its rows and calls and script its faults.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,23 +18,23 @@ use leasehold_engine::{
 };
 use tokio::time::sleep;
 
-/// What the store holds and how it behaves.
+/// The rows, the received calls and the scripted behavior of the store.
 #[derive(Debug, Default)]
 pub struct PlainNet {
-    /// Acquires are refused before anything is begun.
+    /// Acquires are refused before they start.
     pub refuse: Mutex<Option<ErrorKind>>,
-    /// Acquires fail with this, and nobody knows whether they were carried out.
+    /// Acquires fail with this kind, with an unknown outcome.
     pub fail_acquire: Mutex<Option<ErrorKind>>,
     pub fail_release: Mutex<Option<ErrorKind>>,
     pub acquire_takes: Mutex<Duration>,
     pub release_takes: Mutex<Duration>,
-    /// How long the answer to a release takes once it is carried out.
+    /// Delay of the reply after a release has been executed.
     pub release_replies_take: Mutex<Duration>,
-    /// Acquires arrive whoever drops them.
+    /// Whether acquires arrive even if their call is dropped.
     pub travels: AtomicBool,
-    /// The next grant meets the closing of this engine.
+    /// The engine that is closed during the next grant.
     pub closes: Mutex<Option<Arc<Engine>>>,
-    /// Releases and renewals of this key, and what comes with them, are not answered.
+    /// Releases and renewals of this key get no reply, and neither do others in the same call.
     pub stuck: Mutex<Option<&'static str>>,
     pub hang: AtomicBool,
     /// The next attempt without I/O is granted and then panics.
@@ -44,14 +43,14 @@ pub struct PlainNet {
     pub panic_release: AtomicBool,
     /// Renewals panic before their first await.
     pub panic_renew: AtomicBool,
-    /// How many holds each release was for.
+    /// Number of holds in each call of release.
     pub releases: Mutex<Vec<usize>>,
-    /// Of each hold that was released, whether no caller had had it.
+    /// For each released hold, whether no caller ever had it.
     pub unused: Mutex<Vec<bool>>,
-    /// How many holds each renewal was for, and how long its shortest TTL was.
+    /// Number of holds and shortest TTL of each renewal.
     pub renewals: Mutex<Vec<(usize, Option<Duration>)>>,
     pub rows: Mutex<HashMap<LockKey, HolderId>>,
-    /// Opaque state that came back with a release.
+    /// Number of opaque states returned with a release.
     pub states: AtomicU64,
 }
 
@@ -71,7 +70,7 @@ pub struct Plain {
     pub timing: Timing,
 }
 
-/// A store that keeps holds until they are released.
+/// Returns a store that keeps holds until they are released.
 pub fn plain(net: &Arc<PlainNet>) -> Plain {
     let mut caps = Capabilities::new(Scope::Network);
     caps.undo = Duration::from_secs(1);
@@ -79,7 +78,7 @@ pub fn plain(net: &Arc<PlainNet>) -> Plain {
 }
 
 impl Plain {
-    /// With leases of this TTL by default.
+    /// Adds leases with this default TTL.
     pub fn leases(mut self, ttl: Duration) -> Self {
         let (min, max) = (Duration::from_millis(100), Duration::from_secs(3600));
         self.caps.lease = Some(LeaseBounds::new(Some(ttl), min, max));
@@ -87,7 +86,7 @@ impl Plain {
     }
 }
 
-/// An engine on it in the time of the test's runtime.
+/// Starts an engine with the clock of the test's runtime.
 pub fn start(store: Plain) -> Engine {
     Engine::builder(store).clock(Arc::new(TokioClock::new())).start().unwrap()
 }
@@ -175,7 +174,7 @@ impl Backend for Plain {
         'a: 'b,
         Self: 'b,
     {
-        // Not an async function: a panic here comes before there is a future.
+        // Not an async function, so that this panic occurs before the future exists.
         assert!(!self.net.panic_renew.swap(false, SeqCst), "a bug of the backend");
         Box::pin(async move {
             self.net.renewals.lock().unwrap().push((holds.len(), holds.iter().filter_map(|h| h.ttl).min()));
