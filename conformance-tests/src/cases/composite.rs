@@ -123,7 +123,7 @@ pub(crate) async fn has_one_budget(cx: &Context) {
         let (lock, keys) = (a.clone(), keys.clone());
         tokio::spawn(async move { lock.acquire_all(&keys, &AcquireOptions::new().wait(budget)).await })
     };
-    // Each of the first two becomes free late in the budget; the last one never does.
+    // The first two keys become free late in the budget, and the last one never does.
     for guard in guards.drain(..2) {
         cx.sleep(budget * 2 / 5).await;
         cx.give(guard).await;

@@ -176,7 +176,7 @@ pub(crate) async fn a_failure_ends_a_wait(cx: &Context) {
     let b = cx.faulty().await;
     let key = cx.key();
     let guard = cx.take(&a, &key).await;
-    // The first attempt learns that the key is held; the wait after it fails.
+    // The first attempt finds the key held, and the wait after it fails.
     b.faults.script(Op::Acquire, Fault::Pass);
     b.faults.script(Op::Acquire, Fault::Error(ErrorKind::PermissionDenied));
     b.faults.script(Op::Wait, Fault::Error(ErrorKind::PermissionDenied));

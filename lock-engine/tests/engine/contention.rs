@@ -136,7 +136,7 @@ async fn a_wait_on_a_silent_store_blames_nobody() {
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     assert!(error.message().contains("before the store answered"), "{error}");
     assert!(!error.message().contains("somebody else held"), "{error}");
-    // If another caller holds the key, the error says so.
+    // If another caller holds the key, the error names contention as the cause.
     net.hang.store(false, SeqCst);
     sleep(seconds(20)).await;
     let _held = lock.key("k").acquire().await.unwrap();

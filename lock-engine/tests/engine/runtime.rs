@@ -96,7 +96,7 @@ fn a_runtime_that_goes_away_loses_everything_loudly() {
     assert_eq!(other_runtime.block_on(guard.release()).unwrap_err().kind(), ErrorKind::Lost);
     assert_eq!(other_runtime.block_on(lock.key("k").acquire()).unwrap_err().kind(), ErrorKind::Closed);
     other_runtime.block_on(lock.close()).expect("everything was released as the runtime ended");
-    // What the client held in the store is free again.
+    // The client's hold has left the store.
     assert!(other_runtime.block_on(other.key("k").try_acquire()).unwrap().is_some());
 }
 

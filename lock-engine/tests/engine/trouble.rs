@@ -419,7 +419,7 @@ async fn absurd_timing_is_no_reason_to_panic() {
     let guard = y.key("k").acquire().await.unwrap();
     x.key("k").wait(seconds(1)).acquire().await.unwrap_err();
     drop(guard);
-    // The try yields to the waiter of the other client, but for ten seconds at most.
+    // The try yields to the waiter of the other client, for ten seconds at most.
     let begun = Instant::now();
     assert!(y.key("k").try_acquire().await.unwrap().is_some());
     assert_eq!(begun.elapsed(), seconds(10));

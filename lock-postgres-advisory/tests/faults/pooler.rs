@@ -9,7 +9,7 @@ use leasehold_postgres_advisory::XactConfig;
 use sqlx::{Connection as _, PgConnection};
 use test_servers::{Cluster, ClusterOptions, Database, PgBouncer, PgBouncerOptions, Proxy, Standby};
 
-/// Returns options for `PgBouncer` with few and many server connections, and one that picks connections round robin.
+/// Returns options for `PgBouncer` with few and many server connections, and with round-robin use of connections.
 fn poolers() -> [PgBouncerOptions; 3] {
     let options = PgBouncerOptions::new;
     [options().pool_size(1), options().pool_size(5), options().pool_size(3).round_robin()]
@@ -219,7 +219,7 @@ async fn transaction_scope_behind_a_pooler_does_not_mind_defaults() {
     }
 }
 
-// docs/hazards.md H10: a standby grants what the primary holds.
+// docs/hazards.md H10: a standby grants locks that the primary holds.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_standby_is_refused_at_first_and_after_a_reconnect() {
     let primary = Cluster::start(ClusterOptions::new());

@@ -14,8 +14,8 @@ const FUNCTIONS: [(&str, &str); 4] = [
 
 const ARGUMENTS: [&str; 2] = ["bigint", "integer, integer"];
 
-/// Replaces a function in this database by one that always succeeds. Renames the old one, because the server calls
-/// its own functions by their number.
+/// Replaces a function in this database by a function that always succeeds. Renames the old one, because the server
+/// calls its own functions by their number.
 async fn pretend(database: &Database, function: &str, arguments: &str, answers: &str) {
     let sql = format!(
         "ALTER FUNCTION pg_catalog.{function}({arguments}) RENAME TO honest_{function};
