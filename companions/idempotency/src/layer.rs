@@ -49,7 +49,7 @@ pub enum OnReplay {
 /// Middleware that carries out each request with an `Idempotency-Key` once. The handler makes its effects through
 /// [`IdemTx`]. They are committed together with the response, and a repetition gets the stored response.
 ///
-/// The [crate page](crate#in-an-axum-app) has an example and the table of responses.
+/// The [crate page](crate#in-an-axum-app) has an example and the list of responses.
 pub struct IdempotencyLayer<S> {
     settings: Arc<IdempotencySettings<S>>,
 }
@@ -154,7 +154,7 @@ impl<S: IdempotencyStore> IdempotencyLayer<S> {
         self.with(|settings| settings.not_stored = Arc::new(is_passing))
     }
 
-    /// Stores and replays further response headers, beside those in the [table](crate#in-an-axum-app). Headers of the
+    /// Stores and replays further response headers, beside those in the [list](crate#in-an-axum-app). Headers of the
     /// connection, such as `content-length`, are never stored.
     #[must_use]
     pub fn keep_headers(self, names: impl IntoIterator<Item = HeaderName>) -> Self {

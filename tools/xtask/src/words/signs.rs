@@ -1,4 +1,4 @@
-//! Mechanical signs of text that is hard to read, with the numbers that CONTRIBUTING.md explains.
+//! Mechanical signs of text that is hard to read, as regular expressions. `docs/style.md` has the rules behind them.
 
 use std::sync::LazyLock;
 
