@@ -1,4 +1,4 @@
-//! Names of tables and columns: what enters a statement stays in its quotes.
+//! Names of tables and columns stay inside their quotes in every statement.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // What fails here fails the test.
 
@@ -66,7 +66,7 @@ fn ids(text: &str) {
     }
 }
 
-/// What a migration consists of but for the names in it; the inner error says where its quotes do not match.
+/// Returns the migration's script without the names in it. The inner error names the place of unmatched quotes.
 fn shape_of(
     table: &str,
     schema: &str,
@@ -93,7 +93,7 @@ fn shape(sql: &str) -> Result<String, String> {
             Token::Body(body) => shape += &format!("$${}$$", self::shape(&body)?),
         }
     }
-    // A literal with a backslash has a space before it.
+    // Removes the space before a literal, because only literals with a backslash have one.
     Ok(shape.split_whitespace().collect::<Vec<_>>().join(" ").replace(" ''", "''"))
 }
 
@@ -114,7 +114,7 @@ fn bare(text: &str) -> Token {
     Token::Bare(text.to_owned())
 }
 
-/// As the server divides a statement.
+/// Splits a statement into tokens like the server.
 fn tokens(sql: &str) -> Result<Vec<Token>, String> {
     let mut all = Vec::new();
     let mut rest = sql;
@@ -146,7 +146,7 @@ fn tokens(sql: &str) -> Result<Vec<Token>, String> {
     Ok(all)
 }
 
-/// What is in these quotes, doubled inside, and what is behind them.
+/// Returns the content up to the closing quote, with doubled quotes decoded, and the text after it.
 fn quoted(text: &str, quote: char, escapes: bool) -> Result<(String, &str), String> {
     let mut content = String::new();
     let mut rest = text.chars();
@@ -164,7 +164,7 @@ fn quoted(text: &str, quote: char, escapes: bool) -> Result<(String, &str), Stri
     Err(format!("no end: {text}"))
 }
 
-/// `$tag$` at the beginning.
+/// Returns the `$tag$` at the start of `text`.
 fn dollar_tag(text: &str) -> Option<&str> {
     let inside = text.strip_prefix('$')?;
     let end = inside.find('$')?;

@@ -1,4 +1,4 @@
-//! What tests of specs and migrations share.
+//! Common parts of the tests of specs and migrations.
 #![allow(clippy::unwrap_used, clippy::expect_used, unreachable_pub)] // Of tests, which are to fail here.
 
 use std::time::Duration;
@@ -17,7 +17,7 @@ pub async fn database() -> (Database, PgPool) {
     (db, pool)
 }
 
-/// The names of constraints, with what kind they are; without NOT NULL, which is one from PostgreSQL 18 on.
+/// Returns the kinds and names of the constraints, except NOT NULL, which is a constraint since PostgreSQL 18.
 pub async fn constraints(pool: &PgPool, table: &str) -> Vec<String> {
     let sql = format!(
         "SELECT contype::text || ' ' || conname FROM pg_constraint
@@ -38,7 +38,7 @@ pub fn states() -> States {
     States::text(["new"], "complete").taken("in-progress").failed("error")
 }
 
-/// A spec with everything that a migration adds.
+/// Returns a spec with everything that a migration adds.
 pub fn full(table: &str) -> ClaimSpecBuilder {
     ClaimSpec::builder(Table::new(table).unwrap())
         .id("id", IdType::Int)
@@ -61,7 +61,7 @@ pub async fn legacy_table(pool: &PgPool) {
     .await;
 }
 
-/// Whether one of `findings` is of this kind and has all of `words` in it.
+/// Returns whether one of `findings` has this kind and contains all of `words`.
 pub fn has(findings: &[Finding], kind: fn(String) -> Finding, words: &[&str]) -> bool {
     let is = |row: &&Finding| kind(row.message().to_owned()) == **row;
     findings.iter().filter(is).any(|row| words.iter().all(|word| row.message().contains(word)))

@@ -1,4 +1,4 @@
-//! States in which done is where rows begin: the same on the server and in memory.
+//! Cyclic states, in which `done` is also the initial state. Postgres and memory behave the same.
 use leasehold_claim::{
     ClaimError, ClaimSpec, ClaimStore, MemoryClaims, MemoryRow, Outcome, PgClaims, Retention, State, States,
     Table, Take,
@@ -16,7 +16,7 @@ fn spec(states: States) -> Result<ClaimSpec, ClaimError> {
         .build()
 }
 
-/// Captured from `done`, back to `done`, captured from there again; only from the states that were asked for.
+/// Takes rows from `done` and returns them to `done` several times. A take uses only the requested states.
 async fn goes_round(store: &dyn ClaimStore) {
     let take = |from: &[&str]| Take::up_to(5).from(from.iter().map(|name| State::new(*name)));
     assert!(store.take(&take(&["failed"])).await.unwrap().claims.is_empty());

@@ -1,4 +1,4 @@
-//! A table through which recorders hand work to workers, as the example `spreadsheet` has it.
+//! A table through which recorders pass work to workers, as in the example `spreadsheet`.
 
 #[path = "../../examples/spreadsheet/hand_off.rs"]
 mod example;
@@ -21,7 +21,7 @@ async fn made() -> (test_servers::Database, PgPool, ClaimSpec) {
     (db, pool, spec)
 }
 
-/// rows 1 to 6 together: what was recorded while no worker ran is done, creates before updates, each once.
+/// Work recorded while no worker ran is done later, creates before updates, each once.
 #[tokio::test]
 async fn work_recorded_without_a_worker_is_settled_by_a_later_one() {
     let (_db, pool, spec) = made().await;
@@ -105,11 +105,11 @@ async fn of_fifty_creates_at_once_one_is_a_row_and_the_others_are_duplicates() {
         let count = format!("SELECT count(*)::text FROM request WHERE kind = '{kind}'");
         assert_eq!(text(&pool, &count).await, rows.to_string());
     }
-    // The database says so too to those who do not ask through here.
+    // The database also refuses duplicates inserted without `record`.
     assert_eq!(refused(&pool, "INSERT INTO request (entity_id) VALUES (1)").await, "23505");
 }
 
-/// What the server itself says is an error of a kind, with the constraint's name.
+/// A unique violation of the server becomes a typed error with the constraint's name.
 #[tokio::test]
 async fn duplicates_of_any_unique_constraint_are_typed_and_cannot_be_retried() {
     let (_db, pool, _) = made().await;
@@ -141,7 +141,7 @@ async fn a_row_and_its_wake_up_come_with_one_commit() {
     record(&mut tx, "create", 1, None).await.unwrap().unwrap();
     tx.rollback().await.unwrap();
     assert_eq!(text(&pool, "SELECT count(*)::text FROM request").await, "0");
-    // Had the rollback woken anybody, that would come before this.
+    // A notification of the rollback would arrive before this marker.
     run(&pool, &format!("SELECT pg_notify('{}', 'marker')", spec.channel())).await;
     assert_eq!(within(LONG, "not ended", listener.recv()).await.unwrap().payload(), "marker");
 
@@ -159,7 +159,7 @@ async fn a_row_and_its_wake_up_come_with_one_commit() {
     within(LONG, "not ended", listener.recv()).await.expect("without a transaction, at once");
 }
 
-/// Names that need quoting, kinds too, in a table with a long name, whose channel workers listen on.
+/// Names and kinds need quoting, in a table with a long name whose channel workers listen on.
 #[tokio::test]
 async fn kinds_and_names_may_be_anything() {
     let (_db, pool) = database().await;

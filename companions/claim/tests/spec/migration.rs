@@ -1,4 +1,4 @@
-//! Tables get what their specs need, in use and again and again.
+//! Migrations add the objects that specs need, on tables in use and repeatedly.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,7 +11,7 @@ use leasehold_claim::{ClaimError, ClaimSpec, IdType, States, Table};
 use test_bounds::{Bound, within};
 use tokio::time::timeout;
 
-/// Everything about the tables of a database that a migration may change.
+/// Returns all properties of a database's tables that a migration may change.
 async fn picture(pool: &PgPool) -> Vec<String> {
     texts(
         pool,
@@ -74,7 +74,7 @@ async fn a_live_table_is_migrated_by_several_at_once() {
         ["c request_attempts_left_not_negative", "c request_status_states", "p request_queue_id_id_key"]
     );
     assert!(indexes(&pool, "request").await.iter().all(|index| !index.contains("INVALID")));
-    // The same id in two queues, but not twice in one.
+    // The same id may be in two queues, but not twice in one.
     run(&pool, "INSERT INTO request (id, queue_id) VALUES (1, 'other')").await;
     assert_eq!(refused(&pool, "INSERT INTO request (id, queue_id) VALUES (1, 'other')").await, "23505");
 
@@ -83,7 +83,7 @@ async fn a_live_table_is_migrated_by_several_at_once() {
     assert_eq!(picture(&pool).await, before, "there is nothing to do the second time");
 }
 
-/// Nobody waits behind a migration that waits.
+/// Other sessions do not queue behind a waiting migration.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn writers_go_on_while_the_migration_waits_for_a_long_transaction() {
     let (db, pool) = database().await;
@@ -102,7 +102,7 @@ async fn writers_go_on_while_the_migration_waits_for_a_long_transaction() {
         until.check("the migration has not come to the table");
         tokio::task::yield_now().await;
     }
-    // Much longer than a statement of the migration may wait, much shorter than the transaction lasts.
+    // Much longer than a statement of the migration may wait, and much shorter than the long transaction.
     let mut writer = db.connect().await;
     run(&mut writer, "SET statement_timeout = '20s'").await;
     run(&mut writer, "INSERT INTO request (document) VALUES ('c')").await;
@@ -112,7 +112,7 @@ async fn writers_go_on_while_the_migration_waits_for_a_long_transaction() {
     assert_eq!(text(&pool, "SELECT count(*)::text FROM request WHERE epoch = 0").await, "2");
 }
 
-/// A column that was there, without a value.
+/// The queue column exists already, with NULL in some rows.
 #[tokio::test]
 async fn rows_without_a_queue_get_the_default_one() {
     let (_db, pool) = database().await;
@@ -145,7 +145,7 @@ async fn a_reference_to_the_id_is_reported_and_ids_can_stay_unique() {
     assert!(constraints(&pool, "request").await.contains(&"p request_pkey".to_owned()));
 }
 
-/// A unique index that is no constraint, and one that is not the primary key, give way too.
+/// A unique constraint that is not the primary key, and a unique index without a constraint, are replaced too.
 #[tokio::test]
 async fn every_kind_of_unique_id_is_replaced() {
     for unique in ["ALTER TABLE request ADD UNIQUE (id)", "CREATE UNIQUE INDEX request_one ON request (id)"] {
@@ -164,7 +164,7 @@ async fn every_kind_of_unique_id_is_replaced() {
     }
 }
 
-/// Constraints have names. What is printed can be run, twice.
+/// The printed statements name their constraints and can be run twice.
 #[tokio::test]
 async fn the_printed_statements_run_and_name_their_constraints() {
     let (_db, pool) = database().await;
@@ -187,7 +187,7 @@ async fn the_printed_statements_run_and_name_their_constraints() {
         assert!(sql.contains(&format!("CONSTRAINT \"{name}\"")), "{name} in {sql}");
     }
     assert!(sql.contains("-- ALTER TABLE \"request\" SET (autovacuum"), "a suggestion is a comment");
-    // Nobody has to wait while rows are looked at.
+    // No statement scans rows while it blocks other sessions.
     for statement in spec.migration().statements() {
         assert!(!statement.contains(" CHECK (") || statement.contains("NOT VALID"), "{statement}");
         assert!(
@@ -249,7 +249,7 @@ async fn an_index_that_was_not_finished_is_made_again() {
     let left = indexes(&pool, "request").await;
     assert!(left.is_empty(), "a half-made unique index would refuse writes: {left:?}");
 
-    // As somebody leaves it whose process was killed.
+    // An invalid index, as a killed migration leaves it.
     try_run(&pool, "CREATE UNIQUE INDEX CONCURRENTLY request_id_key ON request (id)").await.unwrap_err();
     assert!(indexes(&pool, "request").await[0].contains("INVALID"));
     run(&pool, "DELETE FROM request").await;
@@ -259,7 +259,7 @@ async fn an_index_that_was_not_finished_is_made_again() {
     assert!(made.iter().any(|index| index.contains("UNIQUE INDEX request_id_key")), "{made:?}");
 }
 
-/// A dropped future leaves no lock and no setting behind, and the next call goes on.
+/// A dropped future leaves no lock and no setting behind, and the next call continues.
 #[tokio::test]
 async fn a_migration_that_was_given_up_is_finished_by_the_next() {
     let (_db, pool) = database().await;
@@ -305,7 +305,7 @@ async fn what_only_the_user_knows_is_asked_for() {
     assert!(says(spec.migration().apply(&pool).await.unwrap_err()).contains("partitioned"));
 }
 
-/// A pool may be stricter than a migration can use.
+/// The pool's settings may be too strict for a migration, which then overrides them.
 #[tokio::test]
 async fn the_settings_of_the_pool_do_not_matter() {
     let (db, pool) = database().await;
@@ -323,7 +323,7 @@ async fn the_settings_of_the_pool_do_not_matter() {
     assert_eq!(text(&strict, "SHOW transaction_read_only").await, "on", "the pool has its own settings");
 }
 
-/// One function for the claim and for everybody who looks.
+/// Claims and inspections use the same function.
 #[tokio::test]
 async fn the_state_function_is_inlined_and_has_one_boundary() {
     let (_db, pool) = database().await;
@@ -345,7 +345,7 @@ async fn the_state_function_is_inlined_and_has_one_boundary() {
     let taken =
         format!("SELECT string_agg(id::text, ' ' ORDER BY id) FROM request t WHERE {call} IN ('new')");
     assert_eq!(text(&pool, &taken).await, "1 3");
-    // Put into the query, not called for each row; so also the index for it can be used.
+    // The planner inlines the function, so it is not called for each row and its index can be used.
     let sql = format!(
         "EXPLAIN (VERBOSE, COSTS off) SELECT id FROM request t WHERE status IN ('new', 'in-progress') AND {call} IN ('new')"
     );
@@ -353,7 +353,7 @@ async fn the_state_function_is_inlined_and_has_one_boundary() {
     assert!(plan.contains("CASE WHEN") && !plan.contains("claim_state"), "{plan}");
 }
 
-/// Where no state says that a row is taken, nothing is what a row counts as while it is.
+/// Without a state for claimed rows, the function returns NULL for a claimed row.
 #[tokio::test]
 async fn boolean_and_enum_columns_get_a_state_function_too() {
     let (_db, pool) = database().await;
@@ -425,7 +425,7 @@ async fn a_sequence_of_epochs_begins_above_those_that_were() {
     assert_eq!(text(&pool, "SELECT nextval('owners')::text").await, "1");
 }
 
-/// Names are taken literally, and long ones are not cut into each other.
+/// Names are taken literally, and long names stay distinct.
 #[tokio::test]
 async fn no_name_leaves_its_quotes() {
     let (_db, pool) = database().await;
@@ -469,7 +469,7 @@ async fn no_name_leaves_its_quotes() {
     assert_eq!(text(&pool, "SELECT count(*)::text FROM victim").await, "0");
 }
 
-/// In a schema of its own, with nothing on the search path.
+/// The table is in a separate schema that is not on the search path.
 #[tokio::test]
 async fn everything_is_made_in_the_schema_of_the_table() {
     let (_db, pool) = database().await;

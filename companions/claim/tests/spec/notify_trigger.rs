@@ -1,4 +1,4 @@
-//! The trigger that announces inserted rows, and what those who listen know of it.
+//! The trigger that announces inserted rows, and its detection by listeners.
 use crate::common::*;
 use leasehold_claim::sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use leasehold_claim::sqlx::{Connection as _, PgPool};
@@ -11,7 +11,7 @@ use test_servers::{Cluster, PgBouncer, PgBouncerOptions};
 const TRIGGERS: &str = "SELECT count(*)::text FROM pg_trigger WHERE NOT tgisinternal";
 const FUNCTIONS: &str = "SELECT count(*)::text FROM pg_proc WHERE prorettype = 'trigger'::regtype \
                          AND pronamespace = 'public'::regnamespace";
-/// What is made, with what shows that it was made again.
+/// Query of the trigger and its function, with the ids that change if they are created again.
 const MADE: &str = "SELECT t.oid || ' ' || t.xmin || ' ' || p.oid || ' ' || p.xmin FROM pg_trigger t \
                     JOIN pg_proc p ON p.oid = tgfoid WHERE NOT tgisinternal";
 
@@ -26,7 +26,7 @@ async fn migrated(pool: &PgPool, spec: ClaimSpecBuilder) -> ClaimSpec {
     spec
 }
 
-/// Somebody who hears everything on the channel of `spec`, in order.
+/// Returns a listener on the channel of `spec`.
 async fn hearer(url: &str, spec: &ClaimSpec) -> PgListener {
     let mut hearer = PgListener::connect(url).await.unwrap();
     hearer.listen(spec.channel()).await.unwrap();
@@ -45,7 +45,7 @@ async fn knows(claims: &PgClaims) -> bool {
     within(LONG, "not ended", claims.listen()).await.unwrap().announces()
 }
 
-/// Once for each transaction that inserts, with its commit; nothing else is announced.
+/// Each transaction that inserts rows is announced once, with its commit. Other changes are not announced.
 #[tokio::test]
 async fn each_inserting_transaction_is_announced_once() {
     let (db, pool) = database().await;
@@ -99,13 +99,13 @@ async fn there_is_none_where_it_is_not_wanted_or_nobody_would_listen() {
     mark(&pool, &spec).await;
     assert_eq!(heard(&mut hearer).await, "marker", "without the trigger there is nothing to prove");
 
-    // What is there stays, for those who want it.
+    // An existing trigger stays, because other specs might want it.
     request().build().unwrap().migration().apply(&pool).await.unwrap();
     spec.migration().apply(&pool).await.unwrap();
     assert_eq!(text(&pool, TRIGGERS).await, "1");
 }
 
-/// It is the owner's, who has nothing to do the second time. What somebody has disabled stays so.
+/// The trigger belongs to the table's owner, and a second migration does nothing. A disabled trigger stays disabled.
 #[tokio::test]
 async fn it_belongs_to_the_owner_of_the_table_and_is_made_once() {
     let (db, pool) = database().await;
@@ -135,7 +135,7 @@ async fn it_belongs_to_the_owner_of_the_table_and_is_made_once() {
     assert_ne!(disabled, made);
     spec.migration().apply(&as_owner).await.unwrap();
     assert_eq!(text(&pool, MADE).await, disabled);
-    // A function that somebody has changed is as it was.
+    // The migration restores a changed function.
     let function = text(&pool, "SELECT tgfoid::regproc::text FROM pg_trigger WHERE NOT tgisinternal").await;
     let how =
         format!("SELECT prosecdef || ' ' || proconfig::text FROM pg_proc WHERE oid = '{function}'::regproc");
@@ -153,7 +153,7 @@ async fn it_belongs_to_the_owner_of_the_table_and_is_made_once() {
     run(&pool, &format!("DROP OWNED BY \"{owner}\" CASCADE; DROP ROLE \"{owner}\"")).await;
 }
 
-/// Whoever may insert needs no right on the function, and nobody gets between it and the server's own `pg_notify`.
+/// A role that may insert needs no right on the function, and no other role can replace the server's `pg_notify` in it.
 #[tokio::test]
 async fn whoever_may_insert_announces_and_nobody_gets_in_between() {
     let (db, pool) = database().await;
@@ -185,7 +185,7 @@ async fn whoever_may_insert_announces_and_nobody_gets_in_between() {
     run(&pool, &format!("DROP OWNED BY {role}; DROP ROLE {role}")).await;
 }
 
-/// Two specs of one table that listen on two channels.
+/// Two specs of one table use two channels.
 #[tokio::test]
 async fn each_channel_has_its_trigger() {
     let (db, pool) = database().await;
@@ -258,7 +258,7 @@ async fn a_table_that_announces_nothing_is_warned_of() {
     run(&pool, &format!("DROP ROLE {role}")).await;
 }
 
-/// With the trigger, a listener knows at once. Without it, it waits for the first announcement.
+/// With the trigger, a listener expects announcements from the start. Without it, only after the first one.
 #[tokio::test]
 async fn a_listener_knows_from_the_start_that_inserts_are_announced() {
     let (_db, pool) = database().await;
@@ -278,7 +278,7 @@ async fn a_listener_knows_from_the_start_that_inserts_are_announced() {
     assert!(wake.announces());
 }
 
-/// What a listener sends itself wakes no other, and announces nothing to it.
+/// The test notification of a listener neither wakes other listeners nor counts as an announcement for them.
 #[tokio::test]
 async fn a_listeners_own_notification_does_not_count_for_others() {
     let (db, pool) = database().await;
@@ -296,7 +296,7 @@ async fn a_listeners_own_notification_does_not_count_for_others() {
     assert!(wake.announces(), "the second time it was woken it was for the row");
 }
 
-/// A pooler in transaction mode that nobody has told us of: `LISTEN` is carried out, and what comes reaches others.
+/// Behind an undeclared pooler in transaction mode, `LISTEN` succeeds, but the notifications reach other clients.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_listener_that_misses_its_own_notification_expects_none() {
     let db = Cluster::shared().fresh_database().await;
@@ -304,14 +304,14 @@ async fn a_listener_that_misses_its_own_notification_expects_none() {
     let spec = migrated(&pool, request()).await;
     let mut hearer = hearer(db.url(), &spec).await;
     let bouncer = PgBouncer::start(Cluster::shared(), &PgBouncerOptions::new().pool_size(1));
-    // The pooler's default is to refuse this one.
+    // The pooler refuses this option by default.
     let options = bouncer.url(db.name()).parse::<PgConnectOptions>().unwrap().extra_float_digits(None);
     let through = PgPoolOptions::new().connect_with(options).await.unwrap();
     assert!(!knows(&PgClaims::new(through, spec.clone())).await);
     assert!(heard(&mut hearer).await.starts_with("leasehold echo "), "it was sent");
 }
 
-/// Nor is it waited for without end: what these connections send is never committed.
+/// These connections never commit, so the listener's test notification never arrives, and the wait for it must end.
 #[tokio::test]
 async fn a_listener_waits_for_its_own_notification_for_a_bounded_time() {
     let (db, pool) = database().await;
@@ -322,7 +322,7 @@ async fn a_listener_waits_for_its_own_notification_for_a_bounded_time() {
     assert!(!knows(&PgClaims::new(lost, spec)).await);
 }
 
-/// A pool whose connections are all in use keeps nobody from listening.
+/// A listener works even if all connections of the pool are in use.
 #[tokio::test]
 async fn a_busy_pool_does_not_keep_a_listener_from_listening() {
     let (db, pool) = database().await;

@@ -1,4 +1,4 @@
-//! Tables whose rows are identified by more than an id.
+//! Tables whose keys have more columns than the id.
 
 use crate::common::*;
 use leasehold_claim::sqlx::PgPool;
@@ -14,7 +14,7 @@ fn job() -> ClaimSpecBuilder {
     )
 }
 
-/// A unique constraint that holds for today's rows by chance would refuse those that the application inserts tomorrow.
+/// A unique constraint that current rows satisfy by chance could refuse later rows of the application.
 #[tokio::test]
 async fn no_migration_makes_a_part_of_a_wider_key_unique() {
     let cases = [
@@ -48,13 +48,13 @@ async fn no_migration_makes_a_part_of_a_wider_key_unique() {
         run(&pool, "INSERT INTO job VALUES (3, 1)").await;
         let found = spec.check(&pool).await.unwrap();
         assert_finding(&found, Finding::Error, &["identified by", "queue"]);
-        // The printed script says so too, and stops where the client stops at errors.
+        // The printed script also fails there.
         let script = spec.migration().statements();
         assert_eq!(refused(&pool, &script[0]).await, "42P16");
     }
 }
 
-/// What is unique by itself stays enough, whatever wider index there is besides, for foreign keys for example.
+/// A unique id suffices, even if a wider index exists, for example for foreign keys.
 #[tokio::test]
 async fn a_wider_index_beside_a_unique_id_is_no_wider_key() {
     let (_db, pool) = database().await;
@@ -64,7 +64,7 @@ async fn a_wider_index_beside_a_unique_id_is_no_wider_key() {
     assert!(spec.check(&pool).await.unwrap().is_empty());
 }
 
-/// A key of a number and an id, as the refusals advise: the text of the number is the queue.
+/// For a key of a number and an id, a generated text of the number serves as the queue, as the refusals advise.
 #[tokio::test]
 async fn a_generated_text_of_the_other_column_serves_as_the_queue() {
     let (_db, pool) = database().await;
@@ -92,7 +92,7 @@ async fn a_generated_text_of_the_other_column_serves_as_the_queue() {
     }
 }
 
-/// A table that is partitioned by time has no narrower unique index, so that is a warning, and claims work.
+/// A table partitioned by time cannot have a unique index on the id alone, so this is only a warning and claims work.
 #[tokio::test]
 async fn a_table_partitioned_by_time_is_warned_of_and_works() {
     let (_db, pool) = database().await;
@@ -114,7 +114,7 @@ async fn a_table_partitioned_by_time_is_warned_of_and_works() {
     assert_eq!(text(&pool, "SELECT string_agg(status, ' ') FROM job").await, "complete complete");
 }
 
-/// A setting for programs that print SQL changes how the server prints the names of types.
+/// The setting `quote_all_identifiers` changes the server's spelling of type names.
 #[tokio::test]
 async fn a_role_with_quote_all_identifiers_sees_the_table_as_it_is() {
     let (db, pool) = database().await;

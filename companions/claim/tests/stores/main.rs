@@ -1,4 +1,4 @@
-//! The suite of claims on every store, what tests the suite itself, and the model: one program, so that it is built once.
+//! The suite of claims on every store, the tests of the suite, and the model. They are one program, so it is built once.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Of tests, which are to fail here.
 

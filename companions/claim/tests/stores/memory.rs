@@ -56,7 +56,7 @@ mod boolean_side {
     for_each_case!(mount_cases);
 }
 
-/// What only the table in memory has.
+/// Features of the table in memory only.
 mod table {
     use std::time::Duration;
 
@@ -87,7 +87,7 @@ mod table {
         }
     }
 
-    /// At the end of its lease, to the microsecond, a row is not its owner's alone any more.
+    /// Exactly at the end of its lease, a row no longer belongs to its owner alone.
     #[tokio::test]
     async fn a_lease_ends_to_the_microsecond() {
         let clock = MemoryClock::stopped();
@@ -173,7 +173,7 @@ mod table {
         assert_eq!(claims.clone().delete(&key).unwrap().state(), Some(&"complete".into()));
     }
 
-    /// Whoever has the row locked for ever does not keep a settle for ever.
+    /// A settle of a locked row gives up after its time limit.
     #[tokio::test(start_paused = true)]
     async fn a_settle_gives_up_waiting() {
         let claims = MemoryClaims::new(spec().build().unwrap()).unwrap();

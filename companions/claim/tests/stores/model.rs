@@ -1,6 +1,5 @@
-//! Random workers that take, settle, retry, put back, hold, crash and are killed: no row is in two claims, none
-//! is settled twice, epochs only grow, and at rest every row is settled, exhausted or takeable, in
-//! memory and in Postgres.
+//! Random workers that take, settle, retry, put back, hold, crash and are killed, in memory and in Postgres. No row is in
+//! two claims or settled twice, and epochs only grow. In the end every row is settled, exhausted or takeable.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,7 +18,7 @@ use test_bounds::Bound;
 const WORKERS: usize = 3;
 const ENTITIES: [&str; 3] = ["a", "b", "c"];
 
-/// What happens next. Numbers choose among what there is.
+/// One step. The indices select among the existing workers and claims.
 #[derive(Clone, Debug)]
 enum Step {
     Insert {
@@ -35,7 +34,7 @@ enum Step {
         which: usize,
         outcome: usize,
     },
-    /// The worker forgets the claim, or comes back to it when it is too late.
+    /// The worker forgets the claim. `Late` tries to settle it afterwards.
     Forget {
         worker: usize,
         which: usize,
@@ -96,14 +95,14 @@ fn steps(longest: usize) -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..longest)
 }
 
-/// What is known of a row.
+/// The expected state of a row.
 #[derive(Debug, Default)]
 struct Known {
-    /// The claim that has it, also when its lease has ended, until it is swept.
+    /// Claim of the row. It stays after the end of its lease until the sweep.
     owner: Option<OwnerToken>,
-    /// Its lease has ended.
+    /// Whether the lease has ended.
     is_over: bool,
-    /// The worker whose transaction has it.
+    /// Worker whose transaction holds the row.
     held_by: Option<usize>,
     epoch: i64,
     settled: u32,
@@ -113,7 +112,7 @@ struct Known {
 struct Worker {
     claims: Vec<Claimed>,
     hold: Option<Box<dyn Hold>>,
-    /// What the transaction will have settled when it is committed.
+    /// Settlements of the open transaction, which take effect at its commit.
     ends: Vec<(ClaimRef, Outcome)>,
 }
 
@@ -121,7 +120,7 @@ struct World<'a> {
     bench: &'a Bench,
     rows: BTreeMap<RowKey, Known>,
     workers: [Worker; WORKERS],
-    /// Claims that nobody works on any more, though their workers may come back.
+    /// Forgotten claims, whose workers might still try to settle them.
     lost: Vec<Claimed>,
 }
 
@@ -185,7 +184,7 @@ impl World<'_> {
         self.rows.get_mut(key).unwrap_or_else(|| panic!("row {key} was never inserted"))
     }
 
-    /// A claim was given: nobody else may have its rows.
+    /// Records a new claim and checks that no other claim has its rows.
     fn begin(&mut self, claimed: &Claimed, holder: Option<usize>) {
         for row in &claimed.rows {
             let known = self.known(&row.key);
@@ -208,7 +207,7 @@ impl World<'_> {
         }
     }
 
-    /// Whether the claim still has all of its rows.
+    /// Returns whether the claim still has all of its rows.
     fn has(&self, claim: &ClaimRef) -> bool {
         let of = |(key, epoch): &(RowKey, i64)| {
             self.rows.get(key).is_some_and(|row| row.owner == Some(claim.owner) && row.epoch == *epoch)
@@ -321,7 +320,7 @@ impl World<'_> {
         self.let_go(worker);
     }
 
-    /// The transaction of the worker has ended.
+    /// Records the end of the worker's transaction.
     fn let_go(&mut self, worker: usize) {
         self.workers[worker].ends.clear();
         self.rows.values_mut().filter(|row| row.held_by == Some(worker)).for_each(|row| row.held_by = None);
@@ -331,12 +330,12 @@ impl World<'_> {
         let claims = std::mem::take(&mut self.workers[worker].claims);
         self.lost.extend(claims);
         if self.workers[worker].hold.take().is_some() {
-            // The rollback comes a little later; nothing is known to be free before.
+            // The rollback happens a little later, so no row is expected to be free yet.
             self.let_go(worker);
         }
     }
 
-    /// Everybody is killed and every lease ends: each row is settled, exhausted or done by whoever comes then.
+    /// Kills all workers and ends all leases. Then each row must be settled or exhausted, or a new worker can finish it.
     async fn rest(mut self) {
         for worker in 0..WORKERS {
             self.kill(worker).await;
@@ -353,7 +352,7 @@ impl World<'_> {
         loop {
             let taken = self.bench.take(100).await;
             if taken.is_empty() {
-                // A transaction that was dropped may still be on its way to its end.
+                // A dropped transaction might not have ended yet.
                 if !self.bench.is_pending().await {
                     break;
                 }

@@ -1,4 +1,4 @@
-//! Each mutant has one fault, and the suite must see it.
+//! Checks that the suite catches each mutant, which has one fault.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use crate::suite::memory::{Bare, Front, run};
 use crate::suite::mutant::{Fault, Mutant};
 use crate::suite::{CASES, Variant};
 
-/// The cases that fail on `front`.
+/// Returns the cases that fail on `front`.
 fn caught_by(variant: Variant, front: impl Fn() -> Arc<dyn Front>) -> Vec<&'static str> {
     let fails = |name: &str| catch_unwind(AssertUnwindSafe(|| run(variant, front(), name))).is_err();
     CASES.iter().map(|case| case.name).filter(|name| fails(name)).collect()
@@ -15,7 +15,7 @@ fn caught_by(variant: Variant, front: impl Fn() -> Arc<dyn Front>) -> Vec<&'stat
 
 #[test]
 fn every_mutant_of_the_claims_is_caught() {
-    // Hundreds of cases fail here as they should; only the last word counts.
+    // Hides panics, because hundreds of cases must fail here. Only the summary counts.
     std::panic::set_hook(Box::new(|_| {}));
     let clean = caught_by(Variant::TEXT, || Arc::new(Bare));
     let mut missed = Vec::new();

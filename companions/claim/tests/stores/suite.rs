@@ -1,4 +1,4 @@
-//! The rules of claims as cases that run on every store of claims: see the families.
+//! The rules of claims as cases that run on every store of claims, by families.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::missing_panics_doc, unreachable_pub, missing_docs)]
 
@@ -25,23 +25,23 @@ pub mod wake;
 
 pub use bench::{Bench, Harness, Layout, Variant};
 
-/// How long a case waits for what must come.
+/// Limit of a case's wait for an expected event.
 pub const LONG: std::time::Duration = std::time::Duration::from_secs(20);
 
-/// A case: its family and name, and what it does.
+/// A case, named by its family and function.
 pub struct Case {
     pub name: &'static str,
     pub run: for<'a> fn(&'a Env) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send + 'a>>,
 }
 
-/// What a case runs on.
+/// The store and the variant on which a case runs.
 pub struct Env {
     pub harness: Box<dyn Harness>,
     pub variant: Variant,
 }
 
 impl Env {
-    /// An empty table for the spec that `layout` makes, in this variant.
+    /// Creates an empty table for the spec of `layout`, in this variant.
     pub async fn table(&self, layout: Layout) -> Bench {
         let layout = layout.in_variant(self.variant);
         let spec = layout.spec();
@@ -49,13 +49,13 @@ impl Env {
         Bench { table, spec, variant: self.variant }
     }
 
-    /// One with nothing but states, lease and error.
+    /// Creates a table with only states, lease and error.
     pub async fn plain(&self) -> Bench {
         self.table(Layout::new(|spec| spec)).await
     }
 }
 
-/// Lists every case once, for whoever mounts or runs them.
+/// Passes the list of all cases to the macro `$do`.
 macro_rules! for_each_case {
     ($do:ident) => {
         $do! {
@@ -197,7 +197,7 @@ macro_rules! mount_cases {
 }
 pub(crate) use mount_cases;
 
-/// The case of this name.
+/// Returns the case of this name.
 pub fn case(name: &str) -> &'static Case {
     CASES.iter().find(|case| case.name == name).expect("a case of this name")
 }

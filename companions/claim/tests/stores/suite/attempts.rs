@@ -1,4 +1,4 @@
-//! Attempts: counted when a row is taken, and what happens when none is left.
+//! Attempts: their count at each take, and the state of a row without attempts left.
 
 use std::time::Duration;
 
@@ -112,7 +112,7 @@ pub async fn only_given_up_rows_are_requeued(env: &Env) {
     assert!(bench.is_done(&done).await);
 }
 
-/// At once, whatever pause was over it, with more attempts, and not twice.
+/// A requeue ignores the row's pause, adds attempts, and has no effect the second time.
 pub async fn failed_rows_are_requeued_at_once(env: &Env) {
     let layout =
         Layout::new(|spec| spec.attempts("attempts_left").ready_at("ready_at").settled_at("settled_at"));
@@ -170,7 +170,7 @@ pub async fn requeue_all_of_a_state(env: &Env) {
     assert!(matches!(answer, Err(ClaimError::InvalidSpec(_))), "{answer:?}");
 }
 
-/// Who had one is refused, and it can be requeued like any that failed.
+/// The worker of a cancelled row is refused, and the row can be requeued like a failed row.
 pub async fn rows_are_cancelled_even_while_claimed(env: &Env) {
     let bench = env.table(Layout::new(|spec| spec.settled_at("settled_at"))).await;
     let keys = bench.fill(3).await;

@@ -1,4 +1,4 @@
-//! What a case has in its hands: a table, its rows, and clients that claim them.
+//! The tools of a case: a table, its rows, and clients that claim them.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -15,37 +15,37 @@ use tokio::time::sleep;
 use super::LONG;
 use super::hold::HoldStore;
 
-/// Makes tables.
+/// A factory of tables.
 #[async_trait]
 pub trait Harness: Send + Sync {
-    /// A new, empty table.
+    /// Creates an empty table.
     async fn table(&self, layout: &Layout, spec: &ClaimSpec) -> Box<dyn TableHarness>;
 }
 
-/// A table, seen from beside the claims on it.
+/// Access to a table besides its claims.
 #[async_trait]
 pub trait TableHarness: Send + Sync {
-    /// One more client, which shares nothing with the others but the table.
+    /// Creates a client that shares only the table with the others.
     fn client(&self) -> Arc<dyn ClaimStore>;
-    /// One more client that holds.
+    /// Creates a client for held claims.
     fn holder(&self) -> Arc<dyn HoldStore>;
-    /// Inserts and notifies, in one transaction.
+    /// Inserts a row and notifies, in one transaction.
     async fn insert(&self, seed: Seed) -> RowKey;
-    /// What is committed.
+    /// Returns the committed state of the row.
     async fn see(&self, key: &RowKey) -> Option<Seen>;
-    /// Lets the lease end now.
+    /// Ends the lease of the row now.
     async fn expire(&self, key: &RowKey);
-    /// Writes a state by hand.
+    /// Writes a state directly.
     async fn set_state(&self, key: &RowKey, state: &str);
-    /// Lets the row, the last that was settled, have been settled so much earlier.
+    /// Moves the settlement time of the row into the past. The row must be the last settled one.
     async fn settled_earlier(&self, key: &RowKey, by: Duration);
-    /// Deletes the row by hand.
+    /// Deletes the row directly.
     async fn delete(&self, key: &RowKey);
-    /// Locks the row by another transaction, until the answer is given to `unlock`.
+    /// Locks the row in another transaction, until the returned value is passed to `unlock`.
     async fn lock(&self, key: &RowKey) -> Box<dyn Any + Send>;
-    /// Ends that transaction.
+    /// Ends the transaction of `lock`.
     async fn unlock(&self, lock: Box<dyn Any + Send>);
-    /// From now on all notifications are lost.
+    /// Loses all later notifications.
     async fn lose_wake_ups(&self);
 }
 
@@ -57,7 +57,7 @@ pub enum StateKind {
     Boolean,
 }
 
-/// Where the lease is kept.
+/// The place of the lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tracking {
     Columns,
@@ -65,7 +65,7 @@ pub enum Tracking {
     None,
 }
 
-/// The same cases run with each of these.
+/// A variant of the table. All cases run with each variant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Variant {
     pub states: StateKind,
@@ -99,13 +99,13 @@ impl Variant {
         (!self.is_boolean()).then_some("error")
     }
 
-    /// Where a row lies that has no attempt left.
+    /// Returns the state of a row without attempts left.
     pub fn exhausted(self) -> &'static str {
         if self.is_boolean() { "false" } else { "exhausted" }
     }
 }
 
-/// What the claimed table is like. Every table has all columns; a spec uses some of them.
+/// The layout of the claimed table. Every table has all columns, and a spec uses some of them.
 #[derive(Clone)]
 pub struct Layout {
     pub variant: Variant,
@@ -119,7 +119,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// A table whose spec has what `more` adds.
+    /// Creates a layout whose spec is extended by `more`.
     pub fn new(more: fn(ClaimSpecBuilder) -> ClaimSpecBuilder) -> Self {
         Self {
             variant: Variant::TEXT,
@@ -225,7 +225,7 @@ pub struct Seed {
     pub label: String,
 }
 
-/// The row `id`, with defaults in all columns.
+/// Returns the row `id`, with defaults in all columns.
 pub fn row(id: impl Into<RowId>) -> Seed {
     Seed {
         id: id.into(),
@@ -267,7 +267,7 @@ setters! {
     label: String = label;
 }
 
-/// A row as anybody sees it.
+/// The committed state of a row.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Seen {
     pub state: String,
@@ -299,7 +299,7 @@ impl Bench {
         bounded(self.table.insert(seed)).await
     }
 
-    /// Rows 1 to `count`.
+    /// Inserts the rows 1 to `count`.
     pub async fn fill(&self, count: i64) -> Vec<RowKey> {
         let mut keys = Vec::new();
         for id in 1..=count {
@@ -320,13 +320,13 @@ impl Bench {
         self.see(key).await.state
     }
 
-    /// Whether anybody has it, by state and owner.
+    /// Returns whether the row is claimed, by its state and owner.
     pub async fn is_taken(&self, key: &RowKey) -> bool {
         let seen = self.see(key).await;
         seen.state == self.variant.taken() && seen.owner.is_some()
     }
 
-    /// Whether it lies where it can be taken and nobody has it.
+    /// Returns whether the row is unclaimed and in its initial state.
     pub async fn is_home(&self, key: &RowKey) -> bool {
         let seen = self.see(key).await;
         seen.state == self.variant.home() && seen.owner.is_none() && !seen.has_lease
@@ -363,7 +363,7 @@ impl Bench {
         self.try_take(&Take::up_to(limit)).await.unwrap().claims
     }
 
-    /// The only row that there is to take.
+    /// Takes the only claimable row.
     pub async fn take_one(&self) -> Claimed {
         let mut claims = self.take(1).await;
         assert_eq!(claims.len(), 1, "there is a row to take");
@@ -399,52 +399,52 @@ impl Bench {
         bounded(self.client().sweep(1000)).await.unwrap()
     }
 
-    /// Lets the leases of the claim end and sweeps.
+    /// Ends the leases of the claim and sweeps.
     pub async fn crash(&self, claim: &ClaimRef) -> Swept {
         self.expire_all(claim).await;
         self.sweep().await
     }
 
-    /// The same for a single row.
+    /// Ends the lease of a single row and sweeps.
     pub async fn crash_one(&self, key: &RowKey) -> Swept {
         self.expire(key).await;
         self.sweep().await
     }
 
-    /// The epoch that a row shows; `None` where it shows none.
+    /// Returns the epoch as the table shows it. `None` without lease columns.
     pub fn shown(&self, epoch: i64) -> Option<i64> {
         (self.variant.tracking == Tracking::Columns).then_some(epoch)
     }
 }
 
-/// The ids of all rows, in the order in which they were taken.
+/// Returns the ids of all rows, in the order in which they were taken.
 pub fn ids(claims: &[Claimed]) -> Vec<String> {
     claims.iter().flat_map(|claimed| &claimed.rows).map(|row| row.key.id.to_string()).collect()
 }
 
-/// The keys of all rows of a claim.
+/// Returns the keys of all rows of a claim.
 pub fn keys(claimed: &Claimed) -> Vec<RowKey> {
     claimed.rows.iter().map(|row| row.key.clone()).collect()
 }
 
-/// The claim but for one row.
+/// Returns the claim without one row.
 pub fn without(claim: &ClaimRef, row: &RowKey) -> ClaimRef {
     let mut rest = claim.clone();
     rest.rows = rest.rows.iter().filter(|(key, _)| key != row).cloned().collect();
     rest
 }
 
-/// Nothing may hang.
+/// Awaits `future`, and fails if it takes too long.
 pub async fn bounded<T>(future: impl Future<Output = T>) -> T {
     within(LONG, "no answer in time", future).await
 }
 
-/// Lets others work, for a moment.
+/// Sleeps for a moment, so other tasks can run.
 pub async fn pause() {
     sleep(Duration::from_millis(1)).await;
 }
 
-/// Looks until it is so.
+/// Polls `look` until it returns true.
 pub async fn until<F: Future<Output = bool>>(mut look: impl FnMut() -> F) {
     let looking = async {
         while !look().await {

@@ -58,7 +58,7 @@ pub async fn the_limit_counts_groups(env: &Env) {
     assert_eq!(bench.take(5).await.len(), 1);
 }
 
-/// A limit of one row: each is settled by itself, one of an entity after the other.
+/// With a limit of one row, each row is settled separately, and the rows of an entity are claimed in sequence.
 pub async fn one_at_a_time_of_each_entity_in_order(env: &Env) {
     let layout = Layout::new(|spec| spec.group("entity").grouped().group_limit(1).attempts("attempts_left"));
     let bench = env.table(layout).await;
@@ -97,7 +97,7 @@ pub async fn null_is_no_group(env: &Env) {
     assert_eq!(ids(&bench.take(5).await), ["4", "5"], "rows without a group do not wait for each other");
 }
 
-/// Many workers on one entity: never two at once, and all is done in the end.
+/// Many workers work on one entity, never two at once, and all rows are done in the end.
 pub async fn many_workers_finish_one_hot_group_one_at_a_time(env: &Env) {
     let bench = grouped(env).await;
     let mut rows = Vec::new();
@@ -117,7 +117,7 @@ pub async fn many_workers_finish_one_hot_group_one_at_a_time(env: &Env) {
                     most.fetch_max(inside.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                     tokio::task::yield_now().await;
                     inside.fetch_sub(1, Ordering::SeqCst);
-                    // The first of each worker is put back, so that the group goes round.
+                    // Each worker puts its first claim back, so the group passes between workers.
                     let outcome = if done == 0 && worker < 4 { Outcome::PutBack } else { Outcome::Done };
                     done += claimed.rows.len();
                     let settlement = (claimed.claim.clone(), outcome);
@@ -137,7 +137,7 @@ pub async fn many_workers_finish_one_hot_group_one_at_a_time(env: &Env) {
     for worker in workers {
         bounded(worker).await.unwrap();
     }
-    // A worker may have gone before the last put back: whoever comes finishes.
+    // All workers might have ended before the last put-back, so this client finishes the rest.
     for claimed in bench.take(1).await {
         bench.settle(&claimed.claim, Outcome::Done).await.unwrap();
     }

@@ -199,7 +199,7 @@ pub async fn epochs_of_a_sequence_grow_across_a_rollback(env: &Env) {
     bounded(second.rollback()).await.unwrap();
 }
 
-/// The row that it waits for is being changed: nobody waits, nothing is changed.
+/// The create that the row waits for is locked by another transaction. The take does not wait and changes nothing.
 pub async fn a_row_whose_create_is_locked_is_not_held(env: &Env) {
     let layout = Layout::new(|spec| {
         let spec = spec.group("entity").kind("kind").attempts("attempts_left");
@@ -308,7 +308,7 @@ pub async fn a_hold_does_not_block_the_rest(env: &Env) {
     bounded(slow.rollback()).await.unwrap();
 }
 
-/// Nobody has swept it: where a lease ends when it is read, the row can be held as it can be taken.
+/// With `on_read`, a row whose lease has ended can be held without a sweep, as it can be taken.
 pub async fn an_ended_lease_is_free_for_held_claims_too(env: &Env) {
     let bench = env.table(Layout::new(|spec| spec.attempts("attempts_left")).on_read().columns()).await;
     let key = bench.insert(row(1).attempts(3)).await;
@@ -324,7 +324,7 @@ pub async fn an_ended_lease_is_free_for_held_claims_too(env: &Env) {
     assert!(is_superseded(&bench.settle(&first.claim, Outcome::Done).await));
 }
 
-/// Where a pass of one kind of claims has got to, one of the other kind goes on.
+/// A pass of held claims continues from the cursor of leased claims, and the other way round.
 pub async fn held_and_leased_claims_continue_each_others_cursor(env: &Env) {
     let bench = env.table(Layout::new(|spec| spec.order_by("due", OrderType::Time))).await;
     for (id, due) in [(1, Some(3)), (2, Some(1)), (3, None), (4, Some(2)), (5, None)] {

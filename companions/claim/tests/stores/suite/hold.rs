@@ -1,4 +1,4 @@
-//! What a store of held claims does, so that one suite runs on both: claims that last as long as a transaction.
+//! The traits of stores of held claims, because one suite runs on both. A held claim lasts as long as its transaction.
 
 use std::fmt;
 
@@ -7,27 +7,27 @@ use leasehold_claim::{
     ClaimError, ClaimRef, MemoryClaims, MemoryHold, Outcome, PgHeld, PgHold, Settled, Take, Taken,
 };
 
-/// Claims that are held by an open transaction: whatever ends it without a commit, a crash too, puts the rows
-/// back as they were, attempts and epochs included.
+/// Claims held by an open transaction. Any end without a commit, even a crash, restores the rows with their attempts and
+/// epochs.
 #[async_trait]
 pub trait HoldStore: fmt::Debug + fmt::Display + Send + Sync + 'static {
-    /// Opens a transaction and takes rows in it. `None` and the end of it when there are none.
+    /// Opens a transaction and takes rows in it. If there are none, ends it and returns `None`.
     async fn hold(&self, take: &Take) -> Result<Option<Box<dyn Hold>>, ClaimError>;
 }
 
-/// An open transaction with rows taken in it. Dropping it rolls back.
+/// An open transaction with claimed rows. Its drop rolls back.
 #[async_trait]
 pub trait Hold: fmt::Debug + Send + 'static {
-    /// What was taken, and how far the pass has got.
+    /// Returns the claims and the position of the pass.
     fn taken(&self) -> &Taken;
 
-    /// Writes how a claim ends; it counts when the transaction is committed. All rows of the claim or none.
+    /// Settles all rows of a claim, or none. Takes effect with the commit.
     async fn settle(&mut self, claim: &ClaimRef, outcome: &Outcome) -> Result<Settled, ClaimError>;
 
-    /// Commits: the work and its settlement are visible at once. Rows that were not settled are as before.
+    /// Commits the work together with its settlements. Rows without a settlement are unchanged.
     async fn commit(self: Box<Self>) -> Result<(), ClaimError>;
 
-    /// Rolls back: everything is as before.
+    /// Rolls back all changes.
     async fn rollback(self: Box<Self>) -> Result<(), ClaimError>;
 }
 

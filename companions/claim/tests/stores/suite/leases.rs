@@ -1,4 +1,4 @@
-//! Leases: renewing them, and sweeping up what has ended.
+//! Leases: renewals, and sweeps of ended leases.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -255,7 +255,7 @@ pub async fn a_swept_row_is_taken_again(env: &Env) {
     assert!(bench.is_done(&key).await);
 }
 
-/// One process may have both in its hands: the claim that it has lost, and the next one of the same row.
+/// One process can have a lost claim and the next claim of the same row at the same time.
 pub async fn a_lost_claim_beside_the_next_of_the_same_row(env: &Env) {
     let bench = env.plain().await;
     let key = bench.insert(row(1)).await;

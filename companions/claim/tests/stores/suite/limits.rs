@@ -1,4 +1,4 @@
-//! Limits: at most so many rows of each tenant, or queue, are worked on at a time.
+//! Limits of the rows per tenant or queue that are claimed at a time.
 
 use leasehold_claim::{Outcome, Take};
 use leasehold_claim::{Pass, PassEnd};
@@ -10,7 +10,7 @@ async fn limited(env: &Env) -> Bench {
     env.table(Layout::new(|spec| spec.group("entity").limit("entity", 2).attempts("attempts_left"))).await
 }
 
-/// Rows 1 to 4 of one tenant, 5 of another, 6 and 7 of none.
+/// Inserts rows 1 to 4 of one tenant, 5 of another, and 6 and 7 without a tenant.
 async fn fill(bench: &Bench) {
     for id in 1..=7 {
         let seed = row(id);
@@ -37,7 +37,7 @@ pub async fn no_more_of_a_tenant_than_its_limit(env: &Env) {
     assert_eq!(ids(&bench.take(9).await), ["1"], "what is tried again is before the next");
 }
 
-/// However many rows it has, and one at a time too.
+/// The tenant has many rows, and takes are of one row or of many.
 pub async fn a_tenant_without_room_stops_nobody(env: &Env) {
     let bench = limited(env).await;
     for id in 1..=150 {
@@ -72,7 +72,7 @@ pub async fn the_cursor_passes_a_tenant_without_room(env: &Env) {
     assert_eq!(pass.end(false), PassEnd::Skipped, "nobody idles while rows wait for room");
 }
 
-/// A lease that has ended counts until its row is returned.
+/// An ended lease counts until its row is returned.
 pub async fn an_ended_lease_counts_towards_the_limit_until_the_sweep(env: &Env) {
     let bench = limited(env).await;
     fill(&bench).await;

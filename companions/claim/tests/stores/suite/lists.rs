@@ -1,4 +1,4 @@
-//! What an operator sees.
+//! Lists for operators.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The harness of the table in memory, with a way to put something in front of it.
+//! The harness of the table in memory, with an optional front for mutants.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use super::bench::{Harness, Layout, Seed, Seen, TableHarness, Variant};
 use super::hold::HoldStore;
 use super::{Env, case};
 
-/// Puts something in front of the clients.
+/// Wraps the clients of the table.
 pub trait Front: Send + Sync + 'static {
     fn client(&self, claims: &MemoryClaims) -> Arc<dyn ClaimStore>;
     fn holder(&self, claims: &MemoryClaims) -> Arc<dyn HoldStore>;
 }
 
-/// Nothing.
+/// A front without a wrapper.
 pub struct Bare;
 
 impl Front for Bare {
@@ -81,7 +81,7 @@ impl TableHarness for MemoryTable {
         if let Some(timeout) = seed.timeout {
             row = row.with_timeout_seconds(timeout);
         }
-        // Zones and fractions are the table's own affair here: the order is what counts.
+        // Only the order of these times matters, so they have no fractions.
         let due = seed.due_in.map_or(Value::Null, |due| {
             Value::String(format!(
                 "2026-01-01T{:02}:{:02}:00Z",
@@ -135,7 +135,7 @@ impl TableHarness for MemoryTable {
     }
 }
 
-/// Runs a case in virtual time, in which what never comes is known at once.
+/// Runs a case in virtual time, in which waits for missing events end at once.
 pub fn run(variant: Variant, front: Arc<dyn Front>, name: &str) {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();

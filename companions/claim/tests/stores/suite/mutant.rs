@@ -16,7 +16,7 @@ use super::memory::Front;
 
 macro_rules! faults {
     ($( $name:ident, )*) => {
-        /// What is wrong.
+        /// The fault of a mutant.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Fault { $( $name, )* }
 
@@ -42,16 +42,16 @@ faults! {
     HoldCommitForgets, HoldRollbackUsesUpAttempts, HoldSettlesTwice, HoldChangesTheState,
 }
 
-/// Puts the fault in front of the table.
+/// A store that adds the fault in front of the table.
 pub struct Mutant {
     fault: Fault,
     memory: Arc<Memory>,
 }
 
-/// What the clients of one mutant remember together.
+/// State shared by the clients of one mutant.
 #[derive(Debug, Default)]
 struct Memory {
-    /// The claim that was given last, for whoever gives it once more.
+    /// The last claim, for faults that return a claim twice.
     given: Mutex<Option<Claimed>>,
     settled: Mutex<Option<Settled>>,
 }
@@ -86,7 +86,7 @@ impl std::fmt::Display for Faulty {
 }
 
 impl Faulty {
-    /// Writes a column of a row, if it is there and not locked.
+    /// Writes a column of a row if the row exists and is not locked.
     fn write(&self, key: &RowKey, column: &str, value: impl Into<Value>) {
         let _ = self.claims.update(key, column, value.into());
     }
@@ -97,7 +97,7 @@ impl Faulty {
         }
     }
 
-    /// Takes while the rows for which `hide` is true are without this column.
+    /// Takes rows while this column is removed from the rows for which `hide` is true.
     async fn take_without(
         &self,
         take: &Take,
@@ -125,7 +125,7 @@ impl Faulty {
         Ok(taken)
     }
 
-    /// The claim as the table has it now.
+    /// Returns the claim with the table's current owner or epoch.
     fn forged(&self, claim: &ClaimRef, owner: bool, epoch: bool) -> ClaimRef {
         let mut forged = claim.clone();
         let current = |key: &RowKey| self.claims.row(key);

@@ -30,7 +30,7 @@ impl FaultyHold {
         self.hold.as_mut().expect("it is open")
     }
 
-    /// Ends it without a commit, the faulty way.
+    /// Ends the transaction without a commit, with the fault.
     fn end(&mut self) {
         let Some(hold) = self.hold.take() else { return };
         let rows: Vec<RowKey> =
@@ -56,7 +56,7 @@ impl Hold for FaultyHold {
             return Ok(settled.clone());
         }
         if self.fault == Fault::HoldChangesTheState && answer.is_ok() {
-            // Written outside of the transaction: all can see it before the commit.
+            // Commits at once, so others see the settlement before the commit.
             self.hold.take().expect("it is open").commit().await?;
             self.hold = self.claims.hold(&Take::up_to(1)).await?;
         }

@@ -1,4 +1,4 @@
-//! Passes: the cursor, and when a worker may idle.
+//! Passes: the cursor, and the condition under which a worker may idle.
 
 use leasehold_claim::{OrderType, Outcome, Take};
 use leasehold_claim::{Pass, PassEnd};
@@ -7,7 +7,7 @@ use super::bench::{Layout, bounded, ids, pause, retry, row};
 use super::{Bench, Env};
 use std::time::Duration;
 
-/// Takes one by one along the pass, putting each back, until nothing is taken.
+/// Takes rows one by one along the pass and puts each back, until no row is left. Returns the ids.
 async fn walk(bench: &Bench, pass: &mut Pass) -> Vec<String> {
     let mut seen = Vec::new();
     loop {
@@ -111,7 +111,7 @@ pub async fn rows_that_are_not_ready_are_not_pending(env: &Env) {
     assert!(bench.is_pending().await);
 }
 
-/// Several workers, passes, retries and put-backs: in the end all is done, each row once.
+/// Several workers finish all rows with passes, retries and put-backs, and each row is done once.
 pub async fn passes_of_several_workers_finish_every_row_once(env: &Env) {
     let bench = env.plain().await;
     let keys = bench.fill(30).await;

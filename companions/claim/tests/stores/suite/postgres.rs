@@ -1,4 +1,4 @@
-//! The harness of a table in Postgres, in a database of its own.
+//! The harness of a table in Postgres, in a separate database.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub struct PgTable {
 impl Harness for Postgres {
     async fn table(&self, layout: &Layout, spec: &ClaimSpec) -> Box<dyn TableHarness> {
         let database = prepared_database(&ddl(layout)).await;
-        // As the README advises.
+        // Without JIT, as the README advises.
         let options = database.url().parse::<PgConnectOptions>().unwrap().options([("jit", "off")]);
         let pool = PgPoolOptions::new().max_connections(8).connect_with(options).await.unwrap();
         if layout.on_read {
@@ -45,7 +45,7 @@ impl Harness for Postgres {
     }
 }
 
-/// A table with every column that a layout may use.
+/// Returns the statement that creates a table with every column that a layout may use.
 fn ddl(layout: &Layout) -> String {
     let id = match layout.id {
         IdType::Uuid => "uuid",
@@ -72,7 +72,7 @@ fn ddl(layout: &Layout) -> String {
         }
         _ => String::new(),
     };
-    // What a spec without queues does not name is no part of the key.
+    // Without queues in the spec, the queue must not be part of the key.
     let key = if layout.queued { "queue, id" } else { "id" };
     format!(
         "{make}
@@ -94,7 +94,7 @@ impl PgTable {
         self.layout.variant.tracking == Tracking::Side
     }
 
-    /// The row of the table, as a condition with the values `$1` (queue) and `$2` (id).
+    /// Returns the condition for a row of the table, with the values `$1` (queue) and `$2` (id).
     fn is_row(&self) -> &'static str {
         "queue = $1 AND id::text = $2"
     }
@@ -105,7 +105,7 @@ impl PgTable {
         query.execute(&self.pool).await.unwrap().rows_affected()
     }
 
-    /// What the side table calls the queue.
+    /// Returns the condition for a row of the side table, with the same values.
     fn side_row(&self) -> &'static str {
         if self.layout.queued { "queue = $1 AND id = $2" } else { "queue = '' AND $1 <> '' AND id = $2" }
     }

@@ -1,4 +1,4 @@
-//! Rows that wait for others: an update for the create of its entity.
+//! Rows that wait for others, such as an update for the create of its entity.
 
 use leasehold_claim::{Outcome, RowKey, Take, Unmet};
 
@@ -63,7 +63,7 @@ pub async fn a_failed_create_blocks_its_update(env: &Env) {
     assert_eq!(blocked(&bench).await, [waits]);
 }
 
-/// Without a state for failures, what has failed can only be put back or used up.
+/// Without a state for failures, a failed row can only be put back or use up its attempts.
 async fn no_failed_state(env: &Env) {
     let bench = blocking(env).await;
     create(&bench, 1).await;

@@ -1,4 +1,4 @@
-//! How long settled rows stay.
+//! Retention of settled rows.
 
 use std::time::Duration;
 

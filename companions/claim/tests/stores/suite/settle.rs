@@ -1,4 +1,4 @@
-//! How claims end.
+//! Settlements of claims.
 
 use std::time::Duration;
 
@@ -183,7 +183,7 @@ pub async fn all_rows_of_a_claim_are_settled_or_none(env: &Env) {
     assert!(bench.is_home(&other).await, "no foreign row");
 }
 
-/// The worker that was frozen: it wakes when its row is another's, and learns so.
+/// A frozen worker wakes after another worker has taken its row, and its settlement is refused.
 pub async fn a_worker_whose_row_was_taken_again_cannot_settle(env: &Env) {
     let bench = env.plain().await;
     let key = bench.insert(row(1)).await;

@@ -1,4 +1,4 @@
-//! How much there is to do.
+//! Counts of rows by kind.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ async fn stats(bench: &Bench, take: Take) -> Stats {
     bounded(bench.client().stats(&take)).await.unwrap()
 }
 
-/// Those of ready, later, taken, exhausted and failed rows.
+/// Returns the counts of ready, later, taken, exhausted and failed rows.
 fn five(stats: &Stats) -> [u64; 5] {
     [stats.ready, stats.later, stats.taken, stats.exhausted, stats.failed]
 }
@@ -30,7 +30,7 @@ pub async fn each_kind_of_row_is_counted(env: &Env) {
     let claims = bench.take(4).await;
     bench.settle(&claims[0].claim, Outcome::Done).await.unwrap();
     assert_eq!(five(&stats(&bench, Take::up_to(9)).await), [2, 1, 3, 1, 0]);
-    // What has ended and was not swept is still taken.
+    // A row whose lease has ended counts as taken until the sweep.
     bench.expire(&claims[3].rows[0].key).await;
     if env.variant.failed().is_some() {
         bench.settle(&claims[1].claim, Outcome::Failed("no".to_owned())).await.unwrap();

@@ -1,4 +1,4 @@
-//! Claims that leave the process as text.
+//! Claims that are passed to other processes as text.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use leasehold_claim::{ClaimError, ClaimRef, Claimed, IdType, Outcome, Renewal, R
 use super::Env;
 use super::bench::{Bench, Layout, bounded, is_superseded, row};
 
-/// What an acknowledgement says, through another client.
+/// Settles the claim in `text` through another client.
 async fn acknowledge(bench: &Bench, text: &str) -> Result<Settled, ClaimError> {
     let claim: ClaimRef = text.parse().unwrap();
     bounded(bench.client().settle_one(&claim, Outcome::Done)).await
@@ -74,7 +74,7 @@ pub async fn texts_of_ids_of_every_type(env: &Env) {
     }
 }
 
-/// It harms no other that is settled or renewed with it.
+/// A text of another table does not affect the claims that are settled or renewed in the same call.
 pub async fn texts_of_other_tables_are_refused(env: &Env) {
     let bench = env.plain().await;
     let key = bench.insert(row(1)).await;

@@ -1,4 +1,4 @@
-//! Wake-ups: they save waiting, and nothing depends on them.
+//! Wake-ups: they shorten waits, but are not needed for correctness.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tokio::time::timeout;
 use super::Env;
 use super::bench::{bounded, ids, row};
 
-/// Long enough for a notification that was on its way.
+/// Long enough for a notification in transit.
 const SOON: Duration = Duration::from_millis(300);
 
 pub async fn an_insert_wakes_a_listener(env: &Env) {
