@@ -290,7 +290,7 @@ async fn a_repetition_can_be_refused() {
     assert!(is_problem(&told, 409, "done-before"), "{told:?}");
     assert!(!told.1.contains_key("retry-after"), "it will not help");
     assert_eq!(app.calls(), 1);
-    // A rejected request was not carried out, and no repetition reports that it was.
+    // A rejected request was not executed, so its repetition gets the recorded response, not `done-before`.
     for repeated in [false, true] {
         let keyed = request("/refused").header("idempotency-key", "b");
         let (status, headers, body) = app.send(keyed, "").await;

@@ -1,4 +1,4 @@
-//! The suite on the twin in memory.
+//! The suite on the store in memory.
 #![allow(clippy::unwrap_used)]
 
 #[path = "suite/cases.rs"]

@@ -26,8 +26,8 @@ use tower::{Layer as _, service_fn};
 
 type Item = Result<Frame<Bytes>, &'static str>;
 
-/// A body that is fed by the test. With `known_end` it says to have ended as soon as the channel is closed and
-/// empty, as bodies of a known length do.
+/// A body with frames from the test. With `known_end` it reports its end once the channel is closed and empty, like
+/// bodies of a known length.
 struct Fed {
     frames: mpsc::UnboundedReceiver<Item>,
     known_end: bool,
@@ -201,7 +201,7 @@ async fn sizes_are_those_of_the_body_inside() {
     }
 }
 
-/// A body that fails, would go on after that, and sees at its end whether the lock is still there.
+/// A body that fails but could continue, and records at its drop whether the lock was held.
 struct Owner {
     held: Held,
     was_held_at_drop: Arc<AtomicBool>,

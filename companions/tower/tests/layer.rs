@@ -319,7 +319,7 @@ async fn a_handler_notified_of_a_loss_goes_on() {
     assert_eq!((layer.stats().lost, layer.stats().in_flight), (1, 0));
 }
 
-/// A connection woken by the end of its own request would be polled once more in vain.
+/// The end of a request must not wake its own connection, because the extra poll would be useless.
 #[tokio::test]
 async fn the_watch_for_a_loss_is_not_woken_by_the_release() {
     let (_, lock) = memory();
@@ -376,7 +376,7 @@ async fn the_same_key_in_a_layer_inside_is_refused_at_once() {
     assert_eq!((inner.stats().nested, inner.stats().granted, outer.stats().granted), (1, 0, 1));
     assert!(is_free(&lock, "k").await);
 
-    // Also with another key in between. Another key or another lock is allowed.
+    // The same with another key between the two. Another key or another lock alone is allowed.
     let other = || LockLayer::new(Arc::clone(&lock), |_: &Request<Body>| leasehold_api::key!["other"]);
     let service = layer(&lock).layer(other().layer(layer(&lock).layer(answering(StatusCode::OK))));
     assert_eq!(send(&service, get("/k")).await.status(), StatusCode::INTERNAL_SERVER_ERROR);

@@ -1,4 +1,4 @@
-//! What a scrape sees.
+//! The metrics in a scrape.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

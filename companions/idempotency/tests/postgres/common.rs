@@ -19,14 +19,14 @@ pub struct Pg {
     pub store: PgIdempotency,
 }
 
-/// Longer than any test waits for a connection in vain.
+/// Time limit of a wait for a connection, which no test reaches.
 pub const PATIENT: Duration = Duration::from_secs(120);
 
 pub async fn world(connections: u32) -> Pg {
     on(fresh_database().await, connections).await
 }
 
-/// On a server of these tests, which can be looked at from outside.
+/// Creates a database on the tests' own server, which they can inspect from outside.
 pub async fn private(connections: u32) -> Pg {
     on(Cluster::shared().fresh_database().await, connections).await
 }
@@ -47,7 +47,7 @@ pub async fn isolated(isolation: Isolation) -> Pg {
 }
 
 impl Pg {
-    /// The same database, as another process sees it.
+    /// Returns a store on the same database, as in another process.
     pub fn elsewhere(&self) -> PgIdempotency {
         PgIdempotency::new(self.pool.clone())
     }
@@ -64,7 +64,7 @@ impl Pg {
         self.number("SELECT count(*) FROM effect").await
     }
 
-    /// Until `task` waits for an advisory lock that a test keeps.
+    /// Waits until `task` waits for an advisory lock that the test holds.
     pub async fn until_it_waits<T>(&self, task: &JoinHandle<T>) {
         while !Cluster::shared().advisory_locks(self.database.name()).await.iter().any(|lock| !lock.granted) {
             assert!(!task.is_finished(), "it did not wait");
@@ -72,7 +72,7 @@ impl Pg {
         }
     }
 
-    /// Until nothing is open on the server, as `outside` sees it: no transaction, no lock.
+    /// Waits until the database has no open transaction and no advisory lock.
     pub async fn settled(&self, outside: &mut PgConnection) {
         let open = "SELECT (SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() \
             AND state <> 'idle' AND pid <> pg_backend_pid()) + (SELECT count(*) FROM pg_locks l JOIN pg_database d \

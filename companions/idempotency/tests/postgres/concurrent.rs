@@ -231,7 +231,7 @@ async fn a_purge_waits_for_nobody() {
             .unwrap();
     }
     world.run("UPDATE leasehold.idempotency SET expires_at = clock_timestamp()").await;
-    // One key is being begun again, another is locked by hand.
+    // One key is in use again, another one's row is locked by hand.
     let anew = fresh(world.store.begin(&ident("a"), &request("y")).await);
     let mut by_hand = world.database.connect().await;
     by_hand.execute("BEGIN; SELECT FROM leasehold.idempotency WHERE key = 'b' FOR UPDATE").await.unwrap();
@@ -268,7 +268,7 @@ async fn what_took_longer_than_the_retention_is_remembered_when_it_is_done() {
     let world = world(4).await;
     let mut first = fresh(world.store.begin(&ident("a"), &request("x")).await);
     effect(&mut first).await;
-    // As if it had been begun two days ago, with a retention of one day.
+    // Moves the start two days into the past, with a retention of one day.
     let back = "UPDATE leasehold.idempotency SET created_at = created_at - interval '2 days', \
         expires_at = expires_at - interval '2 days'";
     assert_eq!(first.execute(back).await.unwrap().rows_affected(), 1);

@@ -1,4 +1,4 @@
-//! Crashes, lost answers, dropped futures, and rows that somebody else wrote.
+//! Crashes, lost replies, dropped futures, and rows of foreign statements.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn kind(error: &IdempotencyError) -> ErrorKind {
     }
 }
 
-/// Until the server has ended what the key was begun in.
+/// Retries until the server has ended the key's earlier transaction.
 async fn begin_again(store: &PgIdempotency) -> Begin<KeyTransaction> {
     let deadline = Bound::new(PATIENT);
     loop {
@@ -77,8 +77,8 @@ async fn a_connection_broken_before_the_commit_leaves_no_effect() {
     assert_eq!(world.effects().await, 1);
 }
 
-/// The client gives up while the commit is under way, and repeats its request at once. A trigger keeps the commit
-/// from ending until the repetition was answered.
+/// The client gives up during the commit and repeats its request at once. A trigger delays the commit until the
+/// repetition was answered.
 #[tokio::test]
 async fn a_client_that_gives_up_during_the_commit_and_repeats_has_one_effect() {
     let world = private(8).await;
@@ -108,14 +108,14 @@ async fn a_client_that_gives_up_during_the_commit_and_repeats_has_one_effect() {
     assert_eq!(world.effects().await, 1);
 }
 
-/// Polls that many times, and drops it.
+/// Polls `future` at most `polls` times and drops it.
 async fn poll_and_drop<T>(future: impl Future<Output = T>, polls: u32) -> Option<T> {
     let mut future = std::pin::pin!(future);
     for _ in 0..polls {
         if let std::task::Poll::Ready(value) = futures_util::poll!(&mut future) {
             return Some(value);
         }
-        // Gives the server's answer a chance, so that each place of the future is reached.
+        // Waits for the server's reply, so that polls reach each state of the future.
         tokio::time::sleep(Duration::from_micros(300)).await;
     }
     None
@@ -132,7 +132,7 @@ async fn three_hundred_cancelled_begins_leave_no_transaction_open() {
             drop(fresh(told));
             begun += 1;
         }
-        // Each time, because the next one to use the connection would end what was left open.
+        // Checked each time, because the next use of the connection would end an open transaction.
         world.settled(&mut outside).await;
     }
     assert!(begun < 300, "some were dropped half-way");
@@ -210,7 +210,7 @@ async fn a_row_of_another_version_is_an_error_and_not_a_panic() {
 async fn behind_a_pooler_in_transaction_mode() {
     let world = private(8).await;
     let options = PgBouncerOptions::new().pool_size(4).round_robin();
-    // The driver sends it with every connection.
+    // The driver sets this parameter with every connection.
     let options = options.setting("ignore_startup_parameters", "extra_float_digits");
     let bouncer = PgBouncer::start(Cluster::shared(), &options);
     let pooled = pool(&bouncer.url(world.database.name()), 8).await;
@@ -261,7 +261,7 @@ async fn a_store_that_is_not_there_is_an_error_and_holds_nothing() {
     assert!(error.to_string().contains("PgIdempotency::migrate"), "{error}");
 }
 
-/// The first error that is not about the connection.
+/// Returns the first error with another cause than the connection.
 async fn begin_error(store: &PgIdempotency) -> IdempotencyError {
     loop {
         let error = store.begin(&ident("a"), &request("x")).await.unwrap_err();

@@ -1,4 +1,4 @@
-//! The layer over Postgres: effects of the handler, and the answer, are one.
+//! The layer over Postgres: the handler's effects and its response commit together.
 
 use axum::Router;
 use axum::body::{Body, to_bytes};
@@ -121,7 +121,7 @@ async fn a_double_click_over_http_is_one_effect_and_one_answer() {
 
 #[tokio::test]
 async fn effects_follow_the_status() {
-    // Status; effects; whether a repetition is a replay.
+    // Status, number of effects, and whether a repetition is a replay.
     for (status, effects, replayed) in [
         (200, 1, true),
         (303, 1, true),
@@ -191,7 +191,7 @@ async fn what_cannot_be_stored_or_was_kept_is_rolled_back() {
     }
 }
 
-/// A client that is gone: hyper drops the handler.
+/// If the client leaves, hyper drops the handler.
 #[tokio::test]
 async fn a_client_that_leaves_and_repeats_has_one_effect() {
     let world = world(4).await;

@@ -1,4 +1,4 @@
-//! What every store of keys does. Each case is a function of a world; the macro mounts all of them.
+//! Cases for every store of keys. Each case is a function of a world, and the macro mounts all of them.
 #![allow(unreachable_pub)]
 
 use std::time::Duration;
@@ -8,22 +8,22 @@ use leasehold_idempotency::{
     Begin, Fingerprint, IdempotencyError, IdempotencyStore, Ident, RequestOutcome, Stored, fingerprint,
 };
 
-/// A store, and effects in it.
+/// A store, and effects in its transactions.
 pub trait World: Send + Sync {
     type Store: IdempotencyStore;
 
     fn store(&self) -> Self::Store;
-    /// One that lets the second caller wait for the first, and shares all with the other.
+    /// Returns a store with the same keys, in which a second caller waits up to `wait` for the first.
     fn joining(&self, wait: Duration) -> Self::Store;
-    /// One that keeps responses up to this many bytes.
+    /// Returns a store that keeps responses of at most `bytes` bytes.
     fn bounded(&self, bytes: usize) -> Self::Store;
-    /// One effect more, as part of the request.
+    /// Adds an effect to the request's transaction.
     async fn effect(&self, fresh: &mut <Self::Store as IdempotencyStore>::KeyTransaction);
-    /// How many effects have taken place.
+    /// Returns the number of committed effects.
     async fn effects(&self) -> u64;
-    /// Lets everything that is recorded expire.
+    /// Makes all records expire.
     async fn expire(&self);
-    /// A whole request with one effect, which ends like this.
+    /// Runs a whole request with one effect and the given end.
     async fn run(
         &self,
         ident: &Ident,
@@ -71,7 +71,7 @@ async fn finish<W: World>(fresh: TransactionOf<W>, stored: Stored) -> Result<Sto
     W::Store::finish(fresh, stored).await
 }
 
-/// The request `x` with one effect, answered with `x`.
+/// Runs the request `x` with one effect and the response `x`.
 async fn done(world: &impl World, key: &str) {
     let stored = Stored::done(200, "x");
     let outcome = world.run(&ident(key), &request("x"), Ok(stored.clone())).await.unwrap();
@@ -91,7 +91,7 @@ pub async fn what_was_done_is_replayed_whole<W: World>(world: W) {
         assert_eq!(replay(store.begin(&ident("a"), &request("x")).await), stored);
     }
     assert_eq!(world.effects().await, 1);
-    // An empty one is another than none.
+    // An empty response is recorded as a response.
     let fresh = got(store.begin(&ident("b"), &request("x")).await);
     finish::<W>(fresh, Stored::done(204, "")).await.unwrap();
     assert_eq!(replay(store.begin(&ident("b"), &request("x")).await), Stored::done(204, ""));
@@ -120,7 +120,7 @@ pub async fn a_second_request_is_told_that_the_first_is_in_flight<W: World>(worl
     let store = world.store();
     let first = got(store.begin(&ident("a"), &request("x")).await);
     for asked in ["x", "y"] {
-        // Of a request in flight the fingerprint is not compared.
+        // The fingerprint of a request in flight is not compared.
         let second = store.begin(&ident("a"), &request(asked)).await;
         assert!(
             matches!(second, Ok(Begin::InFlight { retry_after }) if retry_after == Duration::from_secs(1))
@@ -205,7 +205,7 @@ pub async fn what_is_rolled_back_or_dropped_can_be_begun_again<W: World>(world: 
     let mut fresh = begin().await;
     world.effect(&mut fresh).await;
     W::Store::rollback(fresh).await.unwrap();
-    // Under another fingerprint as well: nothing is known of it.
+    // Another fingerprint works too, because the rollback left no record.
     let mut other = got(store.begin(&ident("a"), &request("y")).await);
     world.effect(&mut other).await;
     W::Store::rollback(other).await.unwrap();
@@ -315,7 +315,7 @@ pub async fn a_repeated_form_with_another_key_is_another_request<W: World>(world
     assert_eq!(world.effects().await, 2, "keys tell requests apart; a form carries its key along");
 }
 
-/// Mounts all cases on the worlds that `$world` makes.
+/// Mounts all cases on worlds created by `$world`.
 macro_rules! suite {
     ($world:expr) => {
         $crate::suite::suite!(@ $world,

@@ -1,6 +1,6 @@
-//! What the tests share.
+//! Helpers of the tests.
 
-#![allow(clippy::unwrap_used, dead_code, unreachable_pub)] // Of tests, which are to fail here.
+#![allow(clippy::unwrap_used, dead_code, unreachable_pub)] // A failed `unwrap` fails the test.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -20,7 +20,7 @@ use test_bounds::within;
 use tokio::sync::Semaphore;
 use tower::{Service, ServiceExt as _, service_fn};
 
-/// Only a broken program needs this long.
+/// Time limit that only a broken program reaches.
 pub const LONG: Duration = Duration::from_secs(600);
 
 pub type Body = Full<Bytes>;
@@ -35,7 +35,7 @@ pub fn key(text: &str) -> LockKey {
     LockKey::new(text).unwrap()
 }
 
-/// The key is the path without its slash.
+/// Returns the path without its slash as the key.
 pub fn of_path<B>(request: &Request<B>) -> Result<LockKey, Error> {
     LockKey::from_parts([request.uri().path().trim_start_matches('/')])
 }
@@ -59,7 +59,7 @@ where
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// A handler that is stopped at a gate, and tells when it begins and ends.
+/// A handler that waits at a gate and records its starts and ends.
 #[derive(Clone, Debug)]
 pub struct Gate(Arc<Inner>);
 
@@ -96,12 +96,12 @@ impl Gate {
         self.0.begun.available_permits() > 0
     }
 
-    /// How many requests have passed and ended.
+    /// Returns the number of requests that have passed and ended.
     pub fn ended(&self) -> usize {
         self.0.ended.available_permits()
     }
 
-    /// Whether the lock was held when the last request was dropped or had ended.
+    /// Returns whether the lock was held when the last request ended or was dropped.
     pub fn was_held_at_drop(&self) -> bool {
         self.0.was_held_at_drop.load(Ordering::SeqCst)
     }
@@ -138,7 +138,7 @@ impl Drop for Probe {
     }
 }
 
-/// A handler that answers at once.
+/// Returns a handler that responds at once.
 pub fn answering(
     status: StatusCode,
 ) -> impl Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send>
@@ -152,7 +152,7 @@ pub fn answering(
     })
 }
 
-/// One request through `service`.
+/// Sends one request through `service`.
 pub async fn send<S, Req>(service: &S, request: Req) -> S::Response
 where
     S: Service<Req, Error = Infallible> + Clone,
@@ -161,7 +161,7 @@ where
     answer.unwrap_or_else(|never| match never {})
 }
 
-/// Polls `future` once: it is not to be ready.
+/// Polls `future` once. Panics if it is ready.
 pub async fn begin<F: Future + Unpin>(future: &mut F) {
     let mut future = pin!(future);
     std::future::poll_fn(|cx| {
@@ -171,7 +171,7 @@ pub async fn begin<F: Future + Unpin>(future: &mut F) {
     .await;
 }
 
-/// Waits until `is_so`.
+/// Waits until `is_so` returns `true`.
 pub async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     let look = async {
         while !is_so() {

@@ -1,4 +1,4 @@
-//! In axum: where the layer goes, and keys.
+//! The layer's place in axum apps, and its keys.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ fn request(method: Method, uri: &str) -> Request<Body> {
     Request::builder().method(method).uri(uri).body(Body::empty()).unwrap()
 }
 
-/// The key that the handler runs under.
+/// A handler that returns the key of its lock.
 async fn tell(held: Held) -> String {
     held.key().as_str().to_owned()
 }
@@ -67,7 +67,7 @@ async fn path_parameters_are_read_wherever_the_layer_is_placed() {
     let outside = outside.route_layer(layer.clone());
     assert_eq!(answer(&outside, Method::GET, "/acme/l/7").await, (200, "acme:7".into()));
 
-    // Where there are no parameters, nothing runs without its lock.
+    // Without path parameters the layer finds no key and refuses the request.
     let before = layer.stats().granted;
     let service = Router::new().route("/l/{holder}", get(tell));
     let app = Router::new().nest_service("/x", service).layer(layer.clone());
@@ -210,7 +210,7 @@ async fn bodies_are_read_before_the_lock_and_passed_on_whole() {
     ] {
         assert_eq!(send(&app, of(bad.clone().into())).await.status(), status, "{bad}");
     }
-    // A sender that does not finish holds nothing.
+    // A request whose body is unfinished holds no lock.
     let (sender, receiver) = tokio::sync::mpsc::channel::<Result<Bytes, Infallible>>(1);
     let slow = http_body_util::BodyExt::boxed_unsync(Pending(receiver));
     let sending = tokio::spawn({
@@ -277,7 +277,7 @@ async fn buffered_bodies_work_with_json_handlers() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Different values give different keys, and none gives a key that is a part of the template.
+    /// Different values give different keys, and no key equals a part of the template.
     #[test]
     fn different_values_give_different_keys(a in "[:%a-c]{0,4}", b in "[:%a-c]{0,4}", c in "[:%a-c]{0,4}", d in "[:%a-c]{0,4}") {
         let template = Template::parse("k:{header.a}:x-{header.b}").unwrap();

@@ -207,7 +207,7 @@ async fn what_was_done_under_a_lock_that_is_lost_before_the_commit_is_rolled_bac
     let stop = Arc::new(Semaphore::new(0));
     let (stopped, go) = (Arc::clone(&stop), Arc::new(Semaphore::new(0)));
     let going = Arc::clone(&go);
-    // Between the two layers: the handler has responded, and the transaction is open.
+    // Stops between the two layers, after the handler's response and before the commit.
     let between =
         axum::middleware::from_fn(move |request: axum::extract::Request, next: axum::middleware::Next| {
             let (stopped, going) = (Arc::clone(&stopped), Arc::clone(&going));

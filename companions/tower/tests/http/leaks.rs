@@ -33,7 +33,7 @@ const KEYS: usize = 40;
 
 type Body = Full<Bytes>;
 
-/// Gives its future up after so many polls.
+/// Drops its future after this number of polls.
 struct Dropped<F> {
     future: Option<Pin<Box<F>>>,
     polls: usize,
@@ -54,7 +54,7 @@ impl<F: Future> Future for Dropped<F> {
     }
 }
 
-/// What the handler does, by the query.
+/// The handler, whose outcome depends on the query.
 async fn handle(kind: &str) -> Response<Body> {
     let status = match kind {
         "bad" => StatusCode::BAD_REQUEST,
@@ -62,7 +62,7 @@ async fn handle(kind: &str) -> Response<Body> {
             tokio::time::sleep(Duration::from_micros(300)).await;
             StatusCode::OK
         }
-        // Without a line in the log for each.
+        // `resume_unwind`, because it logs nothing.
         "panic" => std::panic::resume_unwind(Box::new("a handler of a test panics")),
         _ => StatusCode::OK,
     };
@@ -73,7 +73,7 @@ async fn handle(kind: &str) -> Response<Body> {
 
 type Send = Arc<dyn Fn(usize, Request<Body>) -> BoxFuture<'static, StatusCode> + std::marker::Send + Sync>;
 
-/// All outcomes, mixed; gives how many were answered, panicked and given up.
+/// Sends requests with all outcomes in random order. Returns how many were answered, panicked and dropped.
 async fn mixed(send: Send) -> [usize; 3] {
     let next = Arc::new(AtomicUsize::new(0));
     let counts = Arc::new([const { AtomicUsize::new(0) }; 3]);
@@ -103,11 +103,11 @@ async fn mixed(send: Send) -> [usize; 3] {
     counts.each_ref().map(|count| count.load(Ordering::Relaxed))
 }
 
-/// On `lock`, with every policy; the lock is closed in the end.
+/// Runs the requests on `lock` with every policy, and closes the lock at the end.
 async fn leaves_nothing(lock: Arc<dyn Lock>) {
     let tasks = Handle::current().metrics().num_alive_tasks();
     let of_path: OfPath = crate::common::of_path;
-    // A busy machine may take its time with releases.
+    // A busy machine can be slow with releases.
     let layer = || LockLayer::new(Arc::clone(&lock), of_path).wait(LONG).release_within(LONG);
     let layers = [layer(), layer().on_gone(OnGone::Cancel), layer().until(Until::BodyEnd)];
     let handler = service_fn(async |request: Request<Body>| {
@@ -119,7 +119,7 @@ async fn leaves_nothing(lock: Arc<dyn Lock>) {
         Box::pin(async move {
             let response = service.oneshot(request).await.unwrap_or_else(|never| match never {});
             let status = response.status();
-            // Of every other body nothing is read.
+            // Every other response body is not read.
             if n.is_multiple_of(2) {
                 response.into_body().collect().await.unwrap();
             }
@@ -220,7 +220,7 @@ async fn mixed_requests_leave_no_transactions() {
     within(LONG, "not ended", layer.idle()).await;
     assert_eq!((layer.stats().waiting, layer.stats().unavailable), (0, 0));
     assert!(pool.size() <= 8);
-    // Every connection of the pool is out of its transaction.
+    // No connection of the pool is in a transaction.
     let connections: Vec<_> = futures_util::future::join_all((0..8).map(|_| pool.acquire())).await;
     for connection in connections {
         let sql = "SELECT count(*) FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'advisory'";

@@ -1,6 +1,6 @@
-//! A ledger behind HTTP, on real sockets and a real server: whoever spends more than there is has won a race.
+//! A ledger behind HTTP, on real sockets and a real server. A negative balance shows that a request has won a race.
 
-#![allow(clippy::unwrap_used, unreachable_pub)] // Of tests, which are to fail here.
+#![allow(clippy::unwrap_used, unreachable_pub)] // A failed `unwrap` fails the test.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use tokio::sync::Semaphore;
 
 use crate::common::LONG;
 
-/// How the ledger is locked.
+/// The kind of lock around a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
     Not,
@@ -38,7 +38,7 @@ pub enum How {
 
 pub const LOCKED: [How; 4] = [How::Session, How::Lease, How::OwnTransaction, How::TxLayer];
 
-/// Stops a handler between what it reads and what it writes.
+/// Stops a handler between its read and its write.
 #[derive(Clone, Debug)]
 pub struct Pace {
     read: Arc<Semaphore>,
@@ -60,7 +60,7 @@ impl Pace {
         pace
     }
 
-    /// Waits until so many more have read.
+    /// Waits until `n` more requests have read.
     pub async fn have_read(&self, n: u32) {
         within(LONG, "nobody came", self.read.acquire_many(n)).await.unwrap().forget();
     }
@@ -71,7 +71,7 @@ impl Pace {
     }
 }
 
-/// A database with a ledger in it, and services that spend from it.
+/// A database with a ledger, and services that spend from it.
 pub struct Ledger {
     pub database: Database,
     pub pace: Pace,
@@ -94,7 +94,7 @@ struct App {
 }
 
 impl Ledger {
-    /// With `balance` for holder 42.
+    /// Creates a ledger with `balance` for holder 42.
     pub async fn new(how: How, balance: i64, pace: Pace) -> Self {
         let database = fresh_database().await;
         let mut connection = database.connect().await;
@@ -137,7 +137,7 @@ impl Ledger {
             How::Session | How::Lease => {
                 let it = LockLayer::new(self.lock().await, template()).wait(LONG).on_gone(self.on_gone);
                 layer = Some(it.clone());
-                // The handler is that of the service without a lock.
+                // The handler is the same as without a lock.
                 post(spend).route_layer(it)
             }
             How::OwnTransaction => post(spend_in_own_transaction),
@@ -158,14 +158,14 @@ impl Ledger {
         number(&self.database, "SELECT sum(amount)::bigint FROM entry WHERE holder = 42").await
     }
 
-    /// How often it was spent from.
+    /// Returns the number of spends.
     pub async fn spends(&self) -> i64 {
         number(&self.database, "SELECT count(*) FROM entry WHERE amount < 0").await
     }
 }
 
 impl Instance {
-    /// How many requests wait for a lock in this instance.
+    /// Returns the number of requests that wait for a lock in this instance.
     pub fn waiting(&self) -> usize {
         let stats = self.layer.as_ref().map(LockLayer::stats);
         stats.or(self.tx_layer.as_ref().map(TxLayer::stats)).map_or(0, |stats| stats.waiting)
@@ -175,7 +175,7 @@ impl Instance {
         self.layer.is_some() || self.tx_layer.is_some()
     }
 
-    /// Sends a request, whose answer is read later or never.
+    /// Sends a request without reading its response.
     pub async fn send(&self, path: &str) -> TcpStream {
         let mut stream = TcpStream::connect(self.address).await.unwrap();
         let request =
@@ -195,7 +195,7 @@ pub async fn read_status(mut stream: TcpStream) -> u16 {
     answer.split(' ').nth(1).unwrap_or_else(|| panic!("no status in {answer:?}")).parse().unwrap()
 }
 
-/// Reads, decides and appends: the rule of the ledger, without a thought of other requests.
+/// Reads, decides and appends, without regard to concurrent requests.
 async fn spend_on(
     connection: &mut PgConnection,
     holder: i64,
@@ -245,7 +245,7 @@ pub async fn number(database: &Database, query: &str) -> i64 {
     sql::number(&mut database.connect().await, query).await
 }
 
-/// Waits until the query gives `n`.
+/// Waits until the query returns `n`.
 pub async fn until_number(database: &Database, sql: &str, n: i64) {
     let mut connection = database.connect().await;
     let look = async {

@@ -1,6 +1,6 @@
-//! Middleware of axum apps, with locks and transactions in Postgres: one program, so that its parts share a server.
+//! Middleware of axum apps, with locks and transactions in Postgres. One program, so that all tests share a server.
 
-#![allow(clippy::unwrap_used, clippy::expect_used)] // Of tests, which are to fail here.
+#![allow(clippy::unwrap_used, clippy::expect_used)] // A failed `unwrap` fails the test.
 
 mod apps;
 mod commit;

@@ -90,14 +90,15 @@ async fn a_client_that_times_out_and_retries_spends_once() {
         }
         ledger.pace.open();
         let status = read_status(retry).await;
-        // With a layer the first has finished, unseen. The handler's own transaction went with its client.
+        // With a layer the first request finishes although its client has left. Without one, its transaction is
+        // rolled back.
         let expected: &[u16] = if a.has_layer() { &[402] } else { &[200, 402] };
         assert!(expected.contains(&status), "{how:?}: {status}");
         assert_eq!((ledger.balance().await, ledger.spends().await), (0, 1), "{how:?}");
     }
 }
 
-/// Commits wait until the test lets them.
+/// Makes commits wait at a gate until the test opens it.
 const GATED: &str = "CREATE FUNCTION gate() RETURNS trigger LANGUAGE plpgsql AS
     $$ BEGIN PERFORM pg_advisory_xact_lock_shared(4711, 1); RETURN NULL; END $$;
     CREATE CONSTRAINT TRIGGER gate AFTER INSERT ON entry DEFERRABLE INITIALLY DEFERRED
@@ -105,7 +106,7 @@ const GATED: &str = "CREATE FUNCTION gate() RETURNS trigger LANGUAGE plpgsql AS
 const COMMITTING: &str = "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database
     WHERE locktype = 'advisory' AND NOT granted AND classid = 4711 AND d.datname = current_database()";
 
-/// The client leaves while the commit is on its way, and tries again.
+/// The client leaves during the commit and retries.
 async fn retried_during_the_commit(how: How, on_gone: OnGone) -> (u16, i64) {
     let ledger = Ledger::new(how, 10, Pace::opened()).await.on_gone(on_gone);
     let (a, b) = (ledger.instance().await, ledger.instance().await);
@@ -122,7 +123,7 @@ async fn retried_during_the_commit(how: How, on_gone: OnGone) -> (u16, i64) {
     }
     let retry = b.send("/spend/42").await;
     match on_gone {
-        // The retry has decided on what it read before the first commit.
+        // The retry has read the balance before the first commit.
         OnGone::Cancel => until_number(&ledger.database, COMMITTING, 2).await,
         _ => until("the retry waits", || b.waiting() == 1).await,
     }
@@ -130,7 +131,7 @@ async fn retried_during_the_commit(how: How, on_gone: OnGone) -> (u16, i64) {
     let status = read_status(retry).await;
     layer.idle().await;
     if on_gone == OnGone::Cancel {
-        // Nobody waits for this commit any more, but the server carries it out.
+        // The server executes this commit although no client awaits it.
         until_number(&ledger.database, "SELECT count(*) FROM entry WHERE amount < 0", 2).await;
     }
     (status, ledger.balance().await)
@@ -143,7 +144,7 @@ async fn a_retry_during_the_commit_waits_for_it() {
     }
 }
 
-/// Why `Finish` is the default: a lock that is released while a commit is on its way protects nothing.
+/// Shows why `Finish` is the default. A lock released during a commit does not protect it.
 #[tokio::test(flavor = "multi_thread")]
 async fn cancelling_the_handler_lets_a_retry_overtake_its_commit() {
     for how in [How::Session, How::Lease] {

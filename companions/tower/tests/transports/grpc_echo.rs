@@ -1,6 +1,6 @@
 //! A gRPC service over raw bytes, on a real socket, with a layer around it.
 
-#![allow(clippy::unwrap_used, unreachable_pub)] // Of tests, which are to fail here.
+#![allow(clippy::unwrap_used, unreachable_pub)] // A failed `unwrap` fails the test.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -23,7 +23,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::common::Gate;
 
-/// Messages are bytes.
+/// A codec whose messages are bytes.
 #[derive(Clone, Copy, Default)]
 pub struct Raw;
 
@@ -63,7 +63,7 @@ impl Decoder for Raw {
 
 type Sender = mpsc::UnboundedSender<Result<Vec<u8>, Status>>;
 
-/// What the service does and has done.
+/// The gate of the service, and its counters.
 #[derive(Clone)]
 pub struct Calls {
     pub gate: Gate,
@@ -163,7 +163,7 @@ impl ServerStreamingService<Vec<u8>> for Streams {
     }
 }
 
-/// A server with `layer` around all its services, and a client of it.
+/// Starts a server with `layer` around all its services. Returns its counters and a client.
 pub async fn serve<K: KeyFor<http::Request<Body>>>(layer: &LockLayer<K, Grpc>) -> (Calls, Channel) {
     let calls = Calls {
         gate: Gate::new(),

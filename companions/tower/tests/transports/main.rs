@@ -39,7 +39,7 @@ async fn grpc_calls_of_one_key_run_one_after_the_other() {
     assert_eq!(layer.stats().granted, 20);
     assert!(lock.key("ledger:42").try_acquire().await.unwrap().is_some());
 
-    // The service's own errors pass.
+    // Errors of the service itself pass through.
     let status = call(client.clone(), "Fail", Some("42"), vec![]).await.unwrap_err();
     assert_eq!((status.code(), status.message()), (Code::FailedPrecondition, "short"));
     assert!(lock.key("ledger:42").try_acquire().await.unwrap().is_some());
@@ -87,7 +87,7 @@ async fn a_cancelled_grpc_call_finishes_under_the_lock() {
     calls.gate.reached().await;
     waiting.abort();
     waiting.await.unwrap_err();
-    // A stream of its own tells that the server has seen the reset of the other: they share the connection.
+    // A reply on a second stream of the same connection shows that the server has seen the first stream's reset.
     call(client.clone(), "Echo", Some("3"), vec![]).await.unwrap();
     assert!(lock.key("ledger:2").try_acquire().await.unwrap().is_none());
     calls.gate.open();
@@ -117,7 +117,7 @@ async fn a_grpc_stream_keeps_its_lock_until_it_ends_or_is_reset() {
     }
 }
 
-/// A message of some bus.
+/// A message of a bus.
 #[derive(Debug, Default)]
 struct Spend {
     holder: u32,
@@ -169,7 +169,7 @@ async fn messages_are_locked_by_the_same_layer() {
     assert!(lock.key("ledger:1").try_acquire().await.unwrap().is_some());
 }
 
-/// A transport of one's own, for messages that can carry what their handler wants to know.
+/// A custom transport whose messages can carry the held lock to their handler.
 #[derive(Clone, Debug)]
 struct Bus;
 
