@@ -1,4 +1,4 @@
-//! Inspection and the writing of names neither delay nor end a lock (docs/hazards.md H52).
+//! Inspection and the writing of names neither delay nor end a lock (docs/hazards.md H54).
 use std::sync::Arc;
 
 use crate::common::*;
