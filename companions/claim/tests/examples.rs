@@ -1,4 +1,4 @@
-//! The examples do what they say.
+//! Checks the output of the examples.
 
 #![allow(clippy::unwrap_used)] // Of tests, which are to fail here.
 
@@ -18,7 +18,7 @@ use tokio::process::Command;
 
 const ROLE: &str = "LEASEHOLD_EXAMPLE_ROLE";
 
-/// What the processes of `spreadsheet` run: this program again, with this as its only test.
+/// The processes of `spreadsheet` run this program again, with this as its only test.
 #[tokio::test]
 async fn another_process() {
     let Ok(role) = std::env::var(ROLE) else { return };
@@ -31,7 +31,7 @@ fn another(role: &str) -> Command {
     command
 }
 
-/// One value of the database, as text.
+/// Returns one value of the database as text.
 async fn text(db: &Database, sql: &'static str) -> String {
     query_scalar(sql).fetch_one(&mut db.connect().await).await.unwrap()
 }
@@ -54,7 +54,7 @@ async fn work_recorded_without_a_worker_is_done_by_a_later_one() {
         "refused create 1: it is there already",
     ];
     assert_eq!(told, recorded);
-    // In which order the sheets are done is up to the worker; updates come after the creation.
+    // The worker can do the sheets in any order, but updates come after the creation.
     for (create, update) in
         [("1 as row 1", "1 as row 2+3"), ("2 as row 4", "2 as row 5+6"), ("3 as row 7", "3 as row 8+9")]
     {
@@ -100,8 +100,8 @@ async fn two_processes_share_rows_step_by_step_under_leases() {
     assert_eq!(text(&db, transactions).await, "1");
 }
 
-/// In open transactions: a sheet that was created before is done while another is still
-/// being created, and what waits for that is refused at once and rolled back.
+/// With held claims, a created sheet is updated during the creation of another. Updates that wait for that creation are
+/// refused at once and rolled back.
 #[tokio::test]
 async fn two_processes_share_rows_step_by_step_in_open_transactions() {
     let db = fresh_database().await;
@@ -125,7 +125,7 @@ async fn two_processes_share_rows_step_by_step_in_open_transactions() {
         "A took nothing",
     ];
     assert_eq!(told, schedule);
-    // No attempt was counted for what was rolled back, and the group is one transaction.
+    // Rolled back claims count no attempt, and the group is one transaction.
     let rows = "SELECT string_agg(id || ' ' || status || ' ' || attempts_left, ', ' ORDER BY id) FROM leasehold_spreadsheet.request";
     assert_eq!(text(&db, rows).await, "1 complete 2, 2 complete 2, 3 complete 2, 4 complete 3, 5 complete 2");
     let transactions =

@@ -1,6 +1,6 @@
-//! No statement touches more pages of a large table: rows that are settled, that are for later, that are taken and that
-//! are of one group, a thousand and many of each. Other people's indexes are on the table as well. The statements are those
-//! of `sql/*.sql`, which another test compares with the code.
+//! Checks that no statement touches more pages of a large table, with a thousand and with many rows of each kind: settled,
+//! for later, claimed, and of one group. The table also has indexes of the application. The statements are from
+//! `sql/*.sql`, which another test compares with the code.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Of tests, which are to fail here.
 
@@ -11,14 +11,14 @@ use test_servers::growth::{Probe, assert_no_growth};
 
 const FEW: u32 = 1_000;
 
-/// Of each kind of row, unless this variable says another number: a million of each takes minutes to make.
+/// Number of rows of each kind, and the variable that replaces it. A million of each takes minutes to insert.
 const MANY: (u32, &str) = (200_000, "LEASEHOLD_GROWTH_ROWS");
 
 fn many() -> u32 {
     std::env::var(MANY.1).map_or(MANY.0, |rows| rows.parse().expect("a number of rows"))
 }
 
-/// How many rows are taken, whatever the size: work that is under way is not history.
+/// Number of claimed rows, the same for both sizes, because current work does not grow with the history.
 const TAKEN: u32 = 200;
 
 const DAY: u64 = 86_400;
@@ -55,7 +55,7 @@ async fn fill(conn: &mut PgConnection, pool: &sqlx::PgPool, name: &str, count: u
         .await;
     let columns = "(entity, payload, state, ready_at, settled_at, owner, lease_until)";
     let rows = [
-        // Settled, and younger than what is purged.
+        // Settled, but too young for a purge.
         (
             count,
             "'old-' || n",
@@ -63,18 +63,18 @@ async fn fill(conn: &mut PgConnection, pool: &sqlx::PgPool, name: &str, count: u
         ),
         // For later.
         (count, "'later-' || n", "'new', now() + interval '1 day', NULL, NULL, NULL"),
-        // Of one group, that somebody is at.
+        // Of one claimed group.
         (count, "'hot'", "'new', now() - interval '1 hour', NULL, NULL, NULL"),
         (
             TAKEN,
             "CASE n WHEN 1 THEN 'hot' ELSE 'taken-' || n END",
             "'running', now(), NULL, md5('p' || n)::uuid, now() + interval '1 hour'",
         ),
-        // Of a group that nobody is at.
+        // Of an unclaimed group.
         (count, "'wide'", "'new', now() - interval '1 minute', NULL, NULL, NULL"),
-        // To be taken.
+        // Claimable now.
         (TAKEN, "'next-' || n", "'new', now() - interval '1 minute', NULL, NULL, NULL"),
-        // Given up, and no more of them than what is counted or requeued at once.
+        // Failed and exhausted.
         (count, "'failed-' || n", "'failed', now(), now(), NULL, NULL"),
         (count, "'dead-' || n", "'dead', now(), NULL, NULL, NULL"),
     ];
@@ -87,7 +87,7 @@ async fn fill(conn: &mut PgConnection, pool: &sqlx::PgPool, name: &str, count: u
 const BATCH: &str = "'00000000-0000-0000-0000-000000000000'";
 const NO_QUEUE: &str = "ARRAY[NULL]::text[]";
 
-/// What `take` and its like are called with.
+/// Parameters of `take` and similar statements.
 const TAKE: [&str; 4] = ["20", BATCH, "30000", "NULL"];
 
 /// The statements of one file, on the table in one schema.
@@ -103,7 +103,7 @@ impl Statements {
         Self { text: std::fs::read_to_string(path).unwrap(), table, schema: schema.to_owned() }
     }
 
-    /// The lines that explain a statement, and its text.
+    /// Returns the comment lines of a statement and its text.
     fn find(&self, name: &str) -> (Vec<&str>, String) {
         let title = format!("-- {name}");
         let is_named = |block: &&str| block.lines().next() == Some(&*title);
@@ -116,7 +116,7 @@ impl Statements {
         )
     }
 
-    /// A statement with its values. It names all of its parameters, also those that it does not use.
+    /// Returns a statement with its values, extended to reference unused parameters too.
     fn probe(&self, name: &str, values: &[&str]) -> Probe {
         let (head, sql) = self.find(name);
         let types = head.iter().filter_map(|line| line.strip_prefix("-- $")?.split_once(':'));
@@ -137,25 +137,25 @@ impl Statements {
         Probe::new(name, sql, values)
     }
 
-    /// The same with a limit that the server knows when it plans: for one that it does not know it expects a tenth of the
-    /// table, so that it plans again each time.
+    /// Returns the statement with a literal limit. For a parameter as limit, the planner expects a tenth of the table and
+    /// plans again at each execution.
     fn limited(&self, name: &str, values: &[&str]) -> Probe {
         let mut probe = self.probe(name, values);
         probe.text = probe.text.replace("LIMIT $1", "LIMIT 20").replace("LIMIT $5", "LIMIT 84");
         probe
     }
 
-    /// The settings of the transactions of leased takes.
+    /// Returns the settings of the transactions of leased takes.
     fn settings(&self) -> String {
         let (_, begin) = self.find("begin");
         begin.replace("SET LOCAL", "SET").split_once(';').unwrap().1.to_owned()
     }
 }
 
-/// The statements of a queue on the table in the schema `name`.
+/// Returns the statements of a queue on the table in the schema `name`.
 fn statements(name: &str, count: u32) -> Vec<Probe> {
     let (queue, held) = (Statements::of("queue", "job", name), Statements::of("held", "job", name));
-    // In the order in which they were made.
+    // The ids follow the order of the inserts.
     let row = |number: u32| format!("ARRAY['{number}']");
     let (taken, next, failed) =
         (row(3 * count + 2), row(4 * count + TAKEN + 1), row(4 * count + 2 * TAKEN + 1));
@@ -178,7 +178,7 @@ fn statements(name: &str, count: u32) -> Vec<Probe> {
     ]
 }
 
-/// The statements that take the rows of a group, of a small and of a large one: under leases, and in an open transaction.
+/// Returns the statements that take the rows of a small and of a large group, with leased and held claims.
 fn of_groups(name: &str, count: u32) -> Vec<Probe> {
     let groups = Statements::of("groups", "job", name);
     let probe = |how: &str, entity: &str, first: u32| {
@@ -201,7 +201,7 @@ fn limited(name: &str) -> ClaimSpec {
     spec.limit("tenant", 5).build().unwrap()
 }
 
-/// A tenant that has no room and all rows in front, twenty behind it, and rows of none.
+/// Creates a tenant at its limit with the first rows, twenty tenants after it, and rows without a tenant.
 async fn fill_limited(conn: &mut PgConnection, pool: &sqlx::PgPool, name: &str, count: u32) {
     run(
         conn,
@@ -231,7 +231,7 @@ async fn fill_limited(conn: &mut PgConnection, pool: &sqlx::PgPool, name: &str, 
     run(conn, format!("VACUUM ANALYZE {name}.work")).await;
 }
 
-/// The statements that take rows of tenants.
+/// Returns the statements that take rows of tenants.
 fn of_tenants(name: &str, count: u32) -> Vec<Probe> {
     let tenants = Statements::of("tenants", "work", name);
     let look = [&TAKE[..], &["84", "ARRAY[]::text[]"]].concat();

@@ -1,4 +1,4 @@
-//! What a scrape sees of claims: the metrics that `docs/metrics.md` describes.
+//! The exported metrics of claims, which `docs/metrics.md` describes.
 #![allow(clippy::unwrap_used)]
 
 #[path = "claimer/common.rs"]
@@ -48,7 +48,7 @@ async fn what_becomes_of_claims_is_counted() {
     see("ended_total", ",outcome=\"failed\"", "1");
     see("at_work", "", "0");
 
-    // Somebody else settles what a worker has.
+    // The row of a worker's claim is settled by hand.
     let three = within("a claim", claimer.next()).await.unwrap();
     let key = three.row().key.clone();
     claims.update(&key, "status", "complete".into()).unwrap();
@@ -59,7 +59,7 @@ async fn what_becomes_of_claims_is_counted() {
     see("at_work", "", "0");
     see("ahead", "", "0");
 
-    // Of whoever asks.
+    // Row counts are exported when a client calls `stats`.
     claims.stats(&Take::up_to(100)).await.unwrap();
     let rows = |condition: &str, value: &str| {
         let line = format!(
@@ -77,7 +77,7 @@ async fn what_nobody_waits_for_is_counted_too() {
     const DAY: Duration = Duration::from_secs(86_400);
     let recorder = PrometheusBuilder::new().with_recommended_naming(true).build_recorder();
     let handle = recorder.handle();
-    // Everything runs on this thread.
+    // A local recorder suffices, because everything runs on this thread.
     let _recorder = metrics::set_default_local_recorder(&recorder);
     let spec = builder().settled_at("settled_at").retention(Retention::KeepFor(DAY)).build().unwrap();
     let claims = MemoryClaims::with_clock(spec, MemoryClock::stopped()).unwrap();
@@ -99,7 +99,7 @@ async fn what_nobody_waits_for_is_counted_too() {
     within("a claim", claimer.next()).await.unwrap().done().await.unwrap();
     see("taken_total", "", "4");
 
-    // Two leases of somebody else end, of whose rows one has no attempt left.
+    // Two leases of another worker end, and one of the rows has no attempt left.
     insert(&claims, [7]);
     with_attempts(&claims, 8, 1);
     let lease = Duration::from_secs(10);

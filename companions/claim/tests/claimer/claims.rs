@@ -1,4 +1,4 @@
-//! The claims that a claimer hands out: how they end, and what a drop does, in memory.
+//! The claims of a claimer: their ends and drops, in memory.
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -25,7 +25,7 @@ fn message(claims: &MemoryClaims, id: i64) -> Option<String> {
     claims.row(&RowKey::new(id)).unwrap().error().map(str::to_owned)
 }
 
-/// An error is a settled state with a message; a panic is a crash, after which the row is as new.
+/// An error settles the row with a message. A panic is a crash, after which the row can be taken again.
 #[tokio::test(start_paused = true)]
 async fn an_error_settles_the_row_and_a_panic_does_not() {
     let claims = still_memory();
@@ -60,10 +60,10 @@ async fn an_error_settles_the_row_and_a_panic_does_not() {
     assert_eq!((state(&claims, 1).as_str(), message(&claims, 1)), ("complete", None));
     assert_eq!(state(&claims, 2), "error");
     assert_eq!(message(&claims, 2).as_deref(), Some("the document is broken"));
-    // Its first attempt has counted, and so does the one that is running.
+    // The first attempt has counted, and the running one counts too.
     assert_eq!((state(&claims, 3).as_str(), attempts(&claims, 3)), ("in-progress", Some(3)));
 
-    // Dropping the workers is a crash too: back to where it can be taken.
+    // A drop of the workers is a crash too, and makes the row claimable.
     running.abort();
     until("the row is back", || state(&claims, 3) == "new").await;
     assert_eq!(attempts(&claims, 3), Some(3));
@@ -71,7 +71,7 @@ async fn an_error_settles_the_row_and_a_panic_does_not() {
     within("nothing is left", claimer.close()).await.unwrap();
 }
 
-/// The other policy.
+/// With the policy `Retry`, errors are retried until no attempt is left.
 #[tokio::test(start_paused = true)]
 async fn errors_can_be_retried_until_no_attempt_is_left() {
     let claims = still_memory();
@@ -101,7 +101,7 @@ async fn errors_can_be_retried_until_no_attempt_is_left() {
     running.abort();
 }
 
-/// Rows that a sweep finds exhausted are told too, also by a callback that panics.
+/// Rows that a sweep finds exhausted are passed to the callback, even if the callback panics.
 #[tokio::test(start_paused = true)]
 async fn the_sweep_tells_what_is_exhausted() {
     let claims = still_memory();
@@ -196,7 +196,7 @@ fn it_does_not_start_without_a_runtime_or_with_nonsense() {
     assert!(matches!(held_only, Err(ClaimError::Unsupported(_))));
 }
 
-/// Drops `next` at each poll that it takes, and counts that nothing is lost.
+/// Drops `next` after each possible number of polls, and checks that no claim is lost.
 #[tokio::test(start_paused = true)]
 async fn waits_may_be_dropped_at_any_moment() {
     let claims = still_memory();
@@ -224,7 +224,7 @@ async fn waits_may_be_dropped_at_any_moment() {
     within("nothing is left", claimer.close()).await.unwrap();
 }
 
-/// The same, for many workers at once that are dropped while they wait.
+/// The same for many workers that are dropped at once during their waits.
 #[tokio::test(start_paused = true)]
 async fn a_waiter_that_is_dropped_takes_no_claim_from_the_others() {
     let claims = still_memory();
@@ -247,7 +247,7 @@ async fn a_waiter_that_is_dropped_takes_no_claim_from_the_others() {
     within("the one that stays", stay).await.unwrap().unwrap();
 }
 
-/// A settling that was begun goes on when it is dropped; one that was not returns the claim.
+/// If a settlement is dropped after its start, it continues. If it is dropped before, the claim is returned.
 #[tokio::test(start_paused = true)]
 async fn ends_may_be_dropped_at_any_moment() {
     let claims = still_memory();
@@ -272,7 +272,7 @@ async fn ends_may_be_dropped_at_any_moment() {
     until("it was settled all the same", || state(&claims, 2) == "complete").await;
 }
 
-/// A lone end leaves at once; what comes while others are under way leaves together.
+/// A single settlement is sent at once. Settlements that arrive during a call are batched.
 #[tokio::test(start_paused = true)]
 async fn ends_are_written_together() {
     let claims = still_memory();
@@ -305,7 +305,7 @@ async fn ends_are_written_together() {
     assert!(calls <= 5, "{calls} calls for a hundred ends");
 }
 
-/// An answer that was lost does not lead to a false report: the row tells that the end was written.
+/// After a lost answer, the claimer reads the row to find out that the settlement was written.
 #[tokio::test(start_paused = true)]
 async fn an_end_whose_answer_was_lost_is_asked_for_again() {
     let claims = still_memory();
@@ -323,7 +323,7 @@ async fn an_end_whose_answer_was_lost_is_asked_for_again() {
         store.lose_answer.store(true, Ordering::SeqCst);
         claim.settle(outcome).await.unwrap();
     }
-    // But not where somebody else has it by now.
+    // But not if another worker has the row.
     let claim = next().await;
     let key = claim.row().key.clone();
     claims.expire(&key).unwrap();
@@ -332,7 +332,7 @@ async fn an_end_whose_answer_was_lost_is_asked_for_again() {
     assert!(matches!(claim.done().await, Err(ClaimError::Superseded { current_epoch: Some(2..), .. })));
 }
 
-/// While the store is down, an end is tried again for as long as the lease lasts.
+/// While the store is down, a settlement is retried until the lease ends.
 #[tokio::test(start_paused = true)]
 async fn ends_outlive_a_store_that_is_down_for_a_while() {
     let claims = still_memory();
@@ -359,7 +359,7 @@ async fn ends_outlive_a_store_that_is_down_for_a_while() {
     assert_eq!(within("the loss", lost).await, LossReason::Expired);
 }
 
-/// A claim whose end the store refuses fails where that is the policy, with the reason.
+/// If the store refuses a settlement, the claim fails with the reason, if that is the policy.
 #[tokio::test(start_paused = true)]
 async fn an_end_that_is_refused_is_a_failure() {
     let claims = still_memory();
@@ -373,7 +373,7 @@ async fn an_end_that_is_refused_is_a_failure() {
     assert_eq!(attempts(&claims, 1), Some(4));
 }
 
-/// A handler whose claim is lost is dropped where it is, and nothing is written.
+/// A handler whose claim is lost is dropped at its current await, and nothing is written.
 #[tokio::test(start_paused = true)]
 async fn a_handler_is_dropped_when_its_claim_is_lost() {
     struct Dropped(Arc<AtomicUsize>);
@@ -409,7 +409,7 @@ async fn a_handler_is_dropped_when_its_claim_is_lost() {
     running.abort();
 }
 
-/// A process that is killed costs every row that it has an attempt: unless it is told to, it has none that nobody works on.
+/// A kill costs each claimed row of a process one attempt, so by default a process claims no rows ahead of its workers.
 #[tokio::test(start_paused = true)]
 async fn nothing_is_taken_ahead_by_default() {
     let claims = still_memory();

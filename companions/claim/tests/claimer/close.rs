@@ -9,7 +9,7 @@ use leasehold_api::ErrorKind;
 use leasehold_claim::MemoryRow;
 use tokio::time::sleep;
 
-/// Closing puts back what nobody has begun with, and waits for the rest.
+/// A close puts prefetched claims back and waits for started ones.
 #[tokio::test(start_paused = true)]
 async fn closing_puts_back_what_nobody_has_begun_with_and_waits_for_the_rest() {
     let claims = still_memory();
@@ -65,14 +65,14 @@ async fn closing_waits_for_no_longer_than_it_may() {
     let error = claimer.close().await.unwrap_err();
     assert_eq!(kind(&error), Some(ErrorKind::Timeout), "{error}");
     assert_eq!(before.elapsed().as_secs(), 2);
-    // It is kept alive, and can be settled.
+    // The started claim is still renewed and can be settled.
     sleep(Duration::from_secs(120)).await;
     assert!(begun.is_valid());
     begun.done().await.unwrap();
     within("closing again", claimer.close()).await.unwrap();
 }
 
-/// The take that is under way when it is closed is put back too, not left to its lease.
+/// The rows of a take that is pending at the close are put back too, and not left to their leases.
 #[tokio::test(start_paused = true)]
 async fn closing_in_the_middle_of_a_take_loses_nothing() {
     let claims = still_memory();
@@ -93,7 +93,7 @@ async fn closing_in_the_middle_of_a_take_loses_nothing() {
     assert_eq!(count_in(&claims, "new"), 3);
 }
 
-/// The last handle that is dropped ends the claimer; what workers have stays good.
+/// The drop of the last handle ends the claimer, but claims of workers stay valid.
 #[tokio::test(start_paused = true)]
 async fn dropping_the_claimer_leaves_what_workers_have() {
     let claims = still_memory();
@@ -110,7 +110,7 @@ async fn dropping_the_claimer_leaves_what_workers_have() {
     assert!(begun.is_valid(), "it is renewed");
     begun.done().await.unwrap();
     assert_eq!(count_in(&claims, "complete"), 11);
-    // Nothing goes on after that.
+    // After that, no background task runs.
     let (sweeps, renews) = (store.sweeps.load(Ordering::SeqCst), store.renews.load(Ordering::SeqCst));
     sleep(Duration::from_secs(100)).await;
     assert_eq!(sweeps, store.sweeps.load(Ordering::SeqCst));
@@ -118,7 +118,7 @@ async fn dropping_the_claimer_leaves_what_workers_have() {
     assert_eq!(Arc::strong_count(&store), 1, "no task has it any more");
 }
 
-/// From the moment of closing nobody gets a claim, though some still lie ready.
+/// After the start of a close, no worker gets a claim, even if some are prefetched.
 #[tokio::test(start_paused = true)]
 async fn what_lies_ready_is_not_handed_out_after_closing() {
     let claims = still_memory();

@@ -1,4 +1,4 @@
-//! What the tests of the claimer share: a store that counts its calls and can be made to fail.
+//! Common parts of the tests of the claimer, such as a store that counts its calls and can be made to fail.
 #![allow(dead_code, unreachable_pub, missing_docs, clippy::unwrap_used, clippy::expect_used)] // Each test file uses its part.
 
 use std::fmt;
@@ -16,14 +16,14 @@ use leasehold_claim::{Sealed, Upkeep, Wake};
 use leasehold_engine::TokioClock;
 use tokio::sync::watch;
 
-/// No test waits longer than this for anything.
+/// Limit of each wait.
 pub const BOUND: Duration = Duration::from_secs(60);
 
 pub async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     test_bounds::within(BOUND, format!("still not: {what}"), future).await
 }
 
-/// Waits until `is_so`, by looking.
+/// Polls until `is_so` returns true.
 pub async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
     within(what, async {
         while !is_so() {
@@ -50,7 +50,7 @@ pub fn memory() -> MemoryClaims {
     MemoryClaims::new(builder().build().unwrap()).unwrap()
 }
 
-/// A table whose clock stands still, for tests that pause the time.
+/// Returns a table with a stopped clock, for tests with paused time.
 pub fn still_memory() -> MemoryClaims {
     MemoryClaims::with_clock(builder().build().unwrap(), MemoryClock::stopped()).unwrap()
 }
@@ -80,16 +80,16 @@ pub fn count_in(claims: &MemoryClaims, state: &str) -> usize {
     claims.rows().iter().filter(|row| row.state().is_some_and(|is| is.as_str() == state)).count()
 }
 
-/// A claimer for tests whose time is paused.
+/// Returns a builder of claimers for tests with paused time.
 pub fn paused(store: &Arc<Probe>) -> ClaimerBuilder {
     Claimer::builder(store.clone()).clock(Arc::new(TokioClock::new()))
 }
 
-/// Passes calls on, counts them, and fails where it is told to.
+/// A store that forwards calls, counts them, and fails on request.
 pub struct Probe {
     inner: Arc<dyn ClaimStore>,
     pub takes: AtomicUsize,
-    /// Of each take: whether it looked from the start, its limit, the rows that it brought.
+    /// For each take: whether it started without a cursor, its limit, and its rows.
     pub passes: Mutex<Vec<(bool, u32, Vec<RowKey>)>>,
     pub pendings: AtomicUsize,
     pub renews: AtomicUsize,
@@ -99,30 +99,30 @@ pub struct Probe {
     pub sweeps: AtomicUsize,
     pub listens: AtomicUsize,
     pub purges: AtomicUsize,
-    /// What happened, in order.
+    /// Calls in order.
     pub log: Mutex<Vec<&'static str>>,
-    /// So many takes pretend that others were at a row.
+    /// Number of takes that report a skipped row.
     pub skips: AtomicU64,
-    /// Calls fail.
+    /// Whether calls fail.
     pub down: AtomicBool,
-    /// Renewals answer that somebody is at the row.
+    /// Whether renewals return `Busy`.
     pub busy: AtomicBool,
-    /// The next settle is carried out, and its answer lost.
+    /// Whether the answer to the next settle is lost. The settle takes effect.
     pub lose_answer: AtomicBool,
-    /// Listening is refused.
+    /// Whether listening is refused.
     pub deaf: AtomicBool,
-    /// Every announcement is lost.
+    /// Whether all announcements are lost.
     pub dumb: AtomicBool,
-    /// Listeners know from the start that new work is announced.
+    /// Whether listeners know from the start that new work is announced.
     pub proven: AtomicBool,
-    /// Calls do not answer while this is true.
+    /// Whether calls are held.
     silent: watch::Sender<bool>,
-    /// The same for settling alone.
+    /// Whether settles are held.
     slow_settles: watch::Sender<bool>,
-    /// The same for answers to takes: they are carried out.
+    /// Whether answers to takes are held. The takes take effect.
     slow_takes: watch::Sender<bool>,
     slow_renewals: watch::Sender<bool>,
-    /// Breaks what listens.
+    /// Changes break all listeners.
     broken: watch::Sender<u64>,
 }
 
@@ -176,12 +176,12 @@ impl Probe {
         self.broken.send_modify(|count| *count += 1);
     }
 
-    /// Calls that ask for claims.
+    /// Returns the number of takes and checks for pending rows.
     pub fn claim_queries(&self) -> usize {
         self.takes.load(Ordering::SeqCst) + self.pendings.load(Ordering::SeqCst)
     }
 
-    /// All calls.
+    /// Returns the number of all calls.
     pub fn calls(&self) -> usize {
         let others = [&self.renews, &self.settles, &self.sweeps, &self.listens, &self.purges];
         self.claim_queries() + others.iter().map(|count| count.load(Ordering::SeqCst)).sum::<usize>()

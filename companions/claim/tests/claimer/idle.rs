@@ -1,4 +1,4 @@
-//! What a claimer asks the store for while there is nothing to do, in memory.
+//! Calls of an idle claimer to the store, in memory.
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -11,7 +11,7 @@ use tokio::time::sleep;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// A worker that does whatever there is.
+/// Starts a worker that finishes all claims.
 fn worker(claimer: &Claimer) -> JoinHandle<()> {
     let claimer = claimer.clone();
     tokio::spawn(async move {
@@ -21,7 +21,7 @@ fn worker(claimer: &Claimer) -> JoinHandle<()> {
     })
 }
 
-/// Once new work was heard of, an idle process makes at most one statement in ten seconds.
+/// After the first announcement of new work, an idle process sends at most one statement in ten seconds.
 #[tokio::test(start_paused = true)]
 async fn an_idle_claimer_calls_the_store_at_most_once_in_ten_seconds() {
     let claims = still_memory();
@@ -39,7 +39,7 @@ async fn an_idle_claimer_calls_the_store_at_most_once_in_ten_seconds() {
     worker.abort();
 }
 
-/// Where nobody announces new work it is found soon all the same.
+/// Without announcements, new work is found soon too.
 #[tokio::test(start_paused = true)]
 async fn a_claimer_polls_often_until_the_first_announcement() {
     let claims = still_memory();
@@ -68,8 +68,8 @@ async fn a_claimer_polls_often_until_the_first_announcement() {
     worker.abort();
 }
 
-/// Where a listener knows from the start that new work is announced, it polls rarely at once; and often while nobody
-/// listens, and where the next listener does not know it.
+/// If the listener knows from the start that new work is announced, the claimer polls rarely at once. It polls often without
+/// a listener, and with a next listener that does not know it.
 #[tokio::test(start_paused = true)]
 async fn a_claimer_polls_rarely_while_its_listener_knows_of_announcements() {
     let store = Probe::of(still_memory());
@@ -98,7 +98,7 @@ async fn a_claimer_polls_rarely_while_its_listener_knows_of_announcements() {
     worker.abort();
 }
 
-/// That a listener was lost is reported, once for each time; that nobody can listen is not.
+/// Each loss of a listener is reported once. Failures to listen are not reported.
 #[tokio::test(start_paused = true)]
 async fn a_listener_that_is_lost_is_reported() {
     let store = Probe::of(still_memory());
@@ -122,7 +122,7 @@ async fn a_listener_that_is_lost_is_reported() {
     worker.abort();
 }
 
-/// It sleeps until the first lease ends, however often it would look otherwise.
+/// The sweep sleeps until the first lease ends, even if its interval is shorter.
 #[tokio::test(start_paused = true)]
 async fn a_claimer_sleeps_until_the_first_lease_ends() {
     let claims = MemoryClaims::with_clock(builder().build().unwrap(), MemoryClock::stopped()).unwrap();
@@ -141,7 +141,7 @@ async fn a_claimer_sleeps_until_the_first_lease_ends() {
     assert_eq!(claim.epoch(), Some(3));
 }
 
-/// What cannot be returned for now is tried again, less and less often.
+/// Rows that a sweep cannot return yet are retried with growing pauses.
 #[tokio::test(start_paused = true)]
 async fn what_cannot_be_swept_is_tried_again_with_growing_pauses() {
     let claims = still_memory();
@@ -160,7 +160,7 @@ async fn what_cannot_be_swept_is_tried_again_with_growing_pauses() {
     assert_eq!(swept.expect("soon after it was let go").unwrap().0.epoch(), Some(3));
 }
 
-/// Rows that were settled long enough ago are deleted in the background, as long as the claimer lives.
+/// Rows past their retention are deleted in the background while the claimer lives.
 #[tokio::test(start_paused = true)]
 async fn settled_rows_are_purged_in_the_background() {
     const DAY: Duration = Duration::from_secs(86_400);
@@ -186,7 +186,7 @@ async fn settled_rows_are_purged_in_the_background() {
     assert_eq!(store.purges.load(Ordering::SeqCst), purges);
 }
 
-/// Where settled rows are kept, nobody asks to delete any.
+/// Without a retention, no purge is sent.
 #[tokio::test(start_paused = true)]
 async fn without_a_retention_nothing_is_purged() {
     let store = Probe::of(still_memory());

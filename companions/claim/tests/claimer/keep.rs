@@ -1,4 +1,4 @@
-//! Keeping claims alive and noticing their loss, in memory and with paused time.
+//! Renewals of claims and detection of their loss, in memory and with paused time.
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -25,7 +25,7 @@ async fn take(claimer: &Claimer, count: usize) -> Vec<Claim> {
     claims
 }
 
-/// One statement per renewal, however many claims there are.
+/// One statement renews all claims, whatever their number.
 #[tokio::test(start_paused = true)]
 async fn one_statement_renews_all_claims_of_the_process() {
     let claims = still_memory();
@@ -40,7 +40,7 @@ async fn one_statement_renews_all_claims_of_the_process() {
     assert!(held.iter().all(Claim::is_valid));
 }
 
-/// Claims that came at different times travel together soon.
+/// Claims taken at different times are soon renewed in one statement.
 #[tokio::test(start_paused = true)]
 async fn claims_of_different_age_share_statements() {
     let claims = still_memory();
@@ -59,7 +59,7 @@ async fn claims_of_different_age_share_statements() {
     assert!(held.iter().all(Claim::is_valid));
 }
 
-/// `Busy` is no loss: it is asked again soon.
+/// `Busy` is not a loss. The renewal is retried soon.
 #[tokio::test(start_paused = true)]
 async fn a_busy_row_is_asked_for_again_soon() {
     let claims = still_memory();
@@ -75,7 +75,7 @@ async fn a_busy_row_is_asked_for_again_soon() {
     store.busy.store(false, Ordering::SeqCst);
     sleep(LEASE * 3).await;
     assert!(held[0].is_valid());
-    // For ever busy, it ends with its lease.
+    // If the row stays busy, the claim ends with its lease.
     store.busy.store(true, Ordering::SeqCst);
     let before = Instant::now();
     assert_eq!(
@@ -85,7 +85,7 @@ async fn a_busy_row_is_asked_for_again_soon() {
     assert!(before.elapsed() <= LEASE);
 }
 
-/// A claim that somebody else took is lost at the next renewal, and ends in `Superseded`.
+/// A claim whose row another worker took is lost at the next renewal, and its settlement returns `Superseded`.
 #[tokio::test(start_paused = true)]
 async fn lost_fires_when_somebody_else_has_taken_the_row() {
     let claims = still_memory();
@@ -109,7 +109,7 @@ async fn lost_fires_when_somebody_else_has_taken_the_row() {
     theirs.done().await.unwrap();
 }
 
-/// A store that goes silent: lost at the deadline, a tenth before the lease ends in the store.
+/// If the store is silent, the claim is lost at its deadline, a tenth of the lease before the store's end.
 #[tokio::test(start_paused = true)]
 async fn lost_fires_at_the_deadline_when_the_store_is_silent() {
     let claims = still_memory();
@@ -126,13 +126,13 @@ async fn lost_fires_at_the_deadline_when_the_store_is_silent() {
     assert!(!claim.is_valid());
     assert!(store.renews.load(Ordering::SeqCst) >= 2, "it was tried more than once");
 
-    // The store decides: nobody has taken the row yet, so the work is not lost.
+    // The settlement succeeds, because no other worker has taken the row yet.
     store.silence(false);
     claim.done().await.unwrap();
     assert_eq!(state(&claims, 1), "complete");
 }
 
-/// The deadline counts from when the claim was asked for, not from when the answer came.
+/// The deadline counts from the request of the claim, not from the answer.
 #[tokio::test(start_paused = true)]
 async fn the_deadline_counts_from_the_question() {
     let claims = still_memory();
@@ -147,7 +147,7 @@ async fn the_deadline_counts_from_the_question() {
     let (claim, _claimer) = within("the answer", taker).await.unwrap();
     assert!(claim.remaining() <= Duration::from_secs(18), "{:?}", claim.remaining());
 
-    // The same for renewals: the answer comes late, and counts from the question.
+    // The same for renewals: a late answer counts from the request.
     sleep(Duration::from_secs(3)).await;
     until("a renewal was answered", || claim.remaining() > Duration::from_secs(20)).await;
     store.hold_renewals(true);
@@ -159,7 +159,7 @@ async fn the_deadline_counts_from_the_question() {
     assert!(claim.remaining() <= Duration::from_secs(22), "{:?}", claim.remaining());
 }
 
-/// What comes after its lease has ended is not handed out.
+/// A claim that arrives after the end of its lease is not given to a worker.
 #[tokio::test(start_paused = true)]
 async fn a_claim_that_came_too_late_is_put_back() {
     let claims = still_memory();
@@ -191,13 +191,13 @@ async fn a_renewal_in_flight_does_not_delay_an_end() {
     let before = Instant::now();
     claim.done().await.unwrap();
     assert!(before.elapsed() < Duration::from_millis(10));
-    // Its answer, that the row is gone, is no loss.
+    // The late answer that the row is gone is not a loss.
     store.hold_renewals(false);
     sleep(LEASE).await;
     assert!(lost.reason().is_none());
 }
 
-/// An end that waits for the store is no loss either, whatever a renewal says meanwhile.
+/// A pending settlement is not a loss either, whatever a concurrent renewal returns.
 #[tokio::test(start_paused = true)]
 async fn a_claim_that_is_being_settled_is_not_lost() {
     let claims = still_memory();
@@ -212,7 +212,7 @@ async fn a_claim_that_is_being_settled_is_not_lost() {
     assert_eq!(state(&claims, 1), "complete");
 }
 
-/// While an end is under way, a row that is another's by now does not make the keeper spin.
+/// If the row of a pending settlement has another owner, the keeper does not renew it in a busy loop.
 #[tokio::test(start_paused = true)]
 async fn an_end_under_way_and_a_row_that_is_gone_cost_no_more_renewals() {
     let claims = still_memory();
@@ -231,7 +231,7 @@ async fn an_end_under_way_and_a_row_that_is_gone_cost_no_more_renewals() {
     assert!(matches!(within("the end", ending).await.unwrap(), Err(ClaimError::Superseded { .. })));
 }
 
-/// Failing renewals are tried again until the deadline, and no longer needed when the store is back.
+/// Failed renewals are retried until the deadline, and stop after one succeeds.
 #[tokio::test(start_paused = true)]
 async fn failing_renewals_are_tried_again() {
     let claims = still_memory();
@@ -249,7 +249,7 @@ async fn failing_renewals_are_tried_again() {
     assert!(claim.is_valid());
 }
 
-/// Rows with a timeout of their own are renewed in their own rhythm.
+/// Rows with their own timeout are renewed at their own interval.
 #[tokio::test(start_paused = true)]
 async fn rows_with_a_shorter_timeout_are_renewed_in_time() {
     let spec = builder().timeout_seconds("timeout").build().unwrap();
@@ -266,7 +266,7 @@ async fn rows_with_a_shorter_timeout_are_renewed_in_time() {
     assert!(matches!(store.renews.load(Ordering::SeqCst), 29..=40));
 }
 
-/// A clock that a test moves on, as a suspended machine's does.
+/// A clock that a test can move forward, as after a suspension of the machine.
 #[derive(Debug)]
 struct Leaping {
     base: TokioClock,
@@ -279,7 +279,7 @@ impl Clock for Leaping {
     }
 }
 
-/// After the machine was suspended, a claim reads lost at the first look, before any task has run.
+/// After a suspension of the machine, a claim reads lost at the first check, before any task has run.
 #[tokio::test(start_paused = true)]
 async fn a_suspended_machine_knows_at_the_first_look() {
     let claims = still_memory();
@@ -294,7 +294,7 @@ async fn a_suspended_machine_knows_at_the_first_look() {
     assert_eq!(reason.expect("told soon"), LossReason::Expired);
 }
 
-/// When the runtime ends, nobody renews any more, and that is said.
+/// The end of the runtime ends renewals, so the claims are reported as lost.
 #[test]
 fn the_end_of_the_runtime_is_a_loss() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -317,14 +317,14 @@ fn the_end_of_the_runtime_is_a_loss() {
     });
 }
 
-/// A sweep returns what others left behind, and the row is begun with at once.
+/// A sweep returns the row of a dead process, and a worker gets it at once.
 #[tokio::test(start_paused = true)]
 async fn rows_of_a_dead_process_come_back_soon_after_their_lease() {
     let claims = still_memory();
     insert(&claims, [1]);
     let store = Probe::of(claims.clone());
     store.dumb.store(true, Ordering::SeqCst);
-    // A process that died: its claim is never settled, nor renewed.
+    // The claim of a dead process is never settled or renewed.
     let taken =
         leasehold_claim::ClaimStore::take(&claims, &leasehold_claim::Take::up_to(1).lease(LEASE)).await;
     assert_eq!(taken.unwrap().claims.len(), 1);

@@ -1,4 +1,4 @@
-//! Tests of the claimer: one program, so that they share a server.
+//! Tests of the claimer. They are one program, so they share a server.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Of tests, which are to fail here.
 

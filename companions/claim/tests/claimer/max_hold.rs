@@ -1,4 +1,4 @@
-//! Workers that live and hang: their claims have a bound, the attempt counts, and others get in.
+//! Workers that hang: the maximum hold ends their claims, the attempt counts, and other workers get the rows.
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
@@ -16,10 +16,10 @@ use test_servers::{Database, fresh_database};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// More attempts than a busy machine can use up: a handler that waits for its processor can lose its claim, too.
+/// More attempts than a busy machine uses up, because a handler that waits for a processor can lose its claim too.
 const ATTEMPTS: i64 = 1000;
 
-/// Creates requests. The first run of each hangs, later ones end well.
+/// Creates requests. The first run of each hangs, and later runs succeed.
 async fn table(db: &Database, rows: i64) -> PgPool {
     let pool = crate::pg::prepare(db.url()).await;
     run(
@@ -49,21 +49,21 @@ fn claimer(pool: &PgPool, held: bool) -> ClaimerBuilder {
     }
 }
 
-/// Has a statement of the work under way or behind it, where the claim has a transaction.
+/// Runs a statement of the work if the claim has a transaction.
 async fn work(claim: &mut Claim, sql: &'static str) {
     if let Ok(connection) = claim.connection() {
         raw_sql(sql).execute(connection).await.unwrap();
     }
 }
 
-/// A handler that awaits for ever, and one whose statement does: dropped, and the row is done by the next.
+/// A handler that awaits indefinitely, itself or in a statement, is dropped, and the next run finishes the row.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn a_handler_that_awaits_for_ever_loses_its_claim() {
     for (held, statement) in
         [false, true].into_iter().flat_map(|held| [(held, "SELECT 1"), (held, "SELECT pg_sleep(3600)")])
     {
-        // A held claim writes its attempt when it ends. On a busy machine the server can be too late for that, and then the
-        // claim counts as that of a worker that crashed.
+        // Several tries, because a held claim writes its attempt at its end. On a busy machine the server can be too late
+        // for that, and then the claim counts as a crash.
         let tries = if held { 3 } else { 1 };
         let mut is_counted = false;
         for _ in 0..tries {
@@ -115,7 +115,7 @@ async fn a_handler_that_awaits_for_ever_loses_its_claim() {
     }
 }
 
-/// A handler that blocks its thread, with the transaction in its hands where it has one. Nothing can be dropped.
+/// A handler that blocks its thread, and holds its transaction if it has one. Its future cannot be dropped.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_handler_that_blocks_its_thread_loses_its_claim() {
     for held in [false, true] {
@@ -167,7 +167,7 @@ async fn a_handler_that_blocks_its_thread_loses_its_claim() {
     }
 }
 
-/// Of workers without handlers too; and a claim that ends in time is not touched.
+/// The maximum hold also applies to workers without handlers. A claim that ends in time is not affected.
 #[tokio::test(start_paused = true)]
 async fn whoever_asks_for_claims_one_by_one_loses_them_too() {
     let claims = still_memory();
@@ -187,7 +187,7 @@ async fn whoever_asks_for_claims_one_by_one_loses_them_too() {
     assert_eq!(state(&claims, 1), "complete");
 }
 
-/// When the time to close is over, the program drops `run`: the row is back at once, and its attempt does not count.
+/// If the program drops `run` after the limit of `close`, the row is put back at once, and its attempt does not count.
 #[tokio::test(start_paused = true)]
 async fn what_is_dropped_after_close_is_put_back_uncounted() {
     for closed in [true, false] {
@@ -215,7 +215,7 @@ async fn what_is_dropped_after_close_is_put_back_uncounted() {
     }
 }
 
-/// The timeout of a row means "at most", where that is said; else its lease is renewed.
+/// A row's timeout bounds the claim if the claimer is configured so. Otherwise the lease is renewed.
 #[tokio::test(start_paused = true)]
 async fn the_timeout_of_a_row_can_bound_its_claim() {
     for bounds in [false, true] {

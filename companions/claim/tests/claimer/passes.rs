@@ -9,12 +9,12 @@ use tokio::time::sleep;
 
 const POLL: Duration = Duration::from_secs(30);
 
-/// Time passes until the claimer has nothing left to do but wait.
+/// Waits until the claimer is idle.
 async fn settle_down() {
     sleep(Duration::from_secs(3)).await;
 }
 
-/// Between two polls an idle claimer asks for nothing.
+/// An idle claimer sends no query between two polls.
 #[tokio::test(start_paused = true)]
 async fn an_idle_claimer_queries_only_at_its_polls() {
     let store = Probe::of(still_memory());
@@ -27,14 +27,14 @@ async fn an_idle_claimer_queries_only_at_its_polls() {
     sleep(POLL / 2).await;
     assert_eq!(store.claim_queries(), before, "nothing is asked between polls");
 
-    // Each poll is one question, whether anything is pending: the answer is no.
+    // Each poll is one query for pending rows, which finds none.
     sleep(POLL * 10).await;
     let asked = store.claim_queries() - before;
     assert!((9..=14).contains(&asked), "ten polls, with jitter: {asked} queries");
     worker.abort();
 }
 
-/// Nobody who wants work, no query at all.
+/// Without workers, no query is sent.
 #[tokio::test(start_paused = true)]
 async fn a_claimer_without_workers_sends_no_claim_queries() {
     let claims = still_memory();
@@ -73,7 +73,7 @@ async fn the_poll_finds_work_if_every_notification_is_lost() {
     assert_eq!(count_in(&claims, "complete"), 3);
 }
 
-/// The same where listening is refused; and it goes on trying to listen.
+/// The same if listening is refused. The claimer continues to try to listen.
 #[tokio::test(start_paused = true)]
 async fn a_claimer_that_cannot_listen_polls() {
     let claims = still_memory();
@@ -88,14 +88,14 @@ async fn a_claimer_that_cannot_listen_polls() {
     assert!(store.listens.load(Ordering::SeqCst) > 2, "listening is tried again");
 }
 
-/// What was there before the start, and what came in before the first scan, needs no announcement.
+/// Rows inserted before the start or before the first scan need no announcement.
 #[tokio::test(start_paused = true)]
 async fn a_claimer_listens_before_its_first_scan() {
     let claims = still_memory();
     insert(&claims, [1]);
     let store = Probe::of(claims.clone());
     store.dumb.store(true, Ordering::SeqCst);
-    // What comes in while the listener is being set up is not announced to it.
+    // Rows inserted during the setup of the listener are not announced to it.
     store.silence(true);
     let claimer = paused(&store).poll(POLL * 100).start().unwrap();
     let worker = tokio::spawn(async move {
@@ -115,7 +115,7 @@ async fn a_claimer_listens_before_its_first_scan() {
     assert!(listening < look, "first listen, then look: {log:?}");
 }
 
-/// A scan that came too early, because listening took long, is repeated when it listens.
+/// If listening succeeds only after the first scan, the claimer scans again.
 #[tokio::test(start_paused = true)]
 async fn a_claimer_scans_again_once_it_can_listen() {
     let claims = still_memory();
@@ -124,7 +124,7 @@ async fn a_claimer_scans_again_once_it_can_listen() {
     store.deaf.store(true, Ordering::SeqCst);
     let claimer = paused(&store).poll(POLL * 100).start().unwrap();
     let worker = tokio::spawn(async move { claimer.next().await });
-    // Let it look, find nothing and go to sleep, with the pauses between listening long by now.
+    // The claimer scans, finds nothing and sleeps. The pauses between its attempts to listen have become long.
     sleep(Duration::from_secs(60)).await;
     insert(&claims, [1]);
     let listens = store.listens.load(Ordering::SeqCst);
@@ -134,7 +134,7 @@ async fn a_claimer_scans_again_once_it_can_listen() {
     assert!(worker.is_finished(), "found by the scan after listening");
 }
 
-/// After each reconnect too. Nothing is announced; only the reconnect itself can find the row.
+/// The claimer also scans after each reconnect. No row is announced, so only this scan can find the row.
 #[tokio::test(start_paused = true)]
 async fn a_claimer_scans_again_after_each_reconnect() {
     let claims = still_memory();
@@ -147,7 +147,7 @@ async fn a_claimer_scans_again_after_each_reconnect() {
     });
     settle_down().await;
     for id in 1..=3 {
-        // Before the break, while it does not listen, so that only the look after the reconnect can find it.
+        // Inserts the row while the claimer does not listen, so only the scan after the reconnect can find it.
         store.silence(true);
         store.break_listeners();
         sleep(Duration::from_millis(1)).await;
@@ -165,7 +165,7 @@ async fn a_claimer_scans_again_after_each_reconnect() {
     }
 }
 
-/// The look right after the loss is not enough; there has to be one after listening again.
+/// A scan right after the loss of the listener is not enough. Another one must follow after the claimer listens again.
 #[tokio::test(start_paused = true)]
 async fn the_scan_comes_after_the_listener_is_back() {
     let claims = still_memory();
@@ -183,7 +183,7 @@ async fn the_scan_comes_after_the_listener_is_back() {
     worker.abort();
 }
 
-/// A thousand announcements are not a thousand scans.
+/// A thousand announcements cause far fewer scans.
 #[tokio::test(start_paused = true)]
 async fn notifications_are_coalesced() {
     let store = Probe::of(still_memory());
@@ -202,7 +202,7 @@ async fn notifications_are_coalesced() {
     let asked = store.claim_queries() - before;
     assert!((2..=8).contains(&asked), "{asked} queries for a thousand announcements at once");
 
-    // Spread over a second, they are at most one pass for each gap.
+    // Spread over a second, they cause at most one pass per minimum pause.
     let before = store.claim_queries();
     for _ in 0..1000 {
         claimer.wake();
@@ -213,7 +213,7 @@ async fn notifications_are_coalesced() {
     worker.abort();
 }
 
-/// What is put back is not offered again before the pass has seen the rows behind it.
+/// A row that is put back is offered again only after the rest of the pass.
 #[tokio::test(start_paused = true)]
 async fn a_row_put_back_is_not_offered_again_in_the_same_pass() {
     let claims = still_memory();
@@ -228,12 +228,12 @@ async fn a_row_put_back_is_not_offered_again_in_the_same_pass() {
     }
     assert_eq!(seen, (1..=5_i64).map(RowKey::new).collect::<Vec<_>>(), "each once, in order");
     assert_eq!(count_in(&claims, "new"), 5);
-    // The next pass begins at the start again.
+    // The next pass starts at the first row again.
     let again = within("the next pass", claimer.next()).await.unwrap();
     assert_eq!(again.row().key, RowKey::new(1));
 }
 
-/// A row that a peer was at is done after the peer has ended, without any announcement.
+/// A row locked by another worker is done after that worker has ended, without an announcement.
 #[tokio::test(start_paused = true)]
 async fn a_row_locked_by_a_peer_is_done_once_the_peer_ends() {
     let claims = still_memory();
@@ -257,8 +257,7 @@ async fn a_row_locked_by_a_peer_is_done_once_the_peer_ends() {
     assert_eq!(count_in(&claims, "complete"), 2);
 }
 
-/// A skip is not the same as nothing: it keeps looking, with growing pauses, and idles only after a
-/// clean pass.
+/// After a pass with skipped rows, the claimer scans again with growing pauses. It idles only after a clean pass.
 #[tokio::test(start_paused = true)]
 async fn a_claimer_idles_only_after_a_clean_pass_from_the_start() {
     let store = Probe::of(still_memory());
@@ -275,7 +274,7 @@ async fn a_claimer_idles_only_after_a_clean_pass_from_the_start() {
     worker.abort();
 }
 
-/// The pauses begin short again after work was found.
+/// After work was found, the pauses are short again.
 #[tokio::test(start_paused = true)]
 async fn pauses_are_short_again_once_work_was_found() {
     let claims = still_memory();
@@ -297,7 +296,7 @@ async fn pauses_are_short_again_once_work_was_found() {
     worker.abort();
 }
 
-/// Rows that only `pending` sees keep it from idling too.
+/// Rows that only `pending` finds also prevent the claimer from idling.
 #[tokio::test(start_paused = true)]
 async fn pending_rows_keep_the_claimer_awake() {
     let claims = still_memory();
@@ -314,7 +313,7 @@ async fn pending_rows_keep_the_claimer_awake() {
     assert!(worker.is_finished());
 }
 
-/// A handler that puts everything back does not make the claimer spin, announcements or not.
+/// A handler that puts all rows back does not cause a busy loop, with or without announcements.
 #[tokio::test(start_paused = true)]
 async fn putting_back_again_and_again_is_slowed_down() {
     let claims = still_memory();
@@ -334,7 +333,7 @@ async fn putting_back_again_and_again_is_slowed_down() {
     worker.abort();
 }
 
-/// A local end that makes another row ready is followed by a look, without any announcement.
+/// A scan follows a local settlement that makes another row ready, without an announcement.
 #[tokio::test(start_paused = true)]
 async fn what_a_local_end_makes_ready_is_found_at_once() {
     let spec = builder()
@@ -362,7 +361,7 @@ async fn what_a_local_end_makes_ready_is_found_at_once() {
     assert_eq!(update.unwrap().unwrap().row().key, RowKey::new(2));
 }
 
-/// A retry after a pause is found when the pause is over, without poll or announcement.
+/// A row with a retry pause is found at the end of the pause, without poll or announcement.
 #[tokio::test(start_paused = true)]
 async fn a_retry_is_found_when_its_pause_is_over() {
     let claims = still_memory();
@@ -383,14 +382,14 @@ async fn a_retry_is_found_when_its_pause_is_over() {
     assert!(again.is_finished(), "long before the next poll");
 }
 
-/// A slow row does not keep the rest waiting, here or at a peer: what lies ready for too long goes back.
+/// A slow row does not delay the rest, here or at other workers: claims prefetched for too long are put back.
 #[tokio::test(start_paused = true)]
 async fn a_slow_row_does_not_block_the_rest() {
     let claims = still_memory();
     insert(&claims, 1..=200);
     let slow = Probe::of(claims.clone());
     let claimer = paused(&slow).ahead(100).lease(Duration::from_secs(30)).start().unwrap();
-    // Quick at first, so that many are taken ahead; then every worker meets a slow one.
+    // Quick rows first, so the claimer prefetches many claims. Then the worker gets a slow row.
     for _ in 0..60 {
         within("a quick one", claimer.next()).await.unwrap().done().await.unwrap();
     }
@@ -408,7 +407,7 @@ async fn a_slow_row_does_not_block_the_rest() {
     assert_eq!(attempts, 0, "this table counts no attempts for its rows");
 }
 
-/// How many are taken ahead follows the workers, up to the bound.
+/// The number of prefetched claims follows the speed of the workers, up to the bound.
 #[tokio::test(start_paused = true)]
 async fn batches_grow_while_workers_keep_up() {
     let claims = still_memory();
@@ -424,7 +423,7 @@ async fn batches_grow_while_workers_keep_up() {
     assert!(takes < 120, "{takes} statements for 2000 rows");
 }
 
-/// A slow worker gets its rows one at a time.
+/// For a slow worker, rows are claimed one at a time.
 #[tokio::test(start_paused = true)]
 async fn nothing_is_hoarded_for_a_slow_worker() {
     let claims = still_memory();
@@ -439,7 +438,7 @@ async fn nothing_is_hoarded_for_a_slow_worker() {
     }
 }
 
-/// A table that others keep filling behind the cursor does not keep rows before it waiting for ever.
+/// Constant inserts after the cursor do not delay the rows before it indefinitely.
 #[tokio::test(start_paused = true)]
 async fn the_cursor_goes_back_also_while_the_table_is_being_filled() {
     let claims = still_memory();
@@ -450,7 +449,7 @@ async fn the_cursor_goes_back_also_while_the_table_is_being_filled() {
     let first = within("the first", claimer.next()).await.unwrap();
     assert_eq!(first.row().key, RowKey::new(2));
     first.done().await.unwrap();
-    // It committed late: before the cursor.
+    // The row is committed late, before the cursor.
     insert(&claims, [1]);
     let mut at = 0;
     while state(&claims, 1) == "new" {
@@ -464,7 +463,7 @@ async fn the_cursor_goes_back_also_while_the_table_is_being_filled() {
     }
 }
 
-/// Errors of the store are told, and do not end it.
+/// Errors of the store are reported and do not end the claimer.
 #[tokio::test(start_paused = true)]
 async fn it_outlives_a_store_that_fails() {
     let claims = memory();

@@ -1,4 +1,4 @@
-//! A table on a server of its own, for the tests of the claimer.
+//! A table on a real server, for the tests of the claimer.
 #![allow(unreachable_pub, missing_docs, clippy::unwrap_used, clippy::expect_used)]
 
 use std::time::Duration;

@@ -13,7 +13,7 @@ use leasehold_claim::{Claim, ClaimError, Claimer, Outcome, PgClaims};
 use test_servers::{Cluster, ClusterOptions, PgBouncer, StopMode, fresh_database};
 use tokio::time::sleep;
 
-/// From one claimer to eight and back to one under load: nothing is lost, nothing is done twice.
+/// With one claimer, then eight, then one under load, no row is lost or settled twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_row_is_lost_or_settled_twice_while_workers_come_and_go() {
     let database = fresh_database().await;
@@ -59,7 +59,7 @@ async fn no_row_is_lost_or_settled_twice_while_workers_come_and_go() {
         if n % 2 == 0 {
             within("closing", claimer.close()).await.unwrap();
         }
-        // The others are only dropped, with whatever they are at: what they have is returned.
+        // The other claimers are only dropped during their work, and their rows are returned.
         drop(claimer);
         for worker in workers {
             if n % 2 == 0 {
@@ -77,7 +77,7 @@ async fn no_row_is_lost_or_settled_twice_while_workers_come_and_go() {
     }
     let done = done.lock().unwrap().clone();
     assert!(done.values().all(|times| *times == 1), "no row is settled twice");
-    // An aborted worker may have settled without counting; nothing is counted that is not settled.
+    // An aborted worker might have settled a row without counting it, but counts only settled rows.
     assert!((2900..=3000).contains(&done.len()), "{} were counted", done.len());
     assert_eq!(
         number(&admin, "SELECT count(*) FROM request WHERE owner IS NOT NULL AND status = 'new'").await,
@@ -85,7 +85,7 @@ async fn no_row_is_lost_or_settled_twice_while_workers_come_and_go() {
     );
 }
 
-/// Sixteen claimers on one hot group: never two at once, and every row gets done soon.
+/// Sixteen claimers share one hot group, never two at once, and all rows are done soon.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sixteen_claimers_on_one_hot_group_make_progress() {
     let database = fresh_database().await;
@@ -95,7 +95,7 @@ async fn sixteen_claimers_on_one_hot_group_make_progress() {
     let mut claimers = Vec::new();
     for _ in 0..16 {
         let spec = spec().group("entity").grouped().build().unwrap();
-        // The poll is far away: only passes and local ends can find the rows.
+        // The next poll is far away, so only passes and local settlements can find the rows.
         let claimer = Claimer::builder(Arc::new(PgClaims::new(pool.clone(), spec)))
             .poll(Duration::from_secs(600))
             .start()
@@ -132,7 +132,7 @@ async fn sixteen_claimers_on_one_hot_group_make_progress() {
     }
 }
 
-/// On a real server: an announcement wakes at once; a listener that was cut off looks again.
+/// On a real server, an announcement wakes the claimer at once, and it scans again after its listener was cut off.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claimer_scans_again_after_its_listener_was_cut_off() {
     let database = fresh_database().await;
@@ -146,7 +146,7 @@ async fn a_claimer_scans_again_after_its_listener_was_cut_off() {
     };
 
     let announced = next();
-    // Its first queries are over when the next poll is all that is left to wait for.
+    // Waits until the claimer sends no more queries before its next poll.
     within("an idle claimer", async {
         let mut before = 0;
         while before == 0 || store.claim_queries() != before {
@@ -167,7 +167,7 @@ async fn a_claimer_scans_again_after_its_listener_was_cut_off() {
     let cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
                WHERE datname = current_database() AND query ILIKE 'LISTEN%'";
     let mut cut_off = 0;
-    // Inserted while it is cut off: the row is there before the listener can be back.
+    // Inserts the row during the cut, so the row exists before the claimer listens again.
     let mut transaction = admin.begin().await.unwrap();
     query("INSERT INTO request DEFAULT VALUES").execute(&mut *transaction).await.unwrap();
     cut_off += number(&admin, cut).await;
@@ -177,7 +177,7 @@ async fn a_claimer_scans_again_after_its_listener_was_cut_off() {
     claimer.close().await.unwrap();
 }
 
-/// The server restarts in the middle of a claim: the claim survives, and so does the claimer.
+/// A claim and its claimer survive a restart of the server.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restart_of_the_server_in_the_middle_of_a_claim() {
     let cluster = Cluster::start(ClusterOptions::new());
@@ -213,7 +213,7 @@ async fn a_restart_of_the_server_in_the_middle_of_a_claim() {
     assert_eq!(number(&admin, "SELECT max(epoch) FROM request").await, 1, "each was taken once");
 }
 
-/// Behind `PgBouncer` in transaction mode leases work, and polls find new work.
+/// Behind `PgBouncer` in transaction mode, leases work, and polls find new rows.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn behind_a_pooler_leases_work_and_polls_find_the_work() {
     let cluster = Cluster::shared();
@@ -221,7 +221,7 @@ async fn behind_a_pooler_leases_work_and_polls_find_the_work() {
     let admin = prepare(database.url()).await;
     let bouncer = PgBouncer::transaction_mode(cluster);
     let options = bouncer.url(database.name()).parse::<PgConnectOptions>().unwrap();
-    // The pooler's default is to refuse this one.
+    // The pooler refuses this option by default.
     let options = options.extra_float_digits(None);
     let pool = PgPoolOptions::new().max_connections(4).connect_with(options).await.unwrap();
     let store = Probe::of(PgClaims::new(pool, spec().build().unwrap()).behind_pooler());
@@ -257,7 +257,7 @@ async fn behind_a_pooler_leases_work_and_polls_find_the_work() {
     claimer.close().await.unwrap();
 }
 
-/// The end of a claim in the worker's own transaction: the effect counts if and only if the end does.
+/// A claim is settled in the worker's own transaction, so effect and settlement are committed together or not at all.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_ends_in_the_callers_transaction() {
     let database = fresh_database().await;
@@ -273,14 +273,14 @@ async fn a_claim_ends_in_the_callers_transaction() {
         effect.execute(&mut *transaction).await.unwrap();
         transaction
     };
-    // An end that is refused: nothing counts, and the claim is held on.
+    // A refused settlement: nothing is written, and the claim stays valid.
     let refused = claim.settle_with(&claims, begin(1).await, Outcome::To("unheard-of".into())).await;
     assert!(refused.is_err());
     assert_eq!(number(&admin, "SELECT count(*) FROM effect").await, 0);
     assert!(claim.is_valid());
     claim.settle_with(&claims, begin(1).await, Outcome::Done).await.unwrap();
     assert_eq!((number(&admin, "SELECT count(*) FROM effect").await, number(&admin, COMPLETE).await), (1, 1));
-    // It has ended: nothing more can be done with it, and dropping it changes nothing.
+    // After its end, the claim cannot be settled again, and its drop changes nothing.
     assert!(matches!(
         claim.settle_with(&claims, begin(1).await, Outcome::Done).await,
         Err(ClaimError::Unsupported(_))
@@ -288,7 +288,7 @@ async fn a_claim_ends_in_the_callers_transaction() {
     drop(claim);
     assert!(lost.reason().is_none());
 
-    // One that was lost: the effect does not count.
+    // The settlement of a lost claim: the effect is rolled back.
     let mut claim = within("a claim", claimer.next()).await.unwrap();
     query("UPDATE request SET epoch = epoch + 1 WHERE id = 2").execute(&admin).await.unwrap();
     let error = claim.settle_with(&claims, begin(2).await, Outcome::Done).await.unwrap_err();
@@ -299,7 +299,7 @@ async fn a_claim_ends_in_the_callers_transaction() {
     within("closing", claimer.close()).await.unwrap();
 }
 
-/// The same in a handler: what it answers counts only where the transaction did not.
+/// The same in a handler, whose outcome counts only if the claim was not settled in the transaction.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_handler_ends_its_claim_in_its_transaction() {
     let database = fresh_database().await;

@@ -1,4 +1,4 @@
-//! Workers in processes of their own that are frozen and killed.
+//! Workers in separate processes that are frozen and killed.
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::Arc;
@@ -12,13 +12,13 @@ use test_servers::fresh_database;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
-/// Says that this process is a child, and where its database is.
+/// Variable of a child process, with the URL of its database.
 const CHILD: &str = "LEASEHOLD_CLAIMER_CHILD";
 const CHILD_LEASE: &str = "LEASEHOLD_CLAIMER_LEASE_MS";
 const MARK: &str = "@claim ";
 
-/// Acts as a worker in a process of its own if the environment says so: claims a row and tells, and with each
-/// line of its input goes on: a look, then the end of the claim.
+/// Acts as a worker if the environment variable is set: claims a row and reports it. The first line of input makes it check
+/// the claim, and the second one makes it settle the claim.
 #[test]
 fn child_entry() {
     let Ok(url) = std::env::var(CHILD) else { return };
@@ -31,7 +31,7 @@ fn child_entry() {
                 return;
             }
         }
-        // The parent is gone.
+        // The input ends with the parent.
         std::process::exit(0);
     });
     runtime.block_on(async {
@@ -73,7 +73,7 @@ impl Worker {
         let (answer, answers) = mpsc::unbounded_channel();
         std::thread::spawn(move || {
             for line in BufReader::new(output).lines().map_while(Result::ok) {
-                // The test harness may have begun the line with the name of the test.
+                // The test harness might print the name of the test at the start of the line.
                 if let Some(at) = line.find(MARK) {
                     let _ = answer.send(line[at + MARK.len()..].to_owned());
                 }
@@ -104,7 +104,7 @@ impl Drop for Worker {
     }
 }
 
-/// A worker that is stopped, overtaken and continued writes nothing, and is told so.
+/// A worker that is stopped, overtaken and continued writes nothing, and gets an error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frozen_worker_that_comes_back_changes_nothing() {
     let database = fresh_database().await;
@@ -138,7 +138,7 @@ async fn a_frozen_worker_that_comes_back_changes_nothing() {
     assert_eq!(row().await, before, "nothing was written, not even the same again");
 }
 
-/// The same while the other has not settled yet: the epoch alone tells them apart.
+/// The same before the other worker has settled, when only the epoch differs.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_frozen_worker_does_not_settle_for_the_one_that_came_after() {
     let database = fresh_database().await;
@@ -162,7 +162,7 @@ async fn a_frozen_worker_does_not_settle_for_the_one_that_came_after() {
     assert_eq!(number(&admin, COMPLETE).await, 1);
 }
 
-/// kill -9 of a worker: its row is taken again when its lease is over, long before the next poll.
+/// After a kill -9 of a worker, its row is taken again when its lease ends, long before the next poll.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_workers_row_is_taken_again_when_its_lease_is_over() {
     let database = fresh_database().await;
@@ -177,7 +177,7 @@ async fn a_killed_workers_row_is_taken_again_when_its_lease_is_over() {
         let claimer = claimer.clone();
         async move { claimer.next().await.unwrap() }
     });
-    // It renews: longer than its lease, the row stays where it is.
+    // The worker renews, so it keeps the row for longer than one lease.
     sleep(lease + Duration::from_millis(700)).await;
     assert!(!waiting.is_finished());
     worker.signal("-KILL");

@@ -1,4 +1,4 @@
-//! Rows that the table does not allow to be written: none of them stops the others, and none runs its handler without a pause.
+//! Rows whose update the table refuses: they do not stop other rows, and their handlers run only with pauses.
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -54,7 +54,7 @@ fn claimer(pool: &PgPool, held: bool, spec: ClaimSpec) -> ClaimerBuilder {
     }
 }
 
-/// How often the handler of each row has run, and what was reported.
+/// The number of runs of each row's handler, and the reported errors.
 #[derive(Clone, Default)]
 struct Seen {
     runs: Arc<Mutex<HashMap<i64, u32>>>,
@@ -91,7 +91,7 @@ const NO_RESULT: &str =
     "ALTER TABLE job ADD CONSTRAINT done_has_result CHECK (status <> 'done' OR result IS NOT NULL);
     INSERT INTO job (id, result) VALUES (1, NULL), (2, NULL), (3, 'x')";
 
-/// The end as done is refused: the row fails where that is the policy, after one run.
+/// The table refuses the state `done`. With that policy, the row fails after one run.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_whose_end_the_table_refuses_fails_where_that_is_the_policy() {
     for held in [false, true] {
@@ -109,7 +109,7 @@ async fn a_claim_whose_end_the_table_refuses_fails_where_that_is_the_policy() {
     }
 }
 
-/// It is tried again after the backoff, and the attempt counts.
+/// With the policy `Retry`, the row is retried after the backoff, and the attempt counts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_whose_end_the_table_refuses_is_tried_again_after_the_backoff() {
     for held in [false, true] {
@@ -126,12 +126,13 @@ async fn a_claim_whose_end_the_table_refuses_is_tried_again_after_the_backoff() 
     }
 }
 
-/// No end at all can be written. Leased, the row is left to its lease; held, to a list of this process.
+/// The table refuses every settlement. A leased row waits for the end of its lease, and a held row is in a list of this
+/// process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_row_of_which_no_end_can_be_written_is_left_alone_for_growing_pauses() {
     for held in [false, true] {
         let db = fresh_database().await;
-        // A lease can be written, and then nothing more.
+        // The table accepts the lease, but no later update.
         let when = if held { "OLD.id = 1" } else { "OLD.id = 1 AND OLD.status = 'running'" };
         let refuses = format!(
             "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'row % is not to be touched', OLD.id; END $$;
@@ -142,7 +143,7 @@ async fn a_row_of_which_no_end_can_be_written_is_left_alone_for_growing_pauses()
         let seen = Seen::default();
         let claimer = seen.start(claimer(&pool, held, job(held).build().unwrap()));
         until_number("the others", &pool, "SELECT count(*) FROM job WHERE status = 'done'", 39).await;
-        // Each of these is a pass from the start: of a row that is not left alone, each has a run.
+        // Each of these wake-ups causes a pass from the start, which would run a row that is not left alone.
         for id in 41..=60 {
             run(&pool, &format!("INSERT INTO job (id) VALUES ({id})")).await;
             claimer.wake();
@@ -163,7 +164,7 @@ async fn a_row_of_which_no_end_can_be_written_is_left_alone_for_growing_pauses()
 const BAD_EMAIL: &str = "INSERT INTO job (id, email, grp) SELECT n, CASE WHEN n = 1 THEN 'none' ELSE 'a@b' END, 'g' || n % 7
     FROM generate_series(1, 20) n; ALTER TABLE job ADD CONSTRAINT email_is_one CHECK (email LIKE '%@%') NOT VALID";
 
-/// One row at the head that no UPDATE may touch: all the others are done, and it is named.
+/// The first row refuses every UPDATE. All other rows are done, and the error names this row.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_row_that_cannot_be_written_does_not_stop_the_others() {
     let raises = "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no email' USING ERRCODE = 'MY001'; END $$;
@@ -191,7 +192,7 @@ async fn one_row_that_cannot_be_written_does_not_stop_the_others() {
     }
 }
 
-/// The same for rows of groups, whose group is left out as a whole, and of tenants with a limit.
+/// The same for groups, which are skipped as a whole, and for tenants with a limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_group_with_such_a_row_is_left_out_as_a_whole() {
     for (grouped, done) in [(true, 17), (false, 19)] {
@@ -208,7 +209,7 @@ async fn a_group_with_such_a_row_is_left_out_as_a_whole() {
     }
 }
 
-/// The statements of a pass around such rows are bounded, wherever the rows stand and however many they are.
+/// The number of statements of a pass is bounded, whatever the place and number of refused rows.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_take_around_refused_rows_is_few_statements() {
     for bad in ["id = 1", "id = 77", "id = 100", "id % 10 = 3", "true"] {
@@ -218,7 +219,7 @@ async fn a_take_around_refused_rows_is_few_statements() {
              ALTER TABLE job ADD CONSTRAINT email_is_one CHECK (email LIKE '%@%') NOT VALID"
         );
         table(&db, &rows).await;
-        // One session, which counts.
+        // One session, because its statements are counted.
         let pool = pool(db.url(), 1).await;
         let claims = PgClaims::new(pool.clone(), job(false).build().unwrap());
         claims.pending(&Take::up_to(1)).await.unwrap();
@@ -226,8 +227,8 @@ async fn a_take_around_refused_rows_is_few_statements() {
         loop {
             let before = calls(&pool).await;
             let answer = claims.take(&Take::up_to(100).after(cursor.clone())).await.unwrap();
-            // All at once, then seven times half as many, with a look at them before, and a ping after each refusal; and
-            // what counts.
+            // One statement for all rows, then seven halvings, each with a query before and a ping after the refusal, and the
+            // statements of the count.
             let after = calls(&pool).await - before;
             assert!(after <= 2 + 3 * 7 + 8, "{bad}: {after} statements");
             taken += answer.claims.len();
@@ -244,7 +245,7 @@ async fn a_take_around_refused_rows_is_few_statements() {
     }
 }
 
-/// Statements of this session so far, each of which is a transaction; these four are among them.
+/// Returns the number of this session's statements so far, including these four. Each is a transaction.
 async fn calls(pool: &PgPool) -> i64 {
     run(pool, "SELECT pg_stat_force_next_flush()").await;
     run(pool, "SELECT pg_stat_clear_snapshot()").await;
@@ -255,7 +256,7 @@ async fn calls(pool: &PgPool) -> i64 {
     .await
 }
 
-/// Requeueing and cancelling write all rows but those, and name one if they can write none.
+/// Requeue and cancel write all other rows, and name a refused row if they can write none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requeue_and_cancel_go_around_rows_that_cannot_be_written() {
     let db = fresh_database().await;
@@ -282,7 +283,7 @@ async fn requeue_and_cancel_go_around_rows_that_cannot_be_written() {
     assert!(error.to_string().contains("email_is_one") && error.to_string().starts_with("row "), "{error}");
 }
 
-/// A claimer with a filter leaves the rows of others as they are, also those without an attempt.
+/// A claimer with a filter does not change other rows, even rows without attempts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claimer_with_a_filter_exhausts_only_its_own_rows() {
     let db = fresh_database().await;

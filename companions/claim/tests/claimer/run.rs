@@ -1,4 +1,4 @@
-//! Handlers of claims: what they answer, what they do themselves, and how they fail, in memory.
+//! Handlers of claims: their outcomes, their own settlements, and their failures, in memory.
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -17,7 +17,7 @@ fn id(claim: &Claim) -> i64 {
     }
 }
 
-/// State, attempts left and message of a row.
+/// Returns the state, the attempts left and the message of a row.
 fn row(claims: &MemoryClaims, id: i64) -> (String, i32, Option<String>) {
     let row = claims.row(&RowKey::new(id)).unwrap();
     (state(claims, id), row.attempts_left().unwrap(), row.error().map(str::to_owned))
@@ -37,7 +37,7 @@ where
     tokio::spawn(async move { claimer.run(4, handler).await.unwrap() })
 }
 
-/// A handler may end its claim in any way there is; then its answer, be it an error, counts for nothing.
+/// A handler can settle its claim itself in every way. Then its outcome is ignored, even an error.
 #[tokio::test(start_paused = true)]
 async fn a_handler_may_end_its_claim_itself() {
     let claims = still_memory();
@@ -71,7 +71,7 @@ async fn a_handler_may_end_its_claim_itself() {
     within("nothing is left", claimer.close()).await.unwrap();
 }
 
-/// What it answers ends the claim where it has not, also if it has dropped its handle.
+/// The handler's outcome settles the claim if the handler has not, even if it dropped its handle.
 #[tokio::test(start_paused = true)]
 async fn a_handler_s_answer_is_an_outcome() {
     let claims = still_memory();
@@ -100,7 +100,7 @@ async fn a_handler_s_answer_is_an_outcome() {
     running.abort();
 }
 
-/// A handler that panics before it has made a future is a crash of that claim, and nobody else's.
+/// A handler that panics before it returns a future crashes only its own claim.
 #[tokio::test(start_paused = true)]
 async fn a_handler_that_panics_when_it_is_called_harms_no_other() {
     let claims = still_memory();
@@ -129,7 +129,7 @@ async fn a_handler_that_panics_when_it_is_called_harms_no_other() {
     until("it is back", || row(&claims, 1) == expected("new", 2, Some("dropped"))).await;
 }
 
-/// Whoever ends a claim that was lost hears so, and may clean up: only a handler that works on is dropped.
+/// A handler whose settlement is refused gets the error and can clean up. Only a handler that works on is dropped.
 #[tokio::test(start_paused = true)]
 async fn a_handler_that_is_refused_goes_on() {
     let claims = still_memory();
@@ -155,7 +155,7 @@ async fn a_handler_that_is_refused_goes_on() {
     running.abort();
 }
 
-/// A spec with the states of `states`, and with the column `ready_at` if it is to have one.
+/// Creates a table with these states, and with the column `ready_at` if `later`.
 fn table(states: States, later: bool) -> MemoryClaims {
     let spec = ClaimSpec::builder(Table::new("job").unwrap())
         .state("status", states)
@@ -171,7 +171,7 @@ fn unsupported(error: &ClaimError, advice: &str) {
     assert!(error.to_string().contains(advice), "{error}");
 }
 
-/// What could only go wrong once a handler has failed is refused before anything is taken.
+/// A failure policy that the spec does not support is refused before any row is taken.
 #[tokio::test(start_paused = true)]
 async fn a_policy_that_the_spec_has_nothing_for_is_refused_at_the_start() {
     let plain = || States::text(["new"], "done").taken("taken");
@@ -185,7 +185,7 @@ async fn a_policy_that_the_spec_has_nothing_for_is_refused_at_the_start() {
     start(plain(), false, OnFailure::Retry(Backoff::constant(Duration::ZERO))).unwrap();
     start(whole(), false, OnFailure::Fail).unwrap();
 
-    // Nothing was said: who asks for claims one by one needs no policy, and handlers are not begun with.
+    // Without a policy, `next` works, but `run` is refused before any handler starts.
     let store = Probe::of(table(plain(), false));
     let claimer = paused(&store).start().unwrap();
     let handler = async |_claim: Claim| Ok::<(), String>(());
@@ -193,13 +193,13 @@ async fn a_policy_that_the_spec_has_nothing_for_is_refused_at_the_start() {
     assert_eq!(store.claim_queries(), 0, "nothing was taken");
 }
 
-/// For how long a row is left alone from now on.
+/// Returns the time until the row is ready.
 fn pause(claims: &MemoryClaims, id: i64) -> Option<Duration> {
     let ready = claims.row(&RowKey::new(id)).unwrap().ready_at()?;
     Some(ready.duration_since(claims.clock().now()).unwrap())
 }
 
-/// Each attempt is followed by a longer pause, after an error and after a panic, until there are none left.
+/// The pause grows with each attempt, after errors and panics, until no attempt is left.
 #[tokio::test(start_paused = true)]
 async fn the_pause_grows_with_each_attempt() {
     const FIRST: Duration = Duration::from_secs(10);
@@ -232,7 +232,7 @@ async fn the_pause_grows_with_each_attempt() {
     running.abort();
 }
 
-/// Where attempts are not numbered, the pause grows with each claim of the row.
+/// Without numbered attempts, the pause grows with each claim of the row.
 #[tokio::test(start_paused = true)]
 async fn the_pause_grows_also_where_attempts_have_no_limit() {
     let claims = still_memory();
@@ -258,7 +258,7 @@ async fn the_pause_grows_also_where_attempts_have_no_limit() {
     running.abort();
 }
 
-/// Put off and not tried: what comes back later has all its attempts.
+/// A snoozed claim returns later with all its attempts.
 #[tokio::test(start_paused = true)]
 async fn a_snoozed_claim_returns_after_its_pause() {
     let claims = still_memory();
@@ -282,7 +282,7 @@ async fn a_snoozed_claim_returns_after_its_pause() {
     running.abort();
 }
 
-/// A pause that the spec has no column for is refused, and the row is free again at once, with its message.
+/// A pause without a column in the spec is refused, and the row is claimable again at once, with its message.
 #[tokio::test(start_paused = true)]
 async fn a_refused_pause_does_not_leave_the_row_to_its_lease() {
     let claims = table(States::text(["new"], "done").taken("taken"), false);

@@ -1,4 +1,4 @@
-//! What processes tell each other on a real server, and what they ask for while they are idle.
+//! Notifications between processes on a real server, and the statements of idle processes.
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -26,14 +26,14 @@ async fn settle(claims: &PgClaims, all: &[ClaimRef], outcome: &Outcome) {
     }
 }
 
-/// A process that neither polls nor sweeps, and hears of nothing but what others announce.
+/// Starts a claimer that neither polls nor sweeps, so only announcements wake it.
 async fn neighbour(url: &str) -> (Claimer, Arc<Probe>) {
     let store = Probe::of(PgClaims::new(pool(url, 2).await, spec().build().unwrap()));
     let claimer = Claimer::builder(store.clone()).ahead(0).poll(NEVER).sweep_every(NEVER).start().unwrap();
     (claimer, store)
 }
 
-/// A worker that does so many rows and tells which, as soon as it sleeps.
+/// Starts a worker that finishes `rows` rows and returns their ids. Returns when the worker sleeps.
 async fn waiting(claimer: &Claimer, store: &Probe, rows: usize) -> JoinHandle<Vec<i64>> {
     let looks = store.pendings.load(Ordering::SeqCst);
     let claimer = claimer.clone();
@@ -54,14 +54,14 @@ async fn waiting(claimer: &Claimer, store: &Probe, rows: usize) -> JoinHandle<Ve
     waiting
 }
 
-/// Rows that come back without any announcement by the application are heard of by idle neighbours.
+/// Rows that are put back, requeued or swept wake idle processes without an announcement by the application.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rows_that_come_back_wake_other_processes() {
     let database = fresh_database().await;
     let admin = prepare(database.url()).await;
     insert(&admin, 7).await;
     let claims = PgClaims::new(admin.clone(), spec().build().unwrap());
-    // From the start, all are somebody's, so that the neighbour sees one only when it comes back.
+    // All rows are claimed first, so the other process sees a row only after it comes back.
     let taken = take(&claims, 7, NEVER / 2).await;
     assert_eq!(taken.len(), 7);
     let (claimer, store) = neighbour(database.url()).await;
@@ -75,19 +75,19 @@ async fn rows_that_come_back_wake_other_processes() {
         assert_eq!(back, [i64::try_from(at).unwrap() + 1], "{outcome:?}");
     }
 
-    // Several at once.
+    // Several rows at once.
     let neighbour = waiting(&claimer, &store, 2).await;
     settle(&claims, &taken[3..5], &Outcome::PutBack).await;
     assert_eq!(within("both", neighbour).await.unwrap(), [4, 5]);
 
-    // Topped up.
+    // A requeued row.
     let neighbour = waiting(&claimer, &store, 1).await;
     let use_up = "UPDATE request SET status = 'exhausted', attempts_left = 0, owner = NULL WHERE id = 6";
     query(use_up).execute(&admin).await.unwrap();
     assert_eq!(claims.requeue(&[RowKey::new(6)], 1).await.unwrap(), 1);
     assert_eq!(within("the one that was topped up", neighbour).await.unwrap(), [6]);
 
-    // Swept, by a claimer that nobody wants work of.
+    // A swept row, by a claimer without workers.
     let neighbour = waiting(&claimer, &store, 1).await;
     query("UPDATE request SET lease_until = now() WHERE id = 7").execute(&admin).await.unwrap();
     let sweeper = Claimer::builder(Arc::new(claims)).start().unwrap();
@@ -96,7 +96,7 @@ async fn rows_that_come_back_wake_other_processes() {
     within("closing", claimer.close()).await.unwrap();
 }
 
-/// Nobody notifies: the trigger of the migration does, for plain SQL on any connection.
+/// The trigger of the migration notifies for plain SQL on any connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_insert_by_plain_sql_wakes_workers() {
     let database = fresh_database().await;
@@ -112,7 +112,7 @@ async fn an_insert_by_plain_sql_wakes_workers() {
     within("closing", claimer.close()).await.unwrap();
 }
 
-/// What came back is no sign that the application announces new work.
+/// The announcement of a returned row does not prove that the application announces new work.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn only_new_work_counts_as_heard_of() {
     let database = fresh_database().await;
@@ -128,20 +128,20 @@ async fn only_new_work_counts_as_heard_of() {
     claims.notify(&mut connection).await.unwrap();
     within("new work", wake.woken()).await.unwrap();
     assert!(wake.announces());
-    // Later is nobody's news now.
+    // A settlement as done wakes no listener.
     let taken = take(&claims, 1, Duration::from_secs(60)).await;
     settle(&claims, &taken, &Outcome::Done).await;
     assert!(tokio::time::timeout(Duration::from_millis(300), wake.woken()).await.is_err());
 }
 
-/// How often the only connection of the pool has carried out a prepared statement, this one not counted.
+/// Returns the number of executions of prepared statements on the pool's only connection, except this query.
 async fn statements(pool: &PgPool) -> i64 {
     let sql = "SELECT sum(generic_plans + custom_plans)::bigint FROM pg_prepared_statements \
                WHERE statement NOT LIKE '%pg_prepared_statements%'";
     query_scalar::<_, Option<i64>>(sql).fetch_one(pool).await.unwrap().unwrap_or(0)
 }
 
-/// An idle look is one statement, as is an idle poll.
+/// An idle check is one statement, and so is an idle poll.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_check_is_one_statement() {
     let database = fresh_database().await;
@@ -167,7 +167,7 @@ async fn an_idle_check_is_one_statement() {
     assert_eq!(statements(&one).await - settled, 20);
 }
 
-/// While one process is at it, the others leave sweeping and purging to it.
+/// While one process sweeps or purges, the others do not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_process_sweeps_and_purges_at_a_time() {
     let database = fresh_database().await;

@@ -1,4 +1,4 @@
-//! Held claims on tables whose rows others take under leases.
+//! Held claims on tables whose rows other workers take under leases.
 
 use crate::common::*;
 use leasehold_api::ErrorKind;
@@ -22,8 +22,7 @@ fn items() -> ClaimSpecBuilder {
     ClaimSpec::builder(Table::new("item").unwrap()).state("status", States::text(["new"], "complete"))
 }
 
-/// A row under a lease is not taken; a held claim that is settled leaves a greater epoch, so that a late
-/// holder of a lease is told.
+/// A held claim does not take a row under a lease. Its settlement increases the epoch, so a late lease holder is refused.
 #[tokio::test]
 async fn lease_columns_are_respected() {
     let db = fresh_database().await;
@@ -41,7 +40,7 @@ async fn lease_columns_are_respected() {
     let sequence = columns().epoch_sequence(Table::new("item_epoch").unwrap()).expire_on_read();
     for (spec, epoch) in [(columns().expire_on_read(), "5 1"), (sequence, "100 101")] {
         let spec = spec.build().unwrap();
-        // As a migration makes it, which would also add constraints that this table does not keep.
+        // Only the function of the migration, because this table would violate its constraints.
         let statements = spec.migration().statements();
         let function = statements.iter().find(|sql| sql.contains("CREATE OR REPLACE FUNCTION")).unwrap();
         run(&mut observer, function).await;
@@ -58,7 +57,7 @@ async fn lease_columns_are_respected() {
     }
 }
 
-/// The same with a side table, also when the lease came between the look and the lock.
+/// The same with a side table, also if the lease starts between the search for the row and its lock.
 #[tokio::test]
 async fn a_side_table_is_respected() {
     let db = fresh_database().await;
@@ -90,14 +89,14 @@ async fn a_side_table_is_respected() {
         assert_eq!(ids(hold.unwrap().unwrap().taken()), ["3"], "grouped: {grouped}");
         run(&mut observer, "DELETE FROM lease WHERE id = '2'").await;
     }
-    // A sibling under a lease keeps the group.
+    // A row under a lease blocks its whole group.
     run(&mut observer, "UPDATE item SET entity = id % 2").await;
     let spec = items().side_table(Table::new("lease").unwrap()).group("entity").grouped().build().unwrap();
     let held = PgHeld::new(pool(db.url(), 2).await, spec);
     assert_eq!(ids(held.begin(&Take::up_to(9)).await.unwrap().unwrap().taken()), ["2"]);
 }
 
-/// Claims of both kinds find the same rows free, whatever was changed by hand.
+/// Both kinds of claims find the same rows claimable, even after manual changes.
 #[tokio::test]
 async fn the_state_says_whether_a_row_is_free() {
     let db = fresh_database().await;
@@ -116,7 +115,7 @@ async fn the_state_says_whether_a_row_is_free() {
     assert_eq!(ids(hold.taken()), ["1"]);
 }
 
-/// Rows that refer to a claimed row can be inserted meanwhile, as under a lease.
+/// Rows that refer to a claimed row can be inserted during the claim, as under a lease.
 #[tokio::test]
 async fn a_claimed_row_may_be_referred_to() {
     let db = fresh_database().await;
@@ -130,7 +129,7 @@ async fn a_claimed_row_may_be_referred_to() {
     hold.rollback().await.unwrap();
 }
 
-/// A row on its last attempt has not failed while somebody is at it.
+/// A row on its last attempt does not count as failed while it is claimed.
 #[tokio::test]
 async fn the_last_attempt_is_waited_for() {
     let db = fresh_database().await;
@@ -163,7 +162,7 @@ async fn the_last_attempt_is_waited_for() {
     assert_eq!(leased.take(&Take::up_to(9)).await.unwrap().claims.len(), 1, "it is given up now");
 }
 
-/// The clock goes on within the transaction: what has become ready since it began is taken.
+/// A take uses the current time, not the start of the transaction, so it finds rows that became ready since then.
 #[tokio::test]
 async fn a_row_that_became_ready_in_the_transaction_is_taken() {
     let db = fresh_database().await;
@@ -178,7 +177,7 @@ async fn a_row_that_became_ready_in_the_transaction_is_taken() {
     run(&mut transaction, "ROLLBACK").await;
 }
 
-/// A trigger that keeps a row of a group from being written does not make the claim somebody else's.
+/// If a trigger prevents the write of a row in a group, the error does not say that the claim was taken over.
 #[tokio::test]
 async fn a_row_that_a_trigger_kept_from_being_written_is_told() {
     let db = fresh_database().await;
@@ -200,7 +199,7 @@ async fn a_row_that_a_trigger_kept_from_being_written_is_told() {
     assert_eq!(text(&mut observer, "SELECT count(*) FROM item WHERE status = 'new'").await, "3");
 }
 
-/// Rows that a held claim puts back are announced with its commit, and only with it.
+/// Rows that a held claim puts back are announced only by its commit.
 #[tokio::test]
 async fn rows_that_a_held_claim_puts_back_are_announced() {
     let db = fresh_database().await;
@@ -218,7 +217,7 @@ async fn rows_that_a_held_claim_puts_back_are_announced() {
             hold.commit().await.unwrap();
         } else {
             hold.rollback().await.unwrap();
-            // Had the rollback woken anybody, that would come before this.
+            // A notification of the rollback would arrive before this marker.
             run(&mut observer, &format!("NOTIFY \"{channel}\", 'marker'")).await;
         }
         let said = within(LONG, "not ended", listener.recv()).await.unwrap();

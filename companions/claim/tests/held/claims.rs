@@ -8,8 +8,8 @@ use leasehold_claim::{
 use sqlx::Connection as _;
 use test_servers::fresh_database;
 
-/// On a table with no added column, locked until the commit, which shows work and
-/// settlement at once; settled rows are not taken again.
+/// The table has no added column. Claimed rows stay locked until the commit, which publishes work and settlement
+/// together. Settled rows are not taken again.
 #[tokio::test]
 async fn a_plain_boolean_table_is_claimed_without_an_added_column() {
     let db = fresh_database().await;
@@ -22,7 +22,7 @@ async fn a_plain_boolean_table_is_claimed_without_an_added_column() {
         assert_eq!((claimed.epoch(), claimed.rows[0].found.as_str()), (None, "false"));
         assert!(hold.settle(&claimed.claim, &Outcome::Done).await.unwrap().exhausted.is_empty());
     }
-    // Nothing of it is seen, and nobody else takes it.
+    // Other sessions see no change and cannot take the rows.
     let seen =
         "SELECT (SELECT count(*) FROM payment WHERE processed) || ' ' || (SELECT count(*) FROM booking)";
     assert_eq!(text(&mut observer, &format!("({seen})")).await, "0 0");
@@ -35,7 +35,7 @@ async fn a_plain_boolean_table_is_claimed_without_an_added_column() {
     assert_eq!(ids(rest.taken()), ["3", "4", "5"]);
 }
 
-/// NULL is no state, and no row of it is taken.
+/// Rows with NULL as their state are not taken.
 #[tokio::test]
 async fn rows_with_a_null_state_are_never_taken() {
     let db = fresh_database().await;
@@ -49,8 +49,7 @@ async fn rows_with_a_null_state_are_never_taken() {
     assert!(!held.pending(&Take::up_to(9)).await.unwrap());
 }
 
-/// A slow row does not block the rest. What others see is what is committed, and they
-/// do not wait for it.
+/// A slow row does not block the rest. Other sessions see only committed data and do not wait for the row.
 #[tokio::test]
 async fn other_workers_go_on_with_the_next_rows() {
     let db = fresh_database().await;
@@ -70,7 +69,7 @@ async fn other_workers_go_on_with_the_next_rows() {
     assert_eq!(ids(held.begin(&Take::up_to(9)).await.unwrap().unwrap().taken()), ["1"]);
 }
 
-/// Never more than the limit, also under plans that run the inner query once for each row.
+/// A take never exceeds its limit, even under plans that run the inner query once per row.
 #[tokio::test]
 async fn held_claims_never_exceed_the_limit_under_bad_plans() {
     let db = fresh_database().await;
@@ -91,7 +90,7 @@ async fn held_claims_never_exceed_the_limit_under_bad_plans() {
     }
 }
 
-/// Many at once, every row once.
+/// Many workers at once take every row exactly once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn eight_workers_take_every_row_once() {
     let db = fresh_database().await;
@@ -121,7 +120,7 @@ async fn eight_workers_take_every_row_once() {
     assert_eq!(text(&mut observer, "SELECT count(*) FROM booking").await, "400");
 }
 
-/// At higher isolation a claim is refused, before anything is locked; outside a transaction too.
+/// At a higher isolation level or outside a transaction, a claim is refused before it locks any row.
 #[tokio::test]
 async fn higher_isolation_is_refused() {
     let db = fresh_database().await;
@@ -138,7 +137,7 @@ async fn higher_isolation_is_refused() {
         assert_eq!(text(&mut observer, free).await, "5", "{begin}");
         run(&mut tx, "ROLLBACK").await;
     }
-    // A database whose default is another makes no difference to transactions of ours.
+    // The database's default isolation does not affect transactions that the library begins.
     let default = format!("ALTER DATABASE {} SET default_transaction_isolation = 'serializable'", db.name());
     run(&mut observer, &default).await;
     run(&mut observer, &format!("ALTER DATABASE {} SET default_transaction_read_only = on", db.name())).await;
@@ -168,20 +167,20 @@ async fn only_the_transaction_that_holds_a_claim_settles_it() {
     let (one, two) = (&taken.claims[0].claim, &taken.claims[1].claim);
     assert_ne!(one.owner, two.owner, "each claim has an owner of its own");
     assert!(matches!(one.owner, OwnerToken::Uuid(_)));
-    // Another transaction.
+    // From another transaction.
     let mut other = db.connect().await;
     run(&mut other, "BEGIN").await;
     held.take_in(&mut other, &Take::up_to(1)).await.unwrap();
     assert_eq!(superseded(held.settle_in(&mut other, one, &Outcome::Done).await).as_deref(), Some("false"));
     run(&mut other, "ROLLBACK").await;
-    // Twice.
+    // A second time.
     held.settle_in(&mut tx, one, &Outcome::Done).await.unwrap();
     assert_eq!(superseded(held.settle_in(&mut tx, one, &Outcome::Done).await).as_deref(), Some("true"));
     run(&mut tx, "SAVEPOINT s").await;
     held.settle_in(&mut tx, two, &Outcome::PutBack).await.unwrap();
     assert_eq!(superseded(held.settle_in(&mut tx, two, &Outcome::Done).await).as_deref(), Some("false"));
     run(&mut tx, "ROLLBACK TO s").await;
-    // What it holds is not offered to it again, but for what a savepoint gave back.
+    // A transaction does not take its own rows again, except rows released by a savepoint.
     run(&mut tx, "SAVEPOINT s").await;
     let third = held.take_in(&mut tx, &Take::up_to(1)).await.unwrap();
     assert_eq!(ids(&third), ["3"]);
@@ -189,7 +188,7 @@ async fn only_the_transaction_that_holds_a_claim_settles_it() {
     superseded(held.settle_in(&mut tx, &third.claims[0].claim, &Outcome::Done).await);
     let again = held.take_in(&mut tx, &Take::up_to(1)).await.unwrap();
     assert_eq!(ids(&again), ["3"]);
-    // Deleted by the transaction itself.
+    // The transaction itself deleted the row.
     run(&mut tx, "DELETE FROM payment WHERE id = 2").await;
     assert_eq!(superseded(held.settle_in(&mut tx, two, &Outcome::Done).await), None);
     run(&mut tx, "COMMIT; BEGIN").await;
@@ -197,7 +196,7 @@ async fn only_the_transaction_that_holds_a_claim_settles_it() {
     assert_eq!(text(&mut observer, "SELECT count(*) FROM payment WHERE processed").await, "1");
 }
 
-/// Outcomes write what the spec has columns for, and refuse what it has none for.
+/// Outcomes write the columns of the spec, and are refused if a column is missing.
 #[tokio::test]
 async fn outcomes_in_a_table_with_everything() {
     let db = fresh_database().await;
@@ -227,7 +226,7 @@ async fn outcomes_in_a_table_with_everything() {
         let used_up = claimed.rows[0].key == RowKey::queued("default", 4);
         assert_eq!(settled.exhausted.len(), usize::from(used_up), "{outcome:?}");
     }
-    // Nothing was counted until here.
+    // No attempt was committed yet.
     assert_eq!(text(&mut observer, "SELECT sum(attempts) FROM request").await, "12");
     hold.commit().await.unwrap();
     let sql =
@@ -244,7 +243,7 @@ async fn outcomes_in_a_table_with_everything() {
     assert!(matches!(error, ClaimError::InvalidSpec(_)), "{error}");
 }
 
-/// Nothing is written by an outcome that the spec does not allow, and the transaction goes on.
+/// An outcome that the spec does not allow writes nothing, and the transaction stays usable.
 #[tokio::test]
 async fn illegal_outcomes() {
     let db = fresh_database().await;
@@ -282,7 +281,7 @@ async fn illegal_outcomes() {
     assert!(matches!(held.begin(&Take::up_to(1).queue("q")).await.unwrap_err(), ClaimError::InvalidSpec(_)));
 }
 
-/// A constraint that does not let the row go on is told by name; nothing is committed by mistake.
+/// The error names a violated constraint, and the failed transaction is not committed.
 #[tokio::test]
 async fn a_constraint_in_the_way_is_told_and_a_failed_transaction_is_not_committed() {
     let db = fresh_database().await;
@@ -302,13 +301,13 @@ async fn a_constraint_in_the_way_is_told_and_a_failed_transaction_is_not_committ
     hold.settle(&claim, &Outcome::PutBack).await.unwrap();
     sqlx::query("SELECT 1/0").execute(hold.connection()).await.unwrap_err();
     hold.commit().await.unwrap_err();
-    // Every connection is of use again.
+    // Every connection is usable again.
     for _ in 0..9 {
         held.begin(&Take::up_to(1)).await.unwrap().unwrap().rollback().await.unwrap();
     }
 }
 
-/// Lines: in the order of the spec with NULLs, in both directions, over queues with the same id.
+/// The cursor follows the order of the spec with NULLs, in both directions, and over queues with equal ids.
 #[tokio::test]
 async fn the_cursor_follows_the_order() {
     let db = fresh_database().await;
@@ -327,7 +326,7 @@ async fn the_cursor_follows_the_order() {
     let mut seen = Vec::new();
     let mut cursor: Option<PassCursor> = None;
     loop {
-        // Each in a transaction of its own, so that only the cursor tells what was seen.
+        // Rolls back each take, so only the cursor prevents a repetition.
         let zone = if seen.len() % 2 == 0 { "UTC" } else { "Asia/Kolkata" };
         run(&mut tx, &format!("SET TimeZone = '{zone}'; SET DateStyle = 'SQL, DMY'")).await;
         run(&mut tx, "BEGIN").await;

@@ -1,4 +1,4 @@
-//! What the tests of held claims share.
+//! Common parts of the tests of held claims.
 
 #![allow(clippy::unwrap_used, unreachable_pub)] // Of tests, which are to fail here.
 
@@ -9,14 +9,14 @@ use sqlx::{PgConnection, Postgres, Transaction};
 use test_servers::Database;
 pub use test_servers::sql::{pool, run, text, until};
 
-/// Only a broken server needs this long.
+/// Limit of a wait that only a broken server exceeds.
 pub const LONG: Duration = Duration::from_secs(120);
 
 pub fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// A table that belongs to somebody else: an id and a boolean.
+/// A table of another application, with an id and a boolean.
 pub const PAYMENT: &str =
     "CREATE TABLE payment (id bigint PRIMARY KEY, processed boolean NOT NULL DEFAULT false);
     INSERT INTO payment SELECT n FROM generate_series(1, 5) n";
@@ -31,7 +31,7 @@ pub async fn payment(db: &Database) -> (PgHeld, PgConnection) {
     (PgHeld::new(pool(db.url(), 8).await, payments()).timeout(LONG), observer)
 }
 
-/// A hand-off table with everything.
+/// A table with all columns that a spec can use.
 pub const REQUEST: &str = "CREATE SEQUENCE request_epoch;
     CREATE TYPE status AS ENUM ('new', 'in-progress', 'complete', 'error', 'exhausted', 'parked');
     CREATE TABLE request (id bigint, queue text NOT NULL DEFAULT 'default', status status NOT NULL DEFAULT 'new',
@@ -68,12 +68,12 @@ pub async fn request(db: &Database, spec: ClaimSpec) -> (PgHeld, PgConnection) {
     (PgHeld::new(pool(db.url(), 8).await, spec).timeout(LONG), observer)
 }
 
-/// The ids of what was taken.
+/// Returns the ids of the taken rows.
 pub fn ids(taken: &Taken) -> Vec<String> {
     taken.claims.iter().flat_map(|claimed| &claimed.rows).map(|row| row.key.id.to_string()).collect()
 }
 
-/// A loop over held claims as an application may have one of its own, in its own transactions.
+/// A loop over held claims as an application might write it, with its own transactions.
 pub struct Passes {
     held: PgHeld,
     take: Take,
@@ -82,7 +82,7 @@ pub struct Passes {
 
 pub enum Step {
     Hold(Open),
-    /// Nothing is left behind the cursor.
+    /// No row is left after the cursor.
     End(PassEnd),
 }
 

@@ -14,17 +14,17 @@ fn waiting(failed: Unmet, missing: Unmet) -> leasehold_claim::ClaimSpec {
     requests().waits("update", "create", failed, missing).build().unwrap()
 }
 
-/// An update waits for its create, whatever that is at.
+/// An update waits for its create in every state of the create.
 #[tokio::test]
 async fn a_held_update_waits_for_its_create() {
     let db = fresh_database().await;
     let (held, mut observer) = request(&db, waiting(Unmet::Block, Unmet::Run)).await;
     run(&mut observer, "INSERT INTO request (id, kind, entity) VALUES (1, 'create', 7), (2, 'update', 7), (3, 'update', NULL)").await;
     let all = Take::up_to(9);
-    // New and free: the create is taken, the update is not; 3 is about nothing.
+    // The create is new and unlocked: it is taken, but the update is not. Row 3 has no entity.
     let mut creating = held.begin(&all).await.unwrap().unwrap();
     assert_eq!(ids(creating.taken()), ["1", "3"]);
-    // Locked by a peer: typed, and not idle.
+    // The create is locked by another worker: a typed error, so the worker does not idle.
     match held.begin(&all).await.unwrap_err() {
         error @ ClaimError::Busy { .. } => assert!(error.is_retryable()),
         error => panic!("{error}"),
@@ -34,7 +34,7 @@ async fn a_held_update_waits_for_its_create() {
         creating.settle(&claimed.claim, &Outcome::Done).await.unwrap();
     }
     creating.commit().await.unwrap();
-    // New, but not to be taken now: the update waits too.
+    // The create is new but not ready: the update waits too.
     run(
         &mut observer,
         "UPDATE request SET status = 'new', ready_at = now() + interval '1 hour' WHERE id = 1",
@@ -48,7 +48,7 @@ async fn a_held_update_waits_for_its_create() {
     let behind = held.take_in(&mut tx, &all.clone().after(taken.cursor)).await.unwrap();
     assert_eq!((behind.claims.len(), behind.skipped), (0, 0), "the cursor is past it");
     run(&mut tx, "ROLLBACK").await;
-    // Done, but locked by somebody: 55P03, and the connection is of use.
+    // The create is done but locked: the take fails, and the connection stays usable.
     run(&mut observer, "UPDATE request SET status = 'complete' WHERE id = 1").await;
     run(&mut observer, "BEGIN; SELECT FROM request WHERE id = 1 FOR UPDATE").await;
     assert!(matches!(held.begin(&all).await.unwrap_err(), ClaimError::Busy { .. }));
@@ -62,7 +62,7 @@ async fn a_held_update_waits_for_its_create() {
     );
     run(&mut tx, "ROLLBACK").await;
     run(&mut observer, "ROLLBACK").await;
-    // Done: now, and nobody changes the create meanwhile.
+    // The create is done: the update is taken, and the create stays locked against changes.
     let updating = held.begin(&all).await.unwrap().unwrap();
     assert_eq!(ids(updating.taken()), ["2"]);
     assert_eq!(
@@ -74,7 +74,7 @@ async fn a_held_update_waits_for_its_create() {
         "0"
     );
     updating.rollback().await.unwrap();
-    // Failed: blocked, which keeps nobody from idling; or not, as the spec says.
+    // The create has failed: depending on the spec, the update is blocked, so workers may idle, or it runs.
     run(&mut observer, "UPDATE request SET status = 'error' WHERE id = 1").await;
     assert!(held.begin(&all).await.unwrap().is_none());
     assert!(!held.pending(&all).await.unwrap());
@@ -82,14 +82,14 @@ async fn a_held_update_waits_for_its_create() {
     let hold = running.begin(&all).await.unwrap().unwrap();
     assert_eq!(ids(hold.taken()), ["2"]);
     hold.rollback().await.unwrap();
-    // Gone.
+    // The create is deleted.
     run(&mut observer, "DELETE FROM request WHERE id = 1").await;
     assert!(running.begin(&all).await.unwrap().is_none());
     assert_eq!(ids(held.begin(&all).await.unwrap().unwrap().taken()), ["2"]);
 }
 
-/// What is locked is passed over, as it was, and the next row is tried in the same pass, on the same
-/// connection; not offered again in this pass, but in the next.
+/// A pass skips the updates of a locked create and continues with the next rows on the same connection. Skipped rows are
+/// offered in the next pass.
 #[tokio::test]
 async fn updates_of_a_locked_create_are_passed_over() {
     let db = fresh_database().await;
@@ -100,7 +100,7 @@ async fn updates_of_a_locked_create_are_passed_over() {
         INSERT INTO request (id, entity) VALUES (3, 7), (4, 8), (5, 7), (6, 8)",
     )
     .await;
-    // One connection: whatever went wrong, it is used again.
+    // The pool has one connection, so it must be usable after each skip.
     let held = PgHeld::new(pool(db.url(), 1).await, waiting(Unmet::Block, Unmet::Run));
     let mut editor = db.connect().await;
     run(&mut editor, "BEGIN; SELECT FROM request WHERE id = 1 FOR UPDATE").await;
@@ -131,7 +131,7 @@ async fn updates_of_a_locked_create_are_passed_over() {
         Step::End(end) => assert_eq!(end, PassEnd::Skipped, "it may not idle"),
         Step::Hold(hold) => panic!("{:?}", hold.taken()),
     }
-    // The peer ends, and nobody says so.
+    // The other transaction ends without a notification.
     run(&mut editor, "ROLLBACK").await;
     let Step::Hold(mut hold) = pass.next().await else { panic!("nothing") };
     assert_eq!(ids(hold.taken()), ["3", "5"]);
@@ -143,7 +143,7 @@ async fn updates_of_a_locked_create_are_passed_over() {
             Step::Hold(hold) => panic!("{:?}", hold.taken()),
         }
     }
-    // A row that another has taken looks free until it commits: a worker that idles would miss its crash.
+    // A row locked by another worker looks claimable until its commit. A worker that idled now would miss a crash of the other.
     run(&mut observer, "UPDATE request SET status = 'new' WHERE id = 3").await;
     run(&mut editor, "BEGIN; SELECT FROM request WHERE id = 3 FOR UPDATE").await;
     match pass.next().await {
@@ -152,7 +152,7 @@ async fn updates_of_a_locked_create_are_passed_over() {
     }
 }
 
-/// All outstanding rows of an entity are one claim, settled together; rows of none are each their own.
+/// All outstanding rows of an entity are one claim and settled together. Each row without an entity is a separate claim.
 #[tokio::test]
 async fn all_rows_of_a_group_are_one_held_claim() {
     let db = fresh_database().await;
@@ -172,7 +172,7 @@ async fn all_rows_of_a_group_are_one_held_claim() {
         group_number(text(&mut observer, "SELECT 'request'::regclass::oid").await.parse().unwrap(), "7");
     let free = format!("SELECT pg_try_advisory_xact_lock({number})");
     assert_eq!(text(&mut observer, &free).await, "false");
-    // The others, in order; the group that is at work is counted.
+    // The other groups, in order. The claimed group counts as skipped.
     let mut others = held.begin(&Take::up_to(9)).await.unwrap().unwrap();
     let rows: Vec<_> = others.taken().claims.iter().map(|claimed| claimed.rows.len()).collect();
     assert_eq!(
@@ -190,8 +190,7 @@ async fn all_rows_of_a_group_are_one_held_claim() {
     assert_eq!(text(&mut observer, &free).await, "true");
 }
 
-/// A group is all or none: while one of its rows is locked by somebody else, none is taken, and the next group
-/// is.
+/// A group is taken as a whole or not at all. While another transaction locks one of its rows, the next group is taken.
 #[tokio::test]
 async fn a_locked_row_keeps_its_whole_group_from_being_taken() {
     let db = fresh_database().await;
@@ -205,12 +204,12 @@ async fn a_locked_row_keeps_its_whole_group_from_being_taken() {
         hold.rollback().await.unwrap();
     }
     run(&mut editor, "ROLLBACK").await;
-    // One under a lease counts as well.
+    // A row under a lease also blocks its group.
     run(&mut observer, "UPDATE request SET status = 'in-progress' WHERE id = 3").await;
     let hold = held.begin(&Take::up_to(9)).await.unwrap().unwrap();
     assert_eq!((ids(hold.taken()), hold.taken().skipped), (vec!["2".to_owned(), "4".to_owned()], 1));
     hold.rollback().await.unwrap();
-    // Put back in this pass, a group is not offered again through its later rows.
+    // A group put back in this pass is not offered again through its later rows.
     run(&mut observer, "UPDATE request SET status = 'new'").await;
     let mut pass = passes(&held, Take::up_to(1));
     let mut seen = Vec::new();
@@ -222,7 +221,7 @@ async fn a_locked_row_keeps_its_whole_group_from_being_taken() {
     assert_eq!(seen, ["1", "3", "2", "4"]);
 }
 
-/// 16 workers on hot groups, never two on one, and all is done in a bounded time.
+/// 16 workers on hot groups finish all rows in bounded time, with never two workers on one group.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_workers_never_hold_one_entity() {
     let db = fresh_database().await;

@@ -1,4 +1,4 @@
-//! Held claims when something goes wrong, and locks on single rows.
+//! Faults during held claims, and locks on single rows.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ fn kind(error: &ClaimError) -> ErrorKind {
     }
 }
 
-/// In a process of its own, for the next test: takes a row, writes, says so, and waits to be killed.
+/// Child process of the next test: takes a row, writes, reports that, and waits to be killed.
 #[tokio::test]
 async fn child_that_is_killed() {
     let Ok(url) = std::env::var("LEASEHOLD_TEST_CHILD") else { return };
@@ -30,8 +30,8 @@ async fn child_that_is_killed() {
     std::future::pending::<()>().await;
 }
 
-/// Killed without warning, the row can be taken within a second of it, as it was, with
-/// all attempts; the second try has the same key for what was done elsewhere, and a greater epoch.
+/// Within a second after a kill of its worker, the row can be taken again, unchanged and with all attempts. The second run
+/// has the same key for external effects, and a greater epoch.
 #[tokio::test]
 async fn the_row_of_a_killed_worker_is_free_again_with_a_greater_epoch() {
     let db = fresh_database().await;
@@ -72,7 +72,7 @@ async fn the_row_of_a_killed_worker_is_free_again_with_a_greater_epoch() {
     assert_eq!(text(&mut observer, "SELECT count(*) FROM request").await, "1", "the work was rolled back");
 }
 
-/// The same when the server ends the session; the worker is told that nothing of its work is there.
+/// The same if the server ends the session. The worker gets an error, and its work is rolled back.
 #[tokio::test]
 async fn the_rows_of_a_terminated_session_are_free_again() {
     let db = fresh_database().await;
@@ -95,7 +95,7 @@ async fn the_rows_of_a_terminated_session_are_free_again() {
         assert_eq!(again.taken().claims.len(), 5);
         again.rollback().await.unwrap();
         if settle_first {
-            // It may have been the answer to the commit that was lost.
+            // The error may say that the outcome is unknown, because the commit's answer might have been lost.
             let error = hold.commit().await.unwrap_err();
             assert!(matches!(kind(&error), ErrorKind::OutcomeUnknown | ErrorKind::Unavailable), "{error}");
         } else {
@@ -107,7 +107,7 @@ async fn the_rows_of_a_terminated_session_are_free_again() {
     assert_eq!(text(&mut observer, "SELECT count(*) FROM payment WHERE processed").await, "0");
 }
 
-/// Idle for too long, the transaction is gone, and its commit does not say otherwise.
+/// The commit of a transaction that the server ended for idling returns an error.
 #[tokio::test]
 async fn an_idle_transaction_that_was_ended_is_not_committed() {
     let db = fresh_database().await;
@@ -123,7 +123,7 @@ async fn an_idle_transaction_that_was_ended_is_not_committed() {
     assert_eq!(held.begin(&Take::up_to(5)).await.unwrap().unwrap().taken().claims.len(), 5);
 }
 
-/// The answer to the commit is lost: that is said, and the row is settled once.
+/// If the answer to the commit is lost, the error says that the outcome is unknown, and the row is settled once.
 #[tokio::test]
 async fn a_commit_without_an_answer_is_unknown() {
     let db = fresh_database().await;
@@ -141,7 +141,7 @@ async fn a_commit_without_an_answer_is_unknown() {
     assert_eq!(ids(held.begin(&Take::up_to(1)).await.unwrap().unwrap().taken()), ["2"]);
 }
 
-/// A statement without an answer is given up in time, and the hold is of no use any more.
+/// A statement without an answer times out, and the hold cannot be used afterwards.
 #[tokio::test]
 async fn every_wait_for_the_server_has_an_end() {
     let db = fresh_database().await;
@@ -165,7 +165,7 @@ async fn every_wait_for_the_server_has_an_end() {
     assert_eq!(hold.taken().claims.len(), 5);
 }
 
-/// Dropped anywhere, nothing stays behind on the connection: not in the take, not with the hold.
+/// A take or a hold that is dropped at any await leaves no transaction on its connection.
 #[tokio::test]
 async fn whatever_is_dropped_rolls_back() {
     let db = fresh_database().await;
@@ -185,7 +185,7 @@ async fn whatever_is_dropped_rolls_back() {
             tokio::time::sleep(Duration::from_micros(100)).await;
         }
         drop(taking);
-        // The pool's only connection: no transaction may be open on it.
+        // The pool's only connection must not have an open transaction.
         let mut connection = pool_of(&held).await;
         let clean = "SELECT now() = statement_timestamp()";
         assert_eq!(text(&mut *connection, clean).await, "true", "{polls} {dropped}");
@@ -219,7 +219,7 @@ async fn behind_a_pooler_in_transaction_mode() {
         let held = PgHeld::new(pool.clone(), spec.build().unwrap()).behind_pooler();
         let mut pass = passes(&held, Take::up_to(3));
         while let Step::Hold(mut hold) = pass.next().await {
-            // Another transaction meanwhile, so that connections of the server change hands.
+            // A concurrent transaction, so the pooler assigns other server connections.
             held.begin(&Take::up_to(1)).await.unwrap();
             hold.settle_all().await;
             hold.commit().await;
@@ -236,8 +236,7 @@ async fn behind_a_pooler_in_transaction_mode() {
     }
 }
 
-/// Wait, at once, or skip; who holds the row keeps other writers out; a wait that fails leaves
-/// the transaction as it was.
+/// A row lock can wait, fail at once, or skip. It blocks other writers. A failed wait leaves the transaction unchanged.
 #[tokio::test]
 async fn one_row_is_locked_by_its_id_waiting_failing_or_skipping() {
     let db = fresh_database().await;
@@ -249,7 +248,7 @@ async fn one_row_is_locked_by_its_id_waiting_failing_or_skipping() {
     run(&mut one, "BEGIN").await;
     let row = held.lock_row(&mut one, &key, LockWait::NoWait).await.unwrap().unwrap();
     assert_eq!((row.found.as_str(), row.work["body"].to_string()), ("new", "[1]".to_owned()));
-    // Another writer does not get through, a claim passes by.
+    // The lock blocks another writer, and a claim skips the row.
     run(&mut two, "SET lock_timeout = '1234ms'; SET statement_timeout = '23456ms'").await;
     let update = "UPDATE request SET body = '[2]' WHERE queue = 'it''s'";
     let error = sqlx::query("SELECT FROM request WHERE queue = 'it''s' FOR UPDATE NOWAIT")
@@ -266,7 +265,7 @@ async fn one_row_is_locked_by_its_id_waiting_failing_or_skipping() {
         let error = held.lock_row(&mut two, &key, wait).await.unwrap_err();
         assert!(matches!(error, ClaimError::Busy { .. }), "{wait:?}: {error}");
         assert!(wait != LockWait::Block(ms(30)) || began.elapsed() >= ms(30));
-        // Usable, with its work and its limits.
+        // The transaction is usable, with its work and its time limits.
         let limits = "SELECT current_setting('lock_timeout') || ' ' || current_setting('statement_timeout')";
         assert_eq!(text(&mut two, limits).await, "1234ms 23456ms");
         assert_eq!(text(&mut two, "SELECT count(*) FROM request WHERE id = 50").await, "1");
@@ -277,7 +276,7 @@ async fn one_row_is_locked_by_its_id_waiting_failing_or_skipping() {
         let error = held.lock_row(&mut two, &RowKey::queued("b", 77), wait).await.unwrap_err();
         assert!(matches!(error, ClaimError::NotFound { .. }), "{error}");
     }
-    // The wait ends with the holder, and sees what that has written.
+    // The wait ends with the holder's transaction, and the row has the holder's changes.
     let waited = async {
         let row = held.lock_row(&mut two, &key, LockWait::Block(LONG)).await.unwrap().unwrap();
         assert_eq!(row.work["body"].to_string(), "[2]");

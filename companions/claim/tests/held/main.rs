@@ -1,4 +1,4 @@
-//! Tests of held claims: one program, so that they share a server.
+//! Tests of held claims. They are one program, so they share a server.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Of tests, which are to fail here.
 

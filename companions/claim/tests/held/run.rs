@@ -1,4 +1,4 @@
-//! Handlers of held claims: the work and its end are one transaction.
+//! Handlers of held claims: the work and its settlement are one transaction.
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 
 const AGAIN: OnFailure = OnFailure::Retry(Backoff::constant(Duration::ZERO));
 
-/// The ends of rows, as id, state, attempts left and message.
+/// Query of the rows' id, state, attempts left and message.
 const ENDS: &str =
     "SELECT string_agg(concat_ws(' ', id, status, attempts, message), ', ' ORDER BY id) FROM request";
 const DONE: &str = "SELECT string_agg(payment::text, ' ' ORDER BY payment) FROM booking";
@@ -24,7 +24,7 @@ async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
     test_bounds::within(LONG, format!("not in time: {what}"), future).await
 }
 
-/// The work: a row of another table.
+/// Does the work of a claim: inserts a row into another table.
 async fn book(claim: &mut Claim) -> Result<(), ClaimError> {
     let sql = format!("INSERT INTO booking VALUES ({})", claim.row().id::<i64>()?);
     let done = sqlx::raw_sql(AssertSqlSafe(sql)).execute(claim.connection()?).await;
@@ -64,7 +64,7 @@ async fn close(claimer: Claimer, running: JoinHandle<()>) {
     within("the handlers", running).await.unwrap();
 }
 
-/// On a table that knows nothing of claims; four at once, each in a transaction of its own.
+/// The table has no columns for claims. Four handlers run at once, each in a separate transaction.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_handlers_work_and_settlement_are_one_commit() {
     let db = fresh_database().await;
@@ -91,7 +91,7 @@ async fn a_handlers_work_and_settlement_are_one_commit() {
     close(claimer, running).await;
 }
 
-/// An error, a panic and an answer that is no end of the work undo it, and each is its claim's alone.
+/// An error, a panic and an unsuccessful outcome undo the work of their own claim only.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn failed_work_is_undone_and_its_outcome_is_written() {
     let db = fresh_database().await;
@@ -109,7 +109,7 @@ async fn failed_work_is_undone_and_its_outcome_is_written() {
                 1 => Err("broken".to_owned()),
                 2 | 3 => panic!("in the middle of {id}"),
                 4 => Ok(Outcome::Snooze(hour)),
-                // Its transaction has failed, and with it what is to be done; the error tells.
+                // The transaction has failed, so the settlement fails too, with an error.
                 5 => book(&mut claim).await.map(|()| Outcome::Done).map_err(|error| error.to_string()),
                 _ => claim.done().await.map(|_| Outcome::PutBack).map_err(|error| error.to_string()),
             }
@@ -132,7 +132,7 @@ async fn failed_work_is_undone_and_its_outcome_is_written() {
     assert_eq!(all, [1, 2, 3, 3, 4, 5, 6], "row 3 had two attempts");
 }
 
-/// Who is cut off leaves the row as new, and the others go on.
+/// A worker that is cut off leaves its row unchanged, and other workers continue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_row_of_a_handler_whose_session_ended_is_done_by_another() {
     let db = fresh_database().await;
@@ -161,7 +161,7 @@ async fn the_row_of_a_handler_whose_session_ended_is_done_by_another() {
     let pid = within("row 3", pids.recv()).await.unwrap();
     until(&mut observer, "SELECT count(*) = 4 FROM payment WHERE processed").await;
     run(&mut observer, &format!("SELECT pg_terminate_backend({pid})")).await;
-    // By the other, while the first still believes that it has it.
+    // The other worker finishes the row while the first one does not know of its loss.
     until(&mut observer, "SELECT bool_and(processed) FROM payment").await;
     assert_eq!(text(&mut observer, DONE).await, "1 2 3 4 5");
     go.notify_one();
@@ -170,7 +170,7 @@ async fn the_row_of_a_handler_whose_session_ended_is_done_by_another() {
     assert_eq!(text(&mut observer, DONE).await, "1 2 3 4 5");
 }
 
-/// A claim that its handler passes on cannot be worked in any more, and nothing of it stays open.
+/// If a handler passes its claim out, the claim's transaction is rolled back and cannot be used.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_that_outlives_its_handler_is_rolled_back() {
     let db = fresh_database().await;
@@ -199,7 +199,7 @@ async fn a_claim_that_outlives_its_handler_is_rolled_back() {
     within("the handlers", running).await.unwrap();
 }
 
-/// Claims one by one; what comes in is announced, and a claim under a lease has no transaction.
+/// `next` returns held claims one by one, new rows are announced, and a claim under a lease has no transaction.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn held_claims_one_by_one() {
     let db = fresh_database().await;
@@ -218,7 +218,7 @@ async fn held_claims_one_by_one() {
     PgClaims::new(held.pool().clone(), held.spec().clone()).notify(&mut observer).await.unwrap();
     let mut second = within("the second", waiting).await.unwrap();
     assert_eq!(second.row().id::<i64>().unwrap(), 2);
-    // Dropped, it is returned, and the attempt counts.
+    // A dropped claim returns its row, and the attempt counts.
     book(&mut second).await.unwrap();
     drop(second);
     until(&mut observer, "SELECT attempts = 2 AND status = 'new' FROM request WHERE id = 2").await;

@@ -1,4 +1,5 @@
-//! What a second run of a row is handed, what it makes of what the first has left, and who is known to have settled it.
+//! The second run of a row: its key, epoch and attempt, the effects that the first run left, and the record of the worker
+//! that settled it.
 use std::time::Duration;
 
 use crate::common::*;
@@ -13,14 +14,14 @@ use tokio::sync::mpsc;
 
 const AGAIN: OnFailure = OnFailure::Retry(Backoff::constant(Duration::ZERO));
 
-/// How a row is claimed.
+/// The kind of claim.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mode {
     Held,
     Leased,
 }
 
-/// A table that is claimed in either way, with the row 7 in it.
+/// A table with the row 7, for either kind of claim.
 struct Jobs {
     pool: PgPool,
     spec: ClaimSpec,
@@ -68,7 +69,7 @@ impl Jobs {
         builder.on_failure(AGAIN)
     }
 
-    /// Somebody takes the row, is at `work`, and dies.
+    /// Takes the row in a worker that dies after `work`.
     async fn crash<T>(&self, work: impl AsyncFnOnce(&ClaimedRow) -> T) -> T {
         match self.mode {
             Mode::Held => {
@@ -98,8 +99,8 @@ async fn next(claimer: &Claimer) -> Claim {
     within(LONG, "not ended", claimer.next()).await.unwrap()
 }
 
-/// Each run of a row is handed the same key, a greater epoch, and the number of its attempt. A crash is an attempt
-/// under a lease; in a held claim it was rolled back, and the epoch, of a sequence, is greater all the same.
+/// Each run of a row gets the same key, a greater epoch, and the number of its attempt. A crash counts as an attempt under
+/// a lease. A held claim rolls it back, but its epoch still grows, because it comes from a sequence.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_run_gets_its_attempt_the_same_key_and_a_greater_epoch() {
     for (mode, attempts) in [(Mode::Held, [1, 2, 3]), (Mode::Leased, [2, 3, 4])] {
@@ -132,8 +133,8 @@ async fn each_run_gets_its_attempt_the_same_key_and_a_greater_epoch() {
     }
 }
 
-/// Who settled a row is in a column of the table's own, written in the transaction of the end. Whoever was
-/// overtaken, or was cut off before the commit, is not in it.
+/// A worker writes its name into a column of the table in the transaction of its settlement. The name of a worker that was
+/// overtaken, or was cut off before the commit, is not there.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_worker_that_settled_a_row_stays_recorded() {
     async fn sign(on: &mut PgConnection, who: &str, claim: &str) {
@@ -177,8 +178,7 @@ async fn the_worker_that_settled_a_row_stays_recorded() {
     }
 }
 
-/// What is not in the database of the claims, so that nothing rolls it back: for each row, the run that is at it by its
-/// epoch, and what it has done.
+/// Effects in another database, which no claim rolls back: for each row, the epoch of its current run and the run's effects.
 struct Elsewhere(PgConnection);
 
 impl Elsewhere {
@@ -193,7 +193,7 @@ impl Elsewhere {
         Self(on)
     }
 
-    /// A run begins: what one before it has left is taken back. Not where a later one has begun.
+    /// Begins a run and removes the effects of an earlier run. Returns false if a later run has begun.
     async fn begin(&mut self, key: &str, epoch: i64) -> bool {
         self.changes(&format!(
             "WITH begun AS (INSERT INTO run (key, epoch) VALUES ('{key}', {epoch}) ON CONFLICT (key) \
@@ -203,7 +203,7 @@ impl Elsewhere {
         .await
     }
 
-    /// One effect of the run that is the latest; of any other, none.
+    /// Adds an effect if this is the latest run. Returns whether it did.
     async fn put(&mut self, key: &str, epoch: i64, part: &str) -> bool {
         self.changes(&format!(
             "INSERT INTO effect SELECT key, '{part}' FROM run WHERE key = '{key}' AND epoch = {epoch} RETURNING 1"
@@ -224,8 +224,8 @@ impl Elsewhere {
     }
 }
 
-/// A run dies after half of its effects, and what it was to do changes before the next. That corrects what the
-/// first has left: in the end there is what one whole run would have made, and the first changes nothing any more.
+/// A run dies after half of its effects, and its work changes before the next run. The next run replaces the effects, so
+/// the result is that of one whole run. The first run can change nothing afterwards.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_second_run_corrects_effects_that_the_first_left() {
     let parts = |row: &ClaimedRow| serde_json::from_value::<Vec<String>>(row.work["parts"].clone()).unwrap();
@@ -251,7 +251,7 @@ async fn a_second_run_corrects_effects_that_the_first_left() {
         let (again, second) = (claim.row().dedupe_key(&jobs.spec), claim.epoch().unwrap());
         assert_eq!(again, key);
         assert!(elsewhere.begin(&again, second).await);
-        // The first was only slow, and goes on where it was; nor does it begin again.
+        // The first run was only slow. It can neither continue nor begin again.
         assert!(!elsewhere.put(&key, first, "d").await);
         assert!(!elsewhere.begin(&key, first).await);
         for part in parts(claim.row()) {

@@ -1,4 +1,4 @@
-//! What the tests of claims in Postgres share.
+//! Common parts of the tests of claims in Postgres.
 #![allow(unreachable_pub)]
 
 use std::time::Duration;
@@ -12,10 +12,10 @@ use test_bounds::within;
 pub use test_servers::sql::pool;
 use test_servers::{Cluster, Database, fresh_database};
 
-/// Only a broken server needs this long.
+/// Limit of a wait that only a broken server exceeds.
 pub const LONG: Duration = Duration::from_secs(120);
 
-/// A table as the first of the requirements has it.
+/// The claimed table of most tests.
 pub const REQUEST: &str = "
     CREATE TABLE request (
         id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -33,7 +33,7 @@ pub fn states() -> States {
     States::text(["new"], "complete").taken("in-progress").failed("error").exhausted("exhausted")
 }
 
-/// The spec of [`REQUEST`] with the lease in its columns.
+/// Returns the spec of [`REQUEST`] with the lease in its columns.
 pub fn request() -> ClaimSpecBuilder {
     ClaimSpec::builder(Table::new("request").unwrap())
         .id("id", IdType::Int)
@@ -47,7 +47,7 @@ pub fn request() -> ClaimSpecBuilder {
         .work(["entity", "document"])
 }
 
-/// The same with the lease in a table of its own.
+/// Returns the spec of [`REQUEST`] with the lease in a side table.
 pub fn beside() -> ClaimSpecBuilder {
     ClaimSpec::builder(Table::new("request").unwrap())
         .id("id", IdType::Int)
@@ -70,7 +70,7 @@ pub struct World {
 }
 
 impl World {
-    /// A database in which `sql` was run.
+    /// Creates a database and runs `sql` in it.
     pub async fn new(sql: &str) -> Self {
         let database = fresh_database().await;
         let pool = pool(database.url(), 20).await;
@@ -79,7 +79,7 @@ impl World {
         world
     }
 
-    /// The same on a server that is certainly ours, for what only its superuser may do.
+    /// Creates a database like [`new`](Self::new) on a private server, for tests that need a superuser.
     pub async fn private(sql: &str) -> Self {
         let database = Cluster::shared().fresh_database().await;
         let pool = pool(database.url(), 20).await;
@@ -92,7 +92,7 @@ impl World {
         sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&self.pool).await.unwrap();
     }
 
-    /// The first column of the first row, as text; "NULL" for NULL and for no row.
+    /// Returns the value of the expression `sql` as text, or "NULL" for NULL and for no row.
     pub async fn text(&self, sql: &str) -> String {
         let row = sqlx::raw_sql(AssertSqlSafe(format!("SELECT ({sql})::text")));
         let row = row.fetch_optional(&self.pool).await.unwrap();
@@ -107,27 +107,27 @@ impl World {
         PgClaims::new(self.pool.clone(), spec.build().unwrap()).timeout(LONG)
     }
 
-    /// `count` new requests.
+    /// Inserts `count` requests.
     pub async fn insert(&self, count: u32) {
         let sql =
             format!("INSERT INTO request (document) SELECT 'd' || n FROM generate_series(1, {count}) n");
         self.run(&sql).await;
     }
 
-    /// Lets all leases end.
+    /// Ends all leases.
     pub async fn expire(&self) {
         self.run("UPDATE request SET lease_until = clock_timestamp() - interval '1 second' WHERE lease_until IS NOT NULL")
             .await;
     }
 }
 
-/// The ids of what was taken, claim by claim.
+/// Returns the ids of the taken rows, claim by claim.
 pub fn ids(taken: &Taken) -> Vec<Vec<String>> {
     let of = |claim: &Claimed| claim.rows.iter().map(|row| row.key.id.to_string()).collect();
     taken.claims.iter().map(of).collect()
 }
 
-/// The ids of what was taken.
+/// Returns the ids of all taken rows.
 pub fn flat(taken: &Taken) -> Vec<i64> {
     ids(taken).concat().iter().map(|id| id.parse().unwrap()).collect()
 }
@@ -136,7 +136,7 @@ pub async fn take(claims: &PgClaims, limit: u32) -> Taken {
     claims.take(&Take::up_to(limit)).await.unwrap()
 }
 
-/// The only claim that there is to take.
+/// Takes the only claim that can be taken.
 pub async fn take_one(claims: &PgClaims) -> Claimed {
     let mut taken = take(claims, 1).await;
     assert_eq!(taken.claims.len(), 1, "{taken:?}");
@@ -149,7 +149,7 @@ pub async fn settle(claims: &PgClaims, claim: &ClaimRef, outcome: Outcome) -> Re
     answers.remove(0)
 }
 
-/// Runs `work` with a bound that only a fault reaches.
+/// Awaits `work` with a time limit that only a fault exceeds.
 pub async fn bounded<T>(work: impl Future<Output = T>) -> T {
     within(LONG, "not done", work).await
 }

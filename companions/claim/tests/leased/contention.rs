@@ -1,4 +1,4 @@
-//! What others do to rows that are claimed: lock them, refer to them, fill them with what cannot be read.
+//! Interference with claimed rows: locks, references, and unreadable values.
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use leasehold_claim::{
 use serde_json::json;
 use sqlx::{Acquire as _, Executor as _};
 
-/// One row that somebody has locked is passed over; the others are settled at once.
+/// A batch skips a locked row and settles the others at once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_locked_row_does_not_hold_up_the_others_of_a_batch() {
     let world = World::new(REQUEST).await;
@@ -26,12 +26,12 @@ async fn a_locked_row_does_not_hold_up_the_others_of_a_batch() {
     tx.commit().await.unwrap();
     bounded(claims.settle_one(&taken[1].claim, Outcome::Done)).await.unwrap();
     assert_eq!(world.number("SELECT count(*) FROM request WHERE status = 'complete'").await, 3);
-    // What was settled before is not busy, but over.
+    // Settled rows are not busy, but no longer belong to the claim.
     let again = bounded(claims.settle(&all)).await.unwrap();
     assert!(again.iter().all(|answer| matches!(answer, Err(ClaimError::Superseded { .. }))), "{again:?}");
 }
 
-/// The claimer comes back to such a row until it is free, and does not bother the worker with it.
+/// The claimer retries a locked row until it is unlocked, without an error for the worker.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claimer_settles_a_locked_row_as_soon_as_it_is_free() {
     let world = World::new(REQUEST).await;
@@ -58,7 +58,7 @@ async fn a_claimer_settles_a_locked_row_as_soon_as_it_is_free() {
     bounded(claimer.close()).await.unwrap();
 }
 
-/// Results that refer to the claimed row, in a transaction that is open for long, are in nobody's way.
+/// Rows that refer to a claimed row, in a long open transaction, block no operation of claims.
 #[tokio::test(flavor = "multi_thread")]
 async fn references_to_a_row_do_not_keep_it_from_being_renewed_settled_or_taken() {
     let world = World::new(REQUEST).await;
@@ -81,7 +81,7 @@ async fn references_to_a_row_do_not_keep_it_from_being_renewed_settled_or_taken(
     tx.rollback().await.unwrap();
 }
 
-/// A row whose work is beyond what JSON numbers can be read as is handed out as text; the rest is as ever.
+/// If the work of a row contains a number that cannot be read, the worker gets it as text. Other rows are unaffected.
 #[tokio::test(flavor = "multi_thread")]
 async fn unreadable_work_is_its_own_workers_business() {
     let world = World::new(
@@ -102,7 +102,7 @@ async fn unreadable_work_is_its_own_workers_business() {
         work[1].is_string() && taken.claims[1].rows[0].work::<serde_json::Map<_, _>>().is_err(),
         "{work:?}"
     );
-    // Held claims likewise.
+    // The same for held claims.
     world.run("UPDATE job SET status = 'new', owner = NULL, lease_until = NULL").await;
     let held = PgHeld::new(world.pool.clone(), claims.spec().clone());
     let hold = bounded(held.begin(&Take::up_to(5))).await.unwrap().unwrap();
@@ -111,7 +111,7 @@ async fn unreadable_work_is_its_own_workers_business() {
     hold.rollback().await.unwrap();
 }
 
-/// A timeout of zero in the row is none: the claim's own counts.
+/// A timeout of zero in the row is ignored, and the claim's own lease applies.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_timeout_of_zero_is_none() {
     let world = World::new(REQUEST).await;
@@ -126,7 +126,7 @@ async fn a_timeout_of_zero_is_none() {
     assert!(claims.sweep(5).await.unwrap().returned.is_empty());
 }
 
-/// "Never" is an interval like any other.
+/// `Duration::MAX` as an interval means never.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claimer_that_never_polls_goes_on() {
     let world = World::new(REQUEST).await;
@@ -138,7 +138,7 @@ async fn a_claimer_that_never_polls_goes_on() {
         let claimer = claimer.clone();
         async move { claimer.next().await }
     });
-    // It has idled once before the next row comes.
+    // Lets the claimer idle before the next row is inserted.
     tokio::time::sleep(Duration::from_millis(50)).await;
     world.insert(1).await;
     claimer.wake();
@@ -146,7 +146,7 @@ async fn a_claimer_that_never_polls_goes_on() {
     bounded(claimer.close()).await.unwrap();
 }
 
-/// Whoever waits for a row that has to be there, or is blocked by one that failed, needs that row to stay.
+/// A row that other rows wait for, or that blocks them by its failure, must not be deleted.
 #[test]
 fn what_others_wait_for_is_not_deleted() {
     let spec = |retention, failed, missing| {
@@ -171,7 +171,7 @@ fn what_others_wait_for_is_not_deleted() {
     }
 }
 
-/// The last attempt is told as the last one, also where nothing of the row itself changes.
+/// The last retry reports the row as exhausted, even if it changes nothing in the row itself.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_last_retry_with_a_side_table_reports_the_row_exhausted() {
     let world = World::new(

@@ -15,8 +15,7 @@ use tokio::task::JoinSet;
 
 const WORKERS: u32 = 16;
 
-/// Sixteen workers and ten thousand rows, each taken exactly once, and nobody waits for a lock of
-/// somebody else.
+/// Sixteen workers take each of ten thousand rows exactly once, without waits for locks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn sixteen_workers_take_each_row_once_without_lock_waits() {
     for (spec, rows) in [(request(), 10_000), (beside(), 4_000)] {
@@ -31,7 +30,7 @@ async fn sixteen_workers_take_each_row_once_without_lock_waits() {
             let claims = claims.clone();
             workers.spawn(async move {
                 let mut mine = Vec::new();
-                // Some one by one, some in batches.
+                // Some workers take single rows, others batches.
                 let limit = [1, 7, 20, 50][worker as usize % 4];
                 loop {
                     let taken = claims.take(&Take::up_to(limit)).await.unwrap();
@@ -55,9 +54,9 @@ async fn sixteen_workers_take_each_row_once_without_lock_waits() {
         assert_eq!(total, rows as usize, "some were taken twice or not at all");
         assert_eq!(seen.len(), rows as usize);
         assert!(samples > 0, "the waits were looked at");
-        // A claim that comes to a row in the instant in which the claim of another commits looks at the row's new
-        // version, and may meet a third there: the server lets it wait for the end of that statement, whatever
-        // SKIP LOCKED says. On a busy machine that is a few in a hundred looks; without SKIP LOCKED every second.
+        // If a claim reaches a row just when another claim of it commits, it checks the row's new version. A third claim
+        // might have locked that version, and then the server waits despite SKIP LOCKED. On a busy machine a few percent
+        // of the samples show this. Without SKIP LOCKED, half of them would.
         let looks = samples * WORKERS;
         assert!(waits.len() * 5 <= looks as usize, "{} waits in {looks} looks: {waits:?}", waits.len());
         assert_eq!(
@@ -67,7 +66,7 @@ async fn sixteen_workers_take_each_row_once_without_lock_waits() {
     }
 }
 
-/// In open transactions: each keeps its rows while it works, and those behind it never wait for them.
+/// The same with held claims: each transaction locks its rows during the work, and other workers never wait for them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn held_claims_take_each_row_once_without_lock_waits() {
     const ROWS: u32 = 1_000;
@@ -76,7 +75,7 @@ async fn held_claims_take_each_row_once_without_lock_waits() {
     world.run("ANALYZE request").await;
     let held = PgHeld::new(world.pool.clone(), request().build().unwrap()).timeout(LONG);
     let done = Arc::new(AtomicBool::new(false));
-    // On a connection of its own, which the workers cannot keep it from.
+    // A separate connection, because the workers use all connections of the pool.
     let sampler = tokio::spawn(sample_waits(pool(world.database.url(), 1).await, Arc::clone(&done)));
     let mut workers = JoinSet::new();
     for worker in 0..WORKERS {
@@ -84,7 +83,7 @@ async fn held_claims_take_each_row_once_without_lock_waits() {
         workers.spawn(async move {
             let (take, mut mine) = (Take::up_to([1, 7, 20, 50][worker as usize % 4]), Vec::new());
             while let Some(mut hold) = held.begin(&take).await.unwrap() {
-                // As work would, in the same transaction.
+                // The work, in the same transaction.
                 sqlx::query("SELECT pg_sleep(0.001)").execute(hold.connection()).await.unwrap();
                 for claimed in hold.taken().claims.clone() {
                     hold.settle(&claimed.claim, &Outcome::Done).await.unwrap();
@@ -109,9 +108,9 @@ async fn held_claims_take_each_row_once_without_lock_waits() {
     assert_eq!(world.number("SELECT count(*) FROM request WHERE status = 'complete'").await, i64::from(ROWS));
 }
 
-/// A claim that began before another was committed, and comes to its row after that, does not take it
-/// again: it asks for the state again, or finds the lease. The server looks at a table as it was when the statement
-/// began, so where taking changes nothing in the row itself, only the key of the side table says so.
+/// A claim whose statement started before another claim's commit must not take the same row. The statement's snapshot shows
+/// the old row, so it checks the state again after the lock. If a take does not change the row, only the key of the side
+/// table prevents a second claim.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_with_an_old_snapshot_takes_no_row_twice() {
     let plain = "CREATE TABLE plain (id bigint PRIMARY KEY, done boolean NOT NULL DEFAULT false, owner uuid, epoch bigint,
@@ -140,7 +139,8 @@ async fn a_claim_with_an_old_snapshot_takes_no_row_twice() {
     }
 }
 
-/// How often it looked, and which statements it saw waiting for a row or for whoever has it.
+/// Samples the waits of all sessions until `done`. Returns the number of samples, and the statements that waited for a row
+/// or its holder.
 async fn sample_waits(pool: sqlx::PgPool, done: Arc<AtomicBool>) -> (u32, Vec<String>) {
     let sql = "SELECT wait_event || ': ' || left(query, 60) FROM pg_stat_activity WHERE datname = current_database()
         AND wait_event_type = 'Lock' AND wait_event IN ('transactionid', 'tuple', 'advisory')";
@@ -153,8 +153,8 @@ async fn sample_waits(pool: sqlx::PgPool, done: Arc<AtomicBool>) -> (u32, Vec<St
     (samples, waits)
 }
 
-/// Sixteen workers on one hot entity: never two at it, every round makes progress, and all of it is done
-/// within a bound although each only ever tries.
+/// Sixteen workers on one hot entity, never two at once. Every round makes progress, and all rows are done in bounded time,
+/// although workers only try.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn sixteen_workers_on_a_hot_group_finish_it_one_at_a_time() {
     const ROUNDS: u32 = 40;
@@ -179,13 +179,13 @@ async fn sixteen_workers_on_a_hot_group_finish_it_one_at_a_time() {
                     for claim in &taken.claims {
                         assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two at one entity");
                         if rounds.fetch_add(1, Ordering::SeqCst) < ROUNDS {
-                            // More work for the same entity while somebody is at it.
+                            // More work for the same entity during the claim.
                             sqlx::query("INSERT INTO request (document) VALUES ('more'), ('and more')")
                                 .execute(claims.pool())
                                 .await
                                 .unwrap();
                         }
-                        // The first is at it until somebody has met it.
+                        // Keeps the claim until another worker has skipped the group.
                         while skipped.load(Ordering::SeqCst) == 0 {
                             tokio::time::sleep(Duration::from_millis(1)).await;
                         }
@@ -221,8 +221,8 @@ async fn sixteen_workers_on_a_hot_group_finish_it_one_at_a_time() {
     }
 }
 
-/// Batches that cross: settling, renewing, sweeping and topping up the same rows in opposite orders. Everybody
-/// locks rows in one order or does not wait, so there is no deadlock, and each claim ends once.
+/// Settles, renewals, sweeps and requeues of the same rows in opposite orders. All of them lock rows in one order or do not
+/// wait, so there is no deadlock, and each claim ends once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn crossing_batches_do_not_deadlock() {
     for spec in [request(), beside()] {
@@ -276,7 +276,7 @@ async fn crossing_batches_do_not_deadlock() {
     }
 }
 
-/// Rows that another batch is at are busy: they are come back to.
+/// Puts back all claims, and retries rows that another batch has locked. Returns the number of claims put back.
 async fn put_back(claims: &PgClaims, all: &[ClaimRef]) -> u32 {
     let mut left: Vec<_> = all.iter().map(|claim| (claim.clone(), Outcome::PutBack)).collect();
     let mut count = 0;

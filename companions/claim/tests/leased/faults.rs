@@ -1,4 +1,4 @@
-//! Servers, poolers and settings that do not make it easy.
+//! Claims under unusual servers, poolers and settings.
 use std::str::FromStr as _;
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use sqlx::Executor as _;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use test_servers::{Cluster, ClusterOptions, PgBouncer, PgBouncerOptions, Proxy, StopMode};
 
-/// Everything once, on a table with the rows 1 to 6 that are all new.
+/// Runs each operation once, on a table with the new rows 1 to 6.
 async fn everything(world: &World, claims: &PgClaims) {
     let taken = take(claims, 4).await;
     let all: Vec<_> = taken.claims.iter().map(|claim| claim.claim.clone()).collect();
@@ -36,13 +36,13 @@ async fn everything(world: &World, claims: &PgClaims) {
     assert_eq!(world.number("SELECT count(*) FROM request WHERE status = 'complete'").await, 2);
 }
 
-/// PgBouncer in transaction mode: lease mode works, announcing falls back to polling, and says so.
+/// Behind PgBouncer in transaction mode, leases work, and listening returns an error, so claimers poll.
 #[tokio::test(flavor = "multi_thread")]
 async fn behind_a_pooler_in_transaction_mode() {
     let world = World::private(REQUEST).await;
     world.insert(6).await;
     let options = PgBouncerOptions::new().pool_size(4).round_robin();
-    // The driver sends it with every connection.
+    // The driver sends this parameter with every connection.
     let options = options.setting("ignore_startup_parameters", "extra_float_digits");
     let bouncer = PgBouncer::start(Cluster::shared(), &options);
     let url = bouncer.url(world.database.name());
@@ -50,14 +50,14 @@ async fn behind_a_pooler_in_transaction_mode() {
     everything(&world, &claims).await;
     let error = claims.listen().await.unwrap_err();
     assert!(matches!(&error, ClaimError::Unsupported(text) if text.contains("polls")), "{error}");
-    // Groups are claimed in one transaction, so their locks are too.
+    // Groups are claimed in one transaction, so their locks end with it.
     world.run("INSERT INTO request (entity) VALUES ('a'), ('a')").await;
     let groups = PgClaims::new(claims.pool().clone(), request().group("kind").grouped().build().unwrap())
         .behind_pooler();
     let taken = take(&groups, 9).await;
     assert_eq!(taken.claims.len(), 1, "{taken:?}");
     assert!(Cluster::shared().advisory_locks(world.database.name()).await.is_empty());
-    // Many at once, from fewer connections than clients.
+    // Many workers at once, over fewer connections.
     world.insert(200).await;
     let mut workers = tokio::task::JoinSet::new();
     for _ in 0..8 {
@@ -78,7 +78,7 @@ async fn behind_a_pooler_in_transaction_mode() {
     assert_eq!(count, 200);
 }
 
-/// Sessions that are SERIALIZABLE, REPEATABLE READ or read only unless told otherwise, with other formats.
+/// The session's defaults are SERIALIZABLE, REPEATABLE READ or read-only transactions, or other formats.
 #[tokio::test(flavor = "multi_thread")]
 async fn defaults_of_the_session_do_not_matter() {
     for (name, value) in [
@@ -98,7 +98,7 @@ async fn defaults_of_the_session_do_not_matter() {
         let pool = PgPoolOptions::new().max_connections(20).connect_with(options).await.unwrap();
         let claims = PgClaims::new(pool, request().build().unwrap()).timeout(LONG);
         if name.ends_with("read_only") {
-            // The caller's own transactions are the caller's.
+            // The caller's own transactions keep these defaults.
             assert_eq!(take(&claims, 6).await.claims.len(), 6);
             continue;
         }
@@ -125,7 +125,7 @@ async fn defaults_of_the_session_do_not_matter() {
         while let Some(of_one) = bounded(workers.join_next()).await {
             count += of_one.unwrap();
         }
-        // Those that `everything` has left, too.
+        // Includes the rows that `everything` left.
         assert_eq!(count, 303, "{name} = {value}");
         assert_eq!(
             world.number("SELECT count(*) FROM request WHERE status IN ('new', 'in-progress')").await,
@@ -134,7 +134,7 @@ async fn defaults_of_the_session_do_not_matter() {
     }
 }
 
-/// The server restarts while rows are claimed: the claims are as good as before, or nobody's.
+/// After a restart of the server during claims, each claim is either still valid or gone.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_server_restarts_during_a_claim() {
     let cluster = Cluster::start(ClusterOptions::new());
@@ -149,7 +149,7 @@ async fn the_server_restarts_during_a_claim() {
     cluster.restart(StopMode::Immediate).await;
     let error = settle_open(&claims, open, &taken.claims[1].claim).await;
     assert!(error.is_retryable(), "{error}");
-    // Connections of the pool that are gone are found out one by one.
+    // Several tries, because the pool detects its dead connections one by one.
     let mut tries = 0;
     let answer = loop {
         let one = (taken.claims[0].claim.clone(), Outcome::Done);
@@ -178,7 +178,7 @@ async fn settle_open(
     claims.settle_in(&mut open, claim, &Outcome::Done).await.unwrap_err()
 }
 
-/// The reply to a take is lost, so nobody knows what was taken: it is put back at once, attempts and all.
+/// The reply to a take is lost, so its rows are unknown. The store puts them back at once and restores their attempts.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_take_with_an_unknown_outcome_is_put_back() {
     let grouped = request().group("entity").grouped();
@@ -188,7 +188,7 @@ async fn a_take_with_an_unknown_outcome_is_put_back() {
         let proxy = Proxy::start(Cluster::shared().address()).await;
         let pool = pool(&proxy.url(world.database.url()), 3).await;
         let claims = PgClaims::new(pool, spec.build().unwrap()).timeout(LONG);
-        // The first knows of the table, then one is lost.
+        // The first take reads the table's properties. The reply to the second one is lost.
         let known = take_one(&claims).await;
         settle(&claims, &known.claim, Outcome::PutBack).await.unwrap();
         proxy.drop_next_reply_with("first");
@@ -207,7 +207,7 @@ async fn a_take_with_an_unknown_outcome_is_put_back() {
     }
 }
 
-/// A call that was given up, by its bound or by its caller, leaves no connection of the pool in doubt.
+/// A call that ends by its time limit or by its caller returns no connection in an unknown state to the pool.
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_doubtful_returns_to_the_pool() {
     let world = World::new(REQUEST).await;
@@ -217,11 +217,11 @@ async fn nothing_doubtful_returns_to_the_pool() {
     let claim = take_one(&claims).await.claim;
     let mut other = world.pool.begin().await.unwrap();
     other.execute("SELECT FROM request WHERE id = 1 FOR UPDATE").await.unwrap();
-    // It waits for the row until its bound.
+    // The settlement waits for the row until its time limit.
     let hasty = claims.clone().timeout(Duration::from_millis(300));
     let error = hasty.settle(&[(claim.clone(), Outcome::PutBack)]).await.unwrap_err();
     assert!(error.to_string().contains("300ms"), "{error}");
-    // And here the caller goes.
+    // Here the caller drops the future.
     let dropped = tokio::spawn({
         let (claims, claim) = (claims.clone(), claim.clone());
         async move { claims.settle(&[(claim, Outcome::PutBack)]).await.map(|_| ()) }
@@ -229,14 +229,14 @@ async fn nothing_doubtful_returns_to_the_pool() {
     until_waiting(&world, 2).await;
     dropped.abort();
     assert!(dropped.await.unwrap_err().is_cancelled());
-    // The pool of one connection serves the next at once.
+    // The pool of one connection serves the next call at once.
     assert_eq!(flat(&bounded(take(&claims, 9)).await), [2]);
     other.rollback().await.unwrap();
     until_waiting(&world, 0).await;
     assert_eq!(claims.pool().size(), 1);
 }
 
-/// Two versions of the spec at once: one knows of attempts and errors, the other does not.
+/// Two versions of the spec are in use at once, with and without attempts and errors.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_versions_of_the_spec_at_once() {
     let world = World::new(REQUEST).await;
@@ -248,7 +248,7 @@ async fn two_versions_of_the_spec_at_once() {
     );
     let new = world.claims(request());
     let [mine, theirs] = [take_one(&old).await, take_one(&new).await];
-    // Each respects what the other has, sweeps what it left, and settles only its own.
+    // Each version respects the other's claims, sweeps its ended leases, and settles only its own claims.
     assert_ne!(mine.rows[0].key, theirs.rows[0].key);
     assert_eq!(new.renew(std::slice::from_ref(&mine.claim), LONG).await.unwrap(), [Renewal::Renewed]);
     world.expire().await;
@@ -290,7 +290,7 @@ async fn two_versions_of_the_spec_at_once() {
 async fn an_insert_and_its_wake_up_are_one_transaction() {
     let world = World::private(REQUEST).await;
     let proxy = Proxy::start(Cluster::shared().address()).await;
-    // A pool of one: the listener has a connection of its own.
+    // A pool of one connection, because the listener needs a separate connection.
     let through = pool(&proxy.url(world.database.url()), 1).await;
     let claims = PgClaims::new(through, request().build().unwrap());
     let mut wake = claims.listen().await.unwrap();
@@ -301,20 +301,20 @@ async fn an_insert_and_its_wake_up_are_one_transaction() {
         claims.notify(&mut work).await.unwrap();
         if commits { work.commit().await } else { work.rollback().await }.unwrap();
     };
-    // Rolled back: neither a row nor a wake-up. What comes in order shows that nothing was in front of it.
+    // The first insert is rolled back and must give neither a row nor a wake-up. Notifications arrive in order.
     insert(false).await;
     insert(true).await;
     insert(true).await;
     bounded(wake.woken()).await.unwrap();
     assert_eq!(take(&claims, 9).await.claims.len(), 2);
-    // Waits that are dropped lose nothing.
+    // Dropped waits lose no wake-up.
     for _ in 0..3 {
         let _ = tokio::time::timeout(Duration::from_millis(5), wake.woken()).await;
     }
     insert(true).await;
     bounded(wake.woken()).await.unwrap();
     assert_eq!(take(&claims, 9).await.claims.len(), 1);
-    // The connection breaks, and something comes in meanwhile that nobody hears of.
+    // The connection breaks, and a row is inserted during the break.
     proxy.cut();
     insert(true).await;
     proxy.restore();
@@ -326,12 +326,12 @@ async fn an_insert_and_its_wake_up_are_one_transaction() {
         tries += 1;
         assert!(tries < 10, "the pool does not recover");
     }
-    // What comes from now on is heard.
+    // Later inserts wake the new listener.
     insert(true).await;
     bounded(wake.woken()).await.unwrap();
 }
 
-/// A server that accepts connections and says nothing is given up within the bound.
+/// Listening times out on a server that accepts connections but does not answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn listening_has_a_bound() {
     let world = World::private(REQUEST).await;

@@ -12,7 +12,7 @@ fn grouped(spec: ClaimSpecBuilder) -> ClaimSpecBuilder {
     spec.group("entity").kind("kind").work(["document"]).grouped()
 }
 
-/// The spec without `entity` among the work, which would be a column with two uses and is none here.
+/// Returns the spec without `entity` in the work, because it is already the group's column.
 fn plain() -> ClaimSpecBuilder {
     ClaimSpec::builder(Table::new("request").unwrap())
         .state("status", states())
@@ -47,7 +47,7 @@ async fn all_rows_of_an_entity_are_one_claim_and_settle_together() {
         let owners = "SELECT count(DISTINCT owner) FROM (SELECT r.id, COALESCE(r.owner, l.owner) AS owner FROM request r
             LEFT JOIN lease l ON l.id = r.id::text WHERE r.entity = 'e') o WHERE owner IS NOT NULL";
         assert_eq!(world.number(owners).await, 1);
-        // One of the thirty is lost: none of them settles.
+        // One of the thirty rows is lost, so none settles.
         world.run("UPDATE request SET status = 'new' WHERE id = 17").await;
         let partly = settle(&claims, &claim.claim, Outcome::Done).await;
         assert!(
@@ -61,8 +61,7 @@ async fn all_rows_of_an_entity_are_one_claim_and_settle_together() {
     }
 }
 
-/// An entity that somebody is at is skipped, counted, and not offered again in the pass; new rows of it
-/// wait. The owner's column has one name.
+/// A claimed entity is skipped, counted as skipped, and not offered again in the pass. Its new rows wait.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_group_in_progress_is_skipped() {
     for spec in [grouped(request()), grouped(beside())] {
@@ -87,8 +86,8 @@ async fn a_group_in_progress_is_skipped() {
     }
 }
 
-/// The key of the group comes first. Whoever has it locked keeps others off before any row is locked,
-/// and the rows that were committed until then are seen.
+/// A take locks the group's key before any row. The key blocks other takes, and a take sees all rows committed before its
+/// lock.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_lock_of_a_group_is_taken_before_its_rows() {
     let world = World::new(REQUEST).await;
@@ -105,7 +104,7 @@ async fn the_lock_of_a_group_is_taken_before_its_rows() {
     assert_eq!(world.number(locks).await, 0);
 }
 
-/// Owners from a sequence: one for each group.
+/// With owners from a sequence, each group gets one number.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_number_for_a_group() {
     let world = World::new(REQUEST).await;
@@ -125,9 +124,8 @@ async fn one_number_for_a_group() {
     }
 }
 
-/// An update waits for the create of its entity, whatever keeps that from being done; what becomes of it
-/// when the create has failed or is missing is the caller's choice. A create that is new and that nobody
-/// has locked is not done.
+/// An update waits until the create of its entity is done. The spec decides about an update whose create has failed or is
+/// missing. A new, unlocked create is not done.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leased_update_waits_for_its_create() {
     // The state of the create (`-` if there is none), its attempts, and for `failed` and `missing`: is the update
@@ -159,7 +157,7 @@ async fn a_leased_update_waits_for_its_create() {
                         .await;
                 }
                 let spec = plain().ready_at("ready_at").waits("update", "create", unmet, unmet);
-                // Of a group that somebody is at nothing is taken, and that is another rule than this one.
+                // Not grouped while the create is claimed, because then the rule of groups would block the update.
                 let claims =
                     world.claims(if is_grouped && create != "in-progress" { spec.grouped() } else { spec });
                 let what = format!("create {create} with {attempts} attempts, {unmet:?}");
@@ -175,8 +173,7 @@ async fn a_leased_update_waits_for_its_create() {
     }
 }
 
-/// The create and then its updates, as soon as it is done; a blocked update goes on when the create is
-/// settled well after all.
+/// Updates follow as soon as their create is done. A blocked update is taken if the create is done later after all.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_create_comes_first_and_its_updates_follow() {
     for spec in [plain(), plain().grouped()] {
@@ -199,7 +196,7 @@ async fn the_create_comes_first_and_its_updates_follow() {
     }
 }
 
-/// docs/hazards.md H50: a statement that the planner thinks dear is not compiled each time it is carried out.
+/// A statement that the planner considers expensive is not compiled (JIT) at each execution (docs/hazards.md H50).
 #[tokio::test(flavor = "multi_thread")]
 async fn statements_of_groups_are_not_compiled() {
     let world = World::new(REQUEST).await;
@@ -217,7 +214,7 @@ async fn statements_of_groups_are_not_compiled() {
     let claims = PgClaims::new(pool.clone(), grouped(request()).build().unwrap());
     assert_eq!(take(&claims, 2).await.claims.len(), 2);
     assert_eq!(world.text("SELECT string_agg(jit, ',') FROM request").await, "off,off");
-    // The caller's own statements are the caller's.
+    // The caller's own statements keep their setting.
     let own: String = sqlx::query_scalar("SHOW jit").fetch_one(&pool).await.unwrap();
     assert_eq!(own, "on");
 }

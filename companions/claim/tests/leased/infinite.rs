@@ -1,9 +1,9 @@
-//! Times that never come, or came before all others. Before PostgreSQL 17 the server refuses to subtract them.
+//! Infinite times, `infinity` and `-infinity`. Before PostgreSQL 17, the server refuses to subtract them.
 
 use crate::common::*;
 use leasehold_claim::{ClaimSpecBuilder, ClaimStore as _, Outcome, RowKey, Take};
 
-/// Nothing that claims do ends at the row with such a time: all of it is done for the others.
+/// A row with such a time does not stop any operation on the other rows.
 #[tokio::test]
 async fn an_infinite_time_in_any_column_of_one_row_stops_nothing() {
     let columns = ["lease_until", "ready_at", "taken_at", "settled_at"];
@@ -24,7 +24,7 @@ async fn an_infinite_time_in_any_column_of_one_row_stops_nothing() {
                 .await
                 .unwrap_or_else(|error| panic!("{what}: {error}"));
             world.insert(4).await;
-            // One that is taken, of a worker that died, and one that is settled.
+            // One row is claimed by a dead worker, and one row is settled.
             let taken = take(&claims, 2).await;
             settle(&claims, &taken.claims[1].claim, Outcome::Done).await.unwrap();
             let row = if is_side {
@@ -66,7 +66,7 @@ async fn an_infinite_time_in_any_column_of_one_row_stops_nothing() {
             if !is_side {
                 claims.purge(9).await.unwrap_or_else(|error| panic!("{what}: {error}"));
             }
-            // A row that is offered never, or always, by its own time.
+            // A row that is never ready, or always ready.
             world.run(&format!("INSERT INTO request (document, ready_at) VALUES ('odd', '{time}')")).await;
             let odd = claims.take(&limit).await.unwrap_or_else(|error| panic!("{what}: {error}"));
             assert_eq!(odd.claims.len(), usize::from(is_side || time == "-infinity"), "{what}");
@@ -85,7 +85,7 @@ fn beside_all() -> ClaimSpecBuilder {
     beside()
 }
 
-/// A pass goes on behind a row whose time in the order is infinite, of either type.
+/// A pass continues after a row whose time in the order is infinite, with either type.
 #[tokio::test]
 async fn a_cursor_is_drawn_behind_infinite_times_with_a_zone_and_without() {
     for kind in ["timestamptz", "timestamp"] {
@@ -99,8 +99,8 @@ async fn a_cursor_is_drawn_behind_infinite_times_with_a_zone_and_without() {
         claims.spec().ensure(&world.pool).await.unwrap_or_else(|error| panic!("{kind}: {error}"));
         let (mut cursor, mut seen) = (None, Vec::new());
         for zone in ["UTC", "America/New_York", "Europe/Berlin", "UTC"] {
-            // Another zone in each session, which has to make no difference: in Berlin there was no half past two that day, and
-            // as a moment it came after ten past three.
+            // Each session has another zone, which must not matter. In Berlin, 2:30 did not exist on that day, and is read as
+            // a moment after 3:10.
             let options = (*world.pool.connect_options()).clone().options([("TimeZone", zone)]);
             let one =
                 sqlx::postgres::PgPoolOptions::new().max_connections(1).connect_with(options).await.unwrap();

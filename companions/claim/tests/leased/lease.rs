@@ -15,7 +15,7 @@ fn renewed(renewals: &[Renewal]) -> usize {
     renewals.iter().filter(|renewal| **renewal == Renewal::Renewed).count()
 }
 
-/// Renewing matches row, owner, epoch and state; one answer for each claim, in their order.
+/// A renewal compares row, owner, epoch and state. The answers are in the order of the claims.
 #[tokio::test(flavor = "multi_thread")]
 async fn renewals_match_row_owner_epoch_and_state() {
     for spec in [request(), beside()] {
@@ -26,12 +26,12 @@ async fn renewals_match_row_owner_epoch_and_state() {
         let mut all: Vec<ClaimRef> = taken.claims.iter().map(|claim| claim.claim.clone()).collect();
         world.expire().await;
         world.run("UPDATE lease SET lease_until = '-infinity'").await;
-        // Nobody has swept, so all are still their claims' own.
+        // Without a sweep, all rows still belong to their claims.
         assert_eq!(renewed(&claims.renew(&all, LONG).await.unwrap()), 5);
         assert!(claims.sweep(9).await.unwrap().returned.is_empty());
         let remaining = claims.taken(9).await.unwrap();
         assert!(remaining.iter().all(|row| row.remaining.unwrap() > LONG / 2), "{remaining:?}");
-        // An owner that it is not, an epoch, a state, a row that is not there.
+        // A wrong owner, a wrong epoch, a wrong state, and a deleted row.
         all[0].owner = OwnerToken::Uuid(uuid::Uuid::new_v4());
         all[1].rows = [(RowKey::new(2), all[1].rows[0].1 + 1)].into();
         world
@@ -56,7 +56,7 @@ async fn renewals_match_row_owner_epoch_and_state() {
     }
 }
 
-/// A renewal does not wait for a row that somebody is changing; others are renewed.
+/// A renewal does not wait for a locked row, and renews the other rows.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_renewal_is_not_held_up() {
     for spec in [request(), beside()] {
@@ -73,8 +73,7 @@ async fn a_renewal_is_not_held_up() {
     }
 }
 
-/// A lease that has ended is returned with a greater epoch, and whoever was late learns of it; with two
-/// sweepers at once each row is returned once.
+/// A sweep returns an ended lease with a greater epoch, so its late owner is refused. Concurrent sweeps return each row once.
 #[tokio::test(flavor = "multi_thread")]
 async fn sweepers_return_each_ended_lease_once() {
     for spec in [request(), beside()] {
@@ -126,7 +125,7 @@ async fn sweepers_return_each_ended_lease_once() {
     }
 }
 
-/// The timeout of the row itself, where it has one.
+/// A row's own timeout replaces the lease of the take.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_row_can_have_its_own_timeout() {
     for spec in [request(), beside()] {
@@ -136,7 +135,7 @@ async fn a_row_can_have_its_own_timeout() {
         let taken = claims.take(&Take::up_to(9).lease(Duration::from_secs(60))).await.unwrap();
         let leases: Vec<u64> = taken.claims.iter().map(|claim| claim.lease.as_secs()).collect();
         assert_eq!(leases, [86_400, 60, 60]);
-        // Less by how long it took to ask, of which a busy machine makes seconds.
+        // Allows 20 s for the query, because a busy machine can be slow.
         let remain = async |leases: [u64; 3]| {
             let mut rows = claims.taken(9).await.unwrap();
             rows.sort_by_key(|row| row.key.clone());
@@ -152,12 +151,12 @@ async fn a_row_can_have_its_own_timeout() {
     }
 }
 
-/// One boundary everywhere: at `lease_until` the lease has ended, a microsecond before it has not. With
-/// the server's clock standing still, so that both sides can be seen.
+/// A lease has one boundary everywhere: it has ended at `lease_until`, but not a microsecond before. The server's clock is
+/// stopped to test both sides.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_has_one_boundary_by_the_servers_clock() {
     let world = World::private(&[REQUEST, SIDE].concat()).await;
-    // The planner puts the body in the place of every call.
+    // SQL functions, because the planner inlines their bodies.
     world.run("CREATE OR REPLACE FUNCTION pg_catalog.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE AS
         $$ SELECT '2026-01-01 00:00:00+00'::pg_catalog.timestamptz $$;
         CREATE OR REPLACE FUNCTION pg_catalog.statement_timestamp() RETURNS timestamptz LANGUAGE sql STABLE AS
@@ -170,7 +169,7 @@ async fn a_lease_has_one_boundary_by_the_servers_clock() {
     let side = world.claims(beside());
     world.insert(1).await;
     take_one(&claims).await;
-    // Only the server's clock: what is written is its time and a length, never a time of the client's.
+    // The written times come from the server's clock and a duration, never from the client's clock.
     assert_eq!(
         world
             .text("SELECT lease_until = '2026-01-01 00:00:30+00' AND taken_at = '2026-01-01' FROM request")
@@ -206,8 +205,8 @@ async fn a_lease_has_one_boundary_by_the_servers_clock() {
     assert_eq!(side.sweep(9).await.unwrap().returned.len(), 1);
 }
 
-/// With three attempts exactly three claims, then exhausted; a crash counts; topping up works; never
-/// negative. What is exhausted is a state, and listed.
+/// Three attempts give exactly three claims, also with crashes, and then the row is exhausted and listed. A requeue adds
+/// attempts. The count is never negative.
 #[tokio::test(flavor = "multi_thread")]
 async fn three_attempts_are_three_claims_until_more_are_added() {
     let listed: fn(ClaimSpecBuilder) -> ClaimSpecBuilder = |spec| spec;
@@ -231,7 +230,7 @@ async fn three_attempts_are_three_claims_until_more_are_added() {
             assert_eq!(claim.rows[0].attempts_left, Some(remaining));
             assert_eq!(left().await, remaining.to_string());
             match end {
-                // Not tried: it does not count.
+                // A put-back does not count as an attempt.
                 Some(Outcome::PutBack) => {
                     assert!(
                         settle(&claims, &claim.claim, Outcome::PutBack).await.unwrap().exhausted.is_empty()
@@ -243,7 +242,7 @@ async fn three_attempts_are_three_claims_until_more_are_added() {
                     let last: &[RowKey] = if remaining == 0 { &[RowKey::new(1)] } else { &[] };
                     assert_eq!(settled.exhausted, last);
                 }
-                // A crash.
+                // A crash of the worker.
                 None => {
                     world.run("UPDATE request SET lease_until = '-infinity' WHERE id = 1; UPDATE lease SET lease_until = '-infinity'").await;
                     assert_eq!(claims.sweep(9).await.unwrap().returned, [RowKey::new(1)]);
@@ -266,14 +265,14 @@ async fn three_attempts_are_three_claims_until_more_are_added() {
         assert!(claims.exhausted(9).await.unwrap().is_empty());
         assert!(matches!(claims.requeue(&[RowKey::new(1)], 0).await, Err(ClaimError::InvalidSpec(_))));
         take_one(&claims).await;
-        // The last one crashes: the sweep says so.
+        // The last attempt crashes, and the sweep reports the row as exhausted.
         world.run("UPDATE request SET lease_until = '-infinity' WHERE id = 1; UPDATE lease SET lease_until = '-infinity' WHERE id = '1'").await;
         let swept = claims.sweep(9).await.unwrap();
         assert_eq!((swept.returned.len(), swept.exhausted), (0, vec![RowKey::new(1)]));
         assert_eq!(world.text("SELECT status FROM request WHERE id = 1").await, rest);
         assert_eq!(left().await, "0");
         assert!(take(&claims, 9).await.claims.is_empty());
-        // What was never tried and cannot be is told apart too, once.
+        // Rows inserted without attempts are reported as exhausted too, once.
         world.run("INSERT INTO request (attempts_left) VALUES (0), (-5)").await;
         let swept = claims.sweep(9).await.unwrap();
         assert_eq!(swept.exhausted.len(), if has_state { 2 } else { 0 });
@@ -283,7 +282,7 @@ async fn three_attempts_are_three_claims_until_more_are_added() {
     }
 }
 
-/// Attempts on a table whose state is a boolean; exhausted rows are listed there, too.
+/// Rows of a table with a boolean state have attempts, and exhausted rows are listed.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_of_a_boolean_table_have_attempts() {
     let world = World::new(&[
@@ -310,7 +309,7 @@ async fn rows_of_a_boolean_table_have_attempts() {
     assert_eq!(world.text("SELECT processed::text || tries FROM plain").await, "true0");
 }
 
-/// A pause before the next try is kept by the server's clock.
+/// The pause before a retry follows the server's clock.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_retry_after_a_pause() {
     let world = World::new(REQUEST).await;
@@ -327,7 +326,7 @@ async fn a_retry_after_a_pause() {
     assert_eq!(flat(&take(&claims, 9).await), [1]);
 }
 
-/// Numbers of a sequence as epochs: they grow from one row to the next, and with a sweep.
+/// Epochs from a sequence grow from row to row and with each sweep.
 #[tokio::test(flavor = "multi_thread")]
 async fn epochs_of_a_sequence() {
     let world = World::new(REQUEST).await;
@@ -347,8 +346,8 @@ async fn epochs_of_a_sequence() {
     );
 }
 
-/// Many claims in one statement, on a table whose statistics say that nothing is taken: each is found by its key,
-/// and is not compared with each of the others, which would take a hundred times as long.
+/// Many claims are renewed in one statement on a table whose statistics are outdated. Each row is found by its key. A
+/// comparison of all pairs would take a hundred times as long.
 #[tokio::test(flavor = "multi_thread")]
 async fn many_claims_with_old_statistics() {
     const MANY: u32 = 8_000;
@@ -368,8 +367,7 @@ async fn many_claims_with_old_statistics() {
     }
 }
 
-/// A claim that was late and the one that came after it, of the same row and in one call: one is lost, the other
-/// renewed, in whichever order they are named.
+/// One call contains an old and a new claim of the same row. The old claim is lost and the new one renewed, in either order.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_old_and_a_new_claim_of_one_row_in_one_call() {
     for spec in [request(), beside()] {

@@ -1,4 +1,4 @@
-//! Limits of tenants while many take at once, in both modes.
+//! Limits per tenant during concurrent takes, with held and leased claims.
 use std::sync::Arc;
 
 use crate::common::{LONG, REQUEST, World, beside, bounded, flat, request, take};
@@ -9,7 +9,7 @@ use tokio::sync::Barrier;
 
 const TAKERS: usize = 16;
 
-/// No more than this many of a tenant.
+/// Limit of claimed rows per tenant.
 const MOST: i64 = 5;
 
 fn limited(spec: ClaimSpecBuilder) -> ClaimSpecBuilder {
@@ -61,7 +61,7 @@ async fn race(world: &World, spec: fn() -> ClaimSpecBuilder, held: usize) {
             let all = leased + by_hold(tenant);
             assert!(all <= MOST, "round {round}: {all} of {tenant}, {leased} of them leased");
         }
-        // Nobody else is taking now, so that what is left is found.
+        // No other worker takes now, so this loop takes all rows within the limit.
         let claims = world.claims(limited(spec()));
         while !take(&claims, 9).await.claims.is_empty() {}
         let all = world.number(AT_WORK).await + by_hold("a") + by_hold("b");
@@ -90,7 +90,7 @@ async fn nor_do_held_and_leased_claims_together() {
     race(&world().await, request, 8).await;
 }
 
-/// A transaction that takes more than once has a place for each of its rows.
+/// The limit also applies to several takes of one transaction.
 #[tokio::test]
 async fn one_transaction_has_no_more_than_the_limit() {
     let world = world().await;
@@ -107,7 +107,7 @@ async fn one_transaction_has_no_more_than_the_limit() {
     assert_eq!(held.begin(&Take::up_to(9)).await.unwrap().unwrap().taken().claims.len(), 4);
 }
 
-/// Two who take of one tenant decide one after the other: who comes second passes over it, and takes what others have.
+/// Concurrent takes exclude each other per tenant. The second take skips the tenant and takes rows of other tenants.
 #[tokio::test]
 async fn whoever_takes_keeps_others_from_the_tenant() {
     let world = world().await;

@@ -1,4 +1,4 @@
-//! A listener whose path has died without a word.
+//! A listener whose network path dies silently.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -11,10 +11,10 @@ use test_bounds::Bound;
 use test_servers::{Cluster, Proxy};
 use tokio::time::advance;
 
-/// Longer than between two questions of a listener to its session.
+/// Longer than the interval between two checks of a listener's session.
 const NEXT: Duration = Duration::from_secs(31);
 
-/// Waits in real time for what other threads do: that of the runtime stands still.
+/// Waits in real time for other threads, because the runtime's time is paused.
 async fn until(what: &str, is_so: impl Fn() -> bool) {
     let bound = Bound::new(LONG);
     while !is_so() {
@@ -24,8 +24,8 @@ async fn until(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
-/// While the session answers, a quiet table is a quiet table. When the path forgets the connection, the listener ends, so
-/// that its claimer polls and listens again.
+/// A listener without notifications stays while its session answers. If the path drops the connection, the listener ends,
+/// and its claimer polls and listens again.
 #[tokio::test(start_paused = true)]
 async fn a_listener_notices_that_its_path_is_dead() {
     // While a blocking task runs, time advances only when this test says so.
@@ -34,7 +34,7 @@ async fn a_listener_notices_that_its_path_is_dead() {
     let world = World::private(REQUEST).await;
     let claims = world.claims(request());
     claims.spec().migration().apply(&world.pool).await.unwrap();
-    // The listener's connection alone goes through the proxy: those of the pool are there already.
+    // Opens the pool's connections first, so only the listener's connection goes through the proxy.
     let mut ready = Vec::new();
     for _ in 0..20 {
         ready.push(world.pool.acquire().await.unwrap());
@@ -58,7 +58,7 @@ async fn a_listener_notices_that_its_path_is_dead() {
         advance(NEXT).await;
         until("the session is asked", || proxy.traffic().round_trips > before).await;
         assert!(!listening.is_finished(), "nothing has happened");
-        // It comes behind the answer.
+        // This notification arrives after the answer to the check.
         world.run(&format!("SELECT pg_notify('{}', '{payload}')", claims.spec().channel())).await;
         until("the news are heard", || listening.is_finished()).await;
         let woken;

@@ -8,8 +8,7 @@ use tokio::task::JoinSet;
 
 use crate::common::*;
 
-/// A row may be handed out to several workers there. Its epoch tells them apart: one end is written for each row, that of the
-/// last claim, and the others are refused.
+/// On such a server, a row can be given to several workers. Their epochs differ, so only the last claim can settle the row.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn of_a_row_that_is_handed_out_twice_one_end_is_written() {
     for spec in [request, beside] {

@@ -1,11 +1,11 @@
-//! What large tables, large groups and other people's constraints and indexes do to claims.
+//! Claims on large tables, on large groups, and on tables with other constraints and indexes.
 use std::time::Duration;
 
 use crate::common::*;
 use leasehold_claim::{ClaimStore as _, Outcome, PgClaims, Renewal, Retention, Take};
 use test_servers::{Cluster, ClusterOptions};
 
-/// A group that is larger than what one claim takes is taken bit by bit, in order, and never by two at once.
+/// A group larger than the limit of a claim is taken in parts, in order, and never by two workers at once.
 #[tokio::test]
 async fn a_group_larger_than_a_claim() {
     for spec in [request(), beside()] {
@@ -24,7 +24,7 @@ async fn a_group_larger_than_a_claim() {
     }
 }
 
-/// Ten times as many rows of a group, which nobody is at, take no hundred times as long: what was quadratic took minutes.
+/// The take of an unclaimed group is not quadratic in its rows. A quadratic take would last for minutes.
 #[tokio::test]
 async fn a_large_group_is_taken_at_once_and_stops_nobody() {
     let world = World::new(REQUEST).await;
@@ -45,10 +45,10 @@ async fn spec_of(world: &World, spec: leasehold_claim::ClaimSpecBuilder) {
     spec.build().unwrap().migration().apply(&world.pool).await.unwrap();
 }
 
-/// A renewal changes the row in place (HOT), whatever indexes the table has of its own.
+/// A renewal changes the row in place (HOT), even if the table has other indexes.
 #[tokio::test]
 async fn renewals_change_rows_in_place() {
-    // A server of its own: transactions that others have open keep it from cleaning pages.
+    // A separate server, because open transactions of other tests would prevent the cleanup of pages.
     let cluster = Cluster::start(ClusterOptions::new());
     let database = cluster.fresh_database().await;
     let world = World { pool: pool(database.url(), 2).await, database };
@@ -79,8 +79,8 @@ async fn renewals_change_rows_in_place() {
     assert!(in_place * 100 >= all * 95, "{in_place} of {all} in place");
 }
 
-/// How many rows were changed, and how many of them in place, once the server has counted `at_least` of them: it does
-/// so when a session ends.
+/// Waits until the server has counted `at_least` row updates, which it does when a session ends. Returns the number of
+/// updates, and of updates in place.
 async fn updates(world: &World, at_least: i64) -> (i64, i64) {
     let mut observer = world.database.connect().await;
     let sql = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'request'";
@@ -96,7 +96,7 @@ async fn updates(world: &World, at_least: i64) -> (i64, i64) {
     .await
 }
 
-/// A row that others still need keeps itself, and nobody else.
+/// A row that a foreign key still references stays, but the purge deletes the others.
 #[tokio::test]
 async fn a_referenced_row_does_not_stop_the_purge() {
     let world =

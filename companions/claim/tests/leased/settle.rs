@@ -1,4 +1,4 @@
-//! How claims end in Postgres.
+//! Settlements of claims in Postgres.
 use std::time::Duration;
 
 use crate::common::*;
@@ -9,8 +9,7 @@ use sqlx::Executor as _;
 
 const NOW: Outcome = Outcome::Retry { error: None, after: Duration::ZERO };
 
-/// Settling touches the rows of the claim and no others; what does not match is an error and writes
-/// nothing.
+/// A settlement changes only the rows of its claim. If the claim does not match, it is an error and writes nothing.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_settlement_writes_only_the_rows_of_its_claim() {
     for spec in [request(), beside()] {
@@ -32,7 +31,7 @@ async fn a_settlement_writes_only_the_rows_of_its_claim() {
         let states = "SELECT string_agg(status || COALESCE(':' || error, ''), ' ' ORDER BY id) FROM request";
         let settled = "complete error:no\u{fffd}good new:again new new";
         assert_eq!(world.text(states).await, settled);
-        // Again: each was settled, so none is the claim's any more.
+        // A second time: all are settled, so no row belongs to its claim.
         for answer in claims.settle(&all).await.unwrap() {
             assert!(matches!(answer, Err(ClaimError::Superseded { epoch, .. }) if epoch > 0), "{answer:?}");
         }
@@ -42,7 +41,7 @@ async fn a_settlement_writes_only_the_rows_of_its_claim() {
     }
 }
 
-/// Only who has the claim can end it, with its own epoch, and only along the transitions.
+/// Only the claim's owner with its epoch can settle it, and only along the allowed transitions.
 #[tokio::test(flavor = "multi_thread")]
 async fn only_the_holder_sets_a_state_along_allowed_transitions() {
     let others = states().others(["parked", "lost"]).transition("in-progress", "parked");
@@ -88,7 +87,7 @@ async fn only_the_holder_sets_a_state_along_allowed_transitions() {
     }
 }
 
-/// Without a state for taken rows the edge begins at the state in which the row was found.
+/// Without a state for claimed rows, the transition starts at the state in which the row was found.
 #[tokio::test(flavor = "multi_thread")]
 async fn transitions_start_at_the_state_a_row_was_found_in() {
     let world = World::new(REQUEST).await;
@@ -107,12 +106,12 @@ async fn transitions_start_at_the_state_a_row_was_found_in() {
     let error = answers[1].as_ref().unwrap_err();
     assert!(matches!(error, ClaimError::IllegalTransition { from, .. } if from.as_str() == "b"), "{error}");
     assert_eq!(world.text("SELECT string_agg(status, ' ' ORDER BY id) FROM request").await, "c b");
-    // One by one it is the same.
+    // A single settlement gives the same error.
     let answer = claims.settle(&[to_c(1)]).await.unwrap().remove(0);
     assert!(matches!(answer, Err(ClaimError::IllegalTransition { .. })), "{answer:?}");
 }
 
-/// A handler that fails settles the row with a message; one that crashes leaves it to the sweep.
+/// A failed handler settles the row with a message. A crashed handler leaves the row to the sweep.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_error_settles_a_row_and_a_crash_leaves_it_to_the_sweep() {
     let world = World::new(REQUEST).await;
@@ -128,7 +127,7 @@ async fn an_error_settles_a_row_and_a_crash_leaves_it_to_the_sweep() {
     assert_eq!(world.number("SELECT count(*) FROM request WHERE settled_at IS NOT NULL").await, 1);
 }
 
-/// Bad input: the row is deleted, settled, or given to somebody else by hand during a claim.
+/// Manual changes during a claim: the row is deleted, settled, or given to another owner.
 #[tokio::test(flavor = "multi_thread")]
 async fn changed_by_hand_during_a_claim() {
     for spec in [request(), beside()] {
@@ -150,7 +149,7 @@ async fn changed_by_hand_during_a_claim() {
         };
         assert_eq!(state.as_str(), "complete");
         answers[2].as_ref().unwrap();
-        // What is left of the leases goes with the next sweep, and nothing of the rows.
+        // The next sweep removes the remaining leases and changes no row.
         world.expire().await;
         world.run("UPDATE lease SET lease_until = '-infinity'").await;
         let swept = claims.sweep(9).await.unwrap();
@@ -160,8 +159,8 @@ async fn changed_by_hand_during_a_claim() {
     }
 }
 
-/// Bad input: a unique index that a row which is put back would violate. The others are settled, it stays as it
-/// was, and a sweep returns all but this one.
+/// A put-back row would violate a unique index. The other rows are settled, this row stays unchanged, and a sweep returns
+/// all other rows.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_unique_index_in_the_way_of_a_return() {
     let world = World::new(REQUEST).await;
@@ -183,24 +182,24 @@ async fn a_unique_index_in_the_way_of_a_return() {
         assert!(matches!(alone, Err(ClaimError::Duplicate { .. })), "{alone:?}");
         assert_eq!(world.number("SELECT count(*) FROM request WHERE status = 'in-progress'").await, 1);
     }
-    // Two more, behind the one that is in the way.
+    // Two more rows, after the refused one.
     let more = claims.take(&Take::up_to(2)).await.unwrap();
     assert_eq!(flat(&more), [1, 3]);
     world.expire().await;
     let swept = claims.sweep(9).await.unwrap();
     assert_eq!(swept.returned.len(), 2, "{swept:?}");
-    // Each sweep that fails has let go of the row when it says so, or the next would find it locked and nothing to do.
+    // A failed sweep must release the row before it returns. Otherwise the next sweep would skip the locked row.
     for _ in 0..200 {
         let error = claims.sweep(9).await.unwrap_err();
         let ClaimError::Row { source, .. } = &error else { panic!("{error}") };
         assert!(matches!(**source, ClaimError::Duplicate { .. }), "{error}");
     }
-    // It can still be settled well, by who has it.
+    // The owner of the claim can still settle the row as done.
     settle(&claims, &taken.claims[1].claim, Outcome::Done).await.unwrap();
 }
 
-/// The claim ends in the transaction of its work, or not at all; meanwhile nobody sweeps it, and a
-/// renewal of others does not wait for it.
+/// The settlement takes effect with the transaction of the work. During the transaction, no sweep returns the row, and
+/// renewals of other claims do not wait.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_claim_is_settled_in_the_transaction_of_its_work() {
     for spec in [request(), beside()] {
@@ -231,7 +230,7 @@ async fn a_claim_is_settled_in_the_transaction_of_its_work() {
     }
 }
 
-/// The settlement that comes first keeps the sweeper off although the lease has ended.
+/// An earlier settlement wins over a sweep, even if the lease has ended.
 #[tokio::test(flavor = "multi_thread")]
 async fn of_a_sweep_and_a_settlement_the_first_wins() {
     for spec in [request(), beside()] {
@@ -247,7 +246,7 @@ async fn of_a_sweep_and_a_settlement_the_first_wins() {
         work.commit().await.unwrap();
         assert!(claims.sweep(9).await.unwrap().returned.is_empty());
         assert_eq!(world.text("SELECT status FROM request").await, "complete");
-        // And the other way round: the sweep has the row, the settlement waits for it and then knows better.
+        // The other way round: the sweep has locked the row. The settlement waits and is then refused.
         world.run("UPDATE request SET status = 'new'").await;
         let mine = take_one(&claims).await;
         world.expire().await;
@@ -270,7 +269,7 @@ async fn of_a_sweep_and_a_settlement_the_first_wins() {
     }
 }
 
-/// Keep all, keep for a time, delete on settle; purges never wait and are never waited for.
+/// Settled rows are kept, kept for a time, or deleted at once. Purges neither wait nor block.
 #[tokio::test(flavor = "multi_thread")]
 async fn settled_rows_are_kept_purged_or_deleted_as_configured() {
     let world = World::new(REQUEST).await;
@@ -316,7 +315,7 @@ async fn settled_rows_are_kept_purged_or_deleted_as_configured() {
     }
 }
 
-/// What the spec has no state or column for.
+/// Outcomes without a state or column in the spec are refused.
 #[tokio::test(flavor = "multi_thread")]
 async fn unsupported_outcomes() {
     let world = World::new(REQUEST).await;

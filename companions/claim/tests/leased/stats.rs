@@ -1,4 +1,4 @@
-//! Counting and requeuing on tables as the migration makes them.
+//! Counts and requeues on migrated tables.
 use std::time::Duration;
 
 use crate::common::*;
@@ -18,7 +18,7 @@ async fn migrated(spec: ClaimSpecBuilder) -> World {
     world
 }
 
-/// Where the order begins with the time, rows for later are found behind any number of others.
+/// If the order starts with the time, rows for later are found after any number of other rows.
 #[tokio::test(flavor = "multi_thread")]
 async fn rows_for_later_are_counted_beside_those_for_now() {
     let world = migrated(by_time()).await;
@@ -39,13 +39,13 @@ async fn rows_for_later_are_counted_beside_those_for_now() {
     assert_eq!((few.ready, few.later, few.is_capped), (3, 3, true));
     let all = claims.stats(&Take::up_to(60)).await.unwrap();
     assert_eq!((all.ready, all.later, all.is_capped), (50, 3, false));
-    // In another order, of the first rows alone.
+    // In another order, only the first rows are counted.
     let Stats { ready, later, is_capped, .. } =
         world.claims(request()).stats(&Take::up_to(10)).await.unwrap();
     assert_eq!((ready, later, is_capped), (10, 0, true));
 }
 
-/// A constraint that stands against one row keeps none of the others from being written.
+/// A constraint that refuses one row does not prevent the requeue of the others.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_constraint_stands_against_a_requeue() {
     let world = World::new(REQUEST).await;

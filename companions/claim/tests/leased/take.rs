@@ -11,7 +11,7 @@ use leasehold_claim::{
 use sqlx::Executor as _;
 use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 
-/// Every claim has an owner of its own, also two of one process and one statement.
+/// Every claim has a separate owner, even two claims of one process and one statement.
 #[tokio::test(flavor = "multi_thread")]
 async fn no_two_claims_share_an_owner() {
     let world = World::new(REQUEST).await;
@@ -50,12 +50,12 @@ async fn no_two_claims_share_an_owner() {
     assert_eq!(owners.len(), 10);
 }
 
-/// One worker sees ids ascending, and what it took is answered in order.
+/// A worker takes rows in the order of their ids, and gets them in that order.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_worker_takes_rows_in_order_of_their_ids() {
     for spec in [request(), beside()] {
         let world = World::new(&[REQUEST, SIDE].concat()).await;
-        // Not in the order in which they lie there.
+        // Inserts rows in descending order, so their physical order differs.
         world
             .run(
                 "INSERT INTO request (id) OVERRIDING SYSTEM VALUE SELECT 10 - n FROM generate_series(1, 9) n",
@@ -79,8 +79,8 @@ async fn one_worker_takes_rows_in_order_of_their_ids() {
     }
 }
 
-/// At most `limit` rows under every plan, only from the states that are asked for, and
-/// the plain form with IN takes more under a bad plan.
+/// A take returns at most `limit` rows under every plan, and only rows in the requested states. A plain statement with IN
+/// would take more rows under a bad plan.
 #[tokio::test(flavor = "multi_thread")]
 async fn leased_claims_never_exceed_the_limit_under_bad_plans() {
     let world = World::new(&[REQUEST, SIDE].concat()).await;
@@ -114,7 +114,7 @@ async fn leased_claims_never_exceed_the_limit_under_bad_plans() {
     }
 }
 
-/// Only from the states that a call names, in a column of an enum type.
+/// The state column has an enum type, and a call takes only rows in the states that it names.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_call_takes_only_the_enum_states_that_it_names() {
     let world = World::new(
@@ -144,7 +144,7 @@ async fn a_call_takes_only_the_enum_states_that_it_names() {
     assert_eq!(world.number("SELECT count(*) FROM s.task WHERE status = 'idle' AND who IS NULL").await, 3);
 }
 
-/// Queues keep apart, and the same id in two of them is two rows.
+/// Queues are separate, and the same id in two queues means two rows.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_same_id_in_two_queues_is_two_rows() {
     let world = World::new(&[
@@ -166,7 +166,7 @@ async fn the_same_id_in_two_queues_is_two_rows() {
         let q1 = claims.take(&Take::up_to(2).queue("q1")).await.unwrap();
         let keys: Vec<_> = q1.claims.iter().map(|claim| claim.rows[0].key.clone()).collect();
         assert_eq!(keys, [RowKey::queued("q1", 1), RowKey::queued("q1", 2)]);
-        // All queues: in the order of ids, both rows of an id, and the cursor lies between them.
+        // Takes from all queues in the order of ids. The cursor can be between the two rows of an id.
         let mut cursor = None;
         let mut rest = Vec::new();
         loop {
@@ -193,7 +193,7 @@ async fn the_same_id_in_two_queues_is_two_rows() {
     ));
 }
 
-/// A row that somebody has locked for long does not keep the others waiting.
+/// A row that another transaction has locked for long does not delay the others.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_slow_row_does_not_block_the_rest() {
     for spec in [request(), beside()] {
@@ -210,8 +210,7 @@ async fn a_slow_row_does_not_block_the_rest() {
     }
 }
 
-/// Behind the cursor nothing is offered twice, whatever the order; and what appears before
-/// the cursor is found by the next pass.
+/// A pass offers no row twice, in any order. The next pass finds rows that appear before the cursor.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pass_in_mixed_orders_offers_no_row_twice() {
     let world = World::new(
@@ -235,7 +234,7 @@ async fn a_pass_in_mixed_orders_offers_no_row_twice() {
     let expected = world
         .text("SELECT string_agg(id::text, ' ' ORDER BY priority DESC, run_at, name DESC, id) FROM work")
         .await;
-    // Whatever the style of dates and the zone of the session.
+    // With other date styles and time zones of the session too.
     let options = PgConnectOptions::from_str(world.database.url()).unwrap();
     let options = options.options([("DateStyle", "SQL, DMY"), ("TimeZone", "Asia/Kathmandu")]);
     let odd = PgPoolOptions::new().max_connections(2).connect_with(options).await.unwrap();
@@ -250,7 +249,7 @@ async fn a_pass_in_mixed_orders_offers_no_row_twice() {
                 }
                 seen.extend(ids(&taken).concat());
                 cursor = taken.cursor.clone();
-                // Put back at once: only the cursor keeps them from being offered again.
+                // Puts the rows back at once, so only the cursor prevents a second offer.
                 for claim in &taken.claims {
                     settle(&claims, &claim.claim, Outcome::PutBack).await.unwrap();
                 }
@@ -258,7 +257,7 @@ async fn a_pass_in_mixed_orders_offers_no_row_twice() {
             assert_eq!(seen.join(" "), expected);
         }
     }
-    // The plain order compares rows as wholes.
+    // The default order, by id.
     let world = World::new(REQUEST).await;
     world.insert(5).await;
     let claims = world.claims(request());
@@ -269,7 +268,7 @@ async fn a_pass_in_mixed_orders_offers_no_row_twice() {
     assert_eq!(flat(&take(&claims, 9).await), [-1]);
 }
 
-/// The lease that has ended counts as ended for the claim as for a view, by the same function.
+/// A claim and a view treat an ended lease the same, because both use the state function.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_ended_lease_counts_the_same_for_claim_and_view() {
     let world = World::new(REQUEST).await;
@@ -297,7 +296,7 @@ async fn an_ended_lease_counts_the_same_for_claim_and_view() {
     settle(&claims, &taken.claims[0].claim, Outcome::Done).await.unwrap();
 }
 
-/// Work arrives as the server's own JSON, and a filter of the user's is respected.
+/// The work has the server's JSON form, and the user's filter applies.
 #[tokio::test(flavor = "multi_thread")]
 async fn work_and_filter() {
     let world = World::new(REQUEST).await;
@@ -314,7 +313,7 @@ async fn work_and_filter() {
     assert_eq!(taken.claims[0].epoch(), Some(1));
 }
 
-/// What no call can do is said before anything is sent, or when the table is first seen.
+/// Invalid input is refused before a statement is sent, or when the table is first used.
 #[tokio::test(flavor = "multi_thread")]
 async fn bad_input() {
     let world = World::new(REQUEST).await;
@@ -322,10 +321,10 @@ async fn bad_input() {
     for take in [Take::up_to(0), Take::up_to(1).lease(Duration::from_micros(999))] {
         assert!(matches!(claims.take(&take).await, Err(ClaimError::InvalidSpec(_))), "{take:?}");
     }
-    // No lease at all.
+    // A spec without a lease.
     let bare = ClaimSpec::builder(Table::new("request").unwrap()).state("status", states());
     assert!(matches!(world.claims(bare).take(&Take::up_to(1)).await, Err(ClaimError::Unsupported(_))));
-    // A table that is not there, and a column.
+    // A missing table, and a missing column.
     let missing = ClaimSpec::builder(Table::new("nowhere").unwrap()).state("status", states()).lease_columns(
         "owner",
         "epoch",
@@ -335,7 +334,7 @@ async fn bad_input() {
     assert!(error.to_string().contains("no table nowhere"), "{error}");
     let error = world.claims(request().queue("lane")).take(&Take::up_to(1)).await.unwrap_err();
     assert!(error.to_string().contains("lane") && error.to_string().contains("spec"), "{error}");
-    // A state without a value, and one that the spec does not know: never taken, never in the way.
+    // A NULL state and an unknown state are never taken and block no other row.
     world
         .run(
             "ALTER TABLE request DROP CONSTRAINT request_status, ALTER status DROP NOT NULL;
@@ -350,7 +349,7 @@ async fn bad_input() {
     assert!(matches!(&error, ClaimError::InvalidSpec(text) if text.contains("timestamptz")), "{error}");
 }
 
-/// What is `numeric` never goes through a float, in whichever mode; what is not, stays as it was.
+/// A `numeric` value is never converted to a float, with held and leased claims. Other types are unchanged.
 #[tokio::test(flavor = "multi_thread")]
 async fn numbers_of_thirty_digits_arrive_as_they_are() {
     let digits = "123456789012345678901234567890.12345678901234567890";

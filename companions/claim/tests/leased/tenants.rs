@@ -1,4 +1,4 @@
-//! A schema for each tenant, found by the search path: one name means many tables.
+//! One schema per tenant, selected by the search path, so one name means many tables.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use sqlx::{AssertSqlSafe, PgConnection, PgPool, raw_sql};
 use test_bounds::within;
 
-/// Two tenants with a row 7 each, and a side table for both.
+/// Creates two tenants with a row 7 each, and a common side table.
 async fn tenants() -> World {
     let world = World::new("CREATE SCHEMA t1; CREATE SCHEMA t2").await;
     for tenant in ["t1", "t2"] {
@@ -53,7 +53,7 @@ async fn run_on(connection: &mut PgConnection, sql: &str) {
     raw_sql(AssertSqlSafe(sql.to_owned())).execute(connection).await.unwrap();
 }
 
-/// A tenant's sweep leaves the leases of another alone, and a row that one has taken keeps nobody from the other's.
+/// A tenant's sweep does not touch the leases of another tenant, and a claimed row does not block the other tenant's row.
 #[tokio::test]
 async fn tenants_with_a_common_side_table_have_leases_of_their_own() {
     let world = tenants().await;
@@ -71,7 +71,7 @@ async fn tenants_with_a_common_side_table_have_leases_of_their_own() {
     assert_eq!(flat(&take(&one, 9).await), [7], "and it can be taken again");
 }
 
-/// The name is resolved in each statement: not once for a process, a pool or a connection.
+/// Each statement resolves the name again, not only once per process, pool or connection.
 #[tokio::test]
 async fn a_connection_whose_search_path_changes_works_on_the_table_that_it_names_now() {
     let world = tenants().await;
@@ -81,7 +81,7 @@ async fn a_connection_whose_search_path_changes_works_on_the_table_that_it_names
     };
     path("t1, public").await;
     let claims = PgClaims::new(single.clone(), in_common().build().unwrap()).timeout(LONG);
-    // So often that the server plans for all executions, which it does after five.
+    // More than five rounds, because the server then switches to a generic plan.
     for round in 1..=8 {
         let mut taken = Vec::new();
         for tenant in ["t1", "t2"] {
@@ -100,7 +100,7 @@ async fn a_connection_whose_search_path_changes_works_on_the_table_that_it_names
     }
 }
 
-/// One transaction that holds rows of both, by `SET LOCAL`.
+/// One transaction holds rows of both tenants through `SET LOCAL`.
 #[tokio::test]
 async fn a_transaction_holds_rows_of_the_tenant_that_its_search_path_names() {
     let world = tenants().await;
@@ -126,7 +126,7 @@ async fn a_transaction_holds_rows_of_the_tenant_that_its_search_path_names() {
     );
 }
 
-/// An entity, and a place of a limit, of one tenant keep nobody from that of another.
+/// An entity or a limit of one tenant does not block the same entity or limit of another tenant.
 #[tokio::test]
 async fn tenants_have_groups_and_limits_of_their_own() {
     for spec in [|| in_columns().group("entity").grouped(), || in_columns().limit("entity", 1)] {
@@ -141,7 +141,7 @@ async fn tenants_have_groups_and_limits_of_their_own() {
         let other =
             two.begin(&Take::up_to(1)).await.unwrap().expect("the entity of the other tenant is free");
         other.rollback().await.unwrap();
-        // Within a tenant it is the same entity, however the spec names the table.
+        // Within a tenant, the entity is the same for a spec that names the table with its schema.
         let named = Table::new("job").unwrap().in_schema("t1").unwrap();
         let named = ClaimSpec::builder(named).state("status", states()).lease_columns(
             "owner",
@@ -159,7 +159,7 @@ async fn tenants_have_groups_and_limits_of_their_own() {
     }
 }
 
-/// While one tenant sweeps, so can another.
+/// Different tenants can sweep at the same time.
 #[tokio::test]
 async fn tenants_take_turns_in_upkeep_among_themselves() {
     let world = tenants().await;
@@ -181,7 +181,7 @@ async fn woken(wake: &mut Box<dyn Wake>) {
     within(LONG, "not woken", wake.woken()).await.unwrap();
 }
 
-/// Of rows that another tenant inserted nobody is woken, and they are no sign that one's own are announced.
+/// An insert of one tenant does not wake the listeners of another, and does not prove that the other's inserts are announced.
 #[tokio::test]
 async fn a_listener_hears_of_the_table_of_its_own_tenant() {
     let world = tenants().await;
@@ -190,7 +190,7 @@ async fn a_listener_hears_of_the_table_of_its_own_tenant() {
     loud.spec().migration().apply(loud.pool()).await.unwrap();
     let mut wake = quiet.listen().await.unwrap();
     world.run("INSERT INTO t1.job VALUES (8)").await;
-    // Notifications come in order, and this one is of rows that came back.
+    // Notifications arrive in order. This one announces a put-back row.
     let claim = take_one(&quiet).await;
     settle(&quiet, &claim.claim, Outcome::PutBack).await.unwrap();
     woken(&mut wake).await;
@@ -201,7 +201,7 @@ async fn a_listener_hears_of_the_table_of_its_own_tenant() {
     assert!(wake.announces());
 }
 
-/// With the schema or without, a table is the same one: a process that names it otherwise respects the leases.
+/// A side table identifies a table with or without the schema in its name, so both spellings respect the same leases.
 #[tokio::test]
 async fn a_side_table_knows_a_table_under_every_spelling() {
     let world = tenants().await;
@@ -214,7 +214,7 @@ async fn a_side_table_knows_a_table_under_every_spelling() {
     settle(&named, &claim.claim, Outcome::Done).await.unwrap();
 }
 
-/// An early version noted tables by the text of the spec alone.
+/// Early versions stored only the text of the spec as the table's name in leases.
 #[tokio::test]
 async fn leases_under_a_name_without_a_schema_are_found_and_can_be_given_one() {
     let world = tenants().await;
@@ -234,7 +234,7 @@ async fn leases_under_a_name_without_a_schema_are_found_and_can_be_given_one() {
     assert!(one.spec().check(one.pool()).await.unwrap().is_empty());
 }
 
-/// The name of a schema or a table may contain anything.
+/// Names of schemas and tables may contain any characters.
 #[tokio::test]
 async fn odd_names_are_noted_as_a_spec_with_the_schema_notes_them() {
     let (schema, name) = (r#"o"d.d\'s"#, r#"a"b'\c"#);

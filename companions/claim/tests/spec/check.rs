@@ -1,4 +1,4 @@
-//! Whether a table fits its spec, in sentences.
+//! Checks of a table against its spec, and their messages.
 
 use crate::common::*;
 use leasehold_claim::sqlx::PgPool;
@@ -19,7 +19,7 @@ fn lease(table: &str) -> ClaimSpecBuilder {
     )
 }
 
-/// A table that fits, with `rows` rows.
+/// Creates a table that fits the spec, with `rows` rows.
 async fn migrated(pool: &PgPool, spec: ClaimSpecBuilder, rows: u32) -> ClaimSpec {
     legacy_table(pool).await;
     let spec = spec.build().unwrap();
@@ -29,7 +29,7 @@ async fn migrated(pool: &PgPool, spec: ClaimSpecBuilder, rows: u32) -> ClaimSpec
     spec
 }
 
-/// A migration leaves nothing to be found, whatever the size of the table and whatever is known of it.
+/// After a migration, the check finds nothing, with tables of any size and with or without statistics.
 #[tokio::test]
 async fn a_migrated_table_fits_at_any_size() {
     for rows in [0, 1, 5_000] {
@@ -138,7 +138,7 @@ async fn types_that_do_not_fit_are_named_with_what_to_do() {
     assert_finding(&findings(&pool, spec).await, Finding::Error, &["short", "States::text"]);
 }
 
-/// Owners are UUIDs, or numbers of a sequence: as text they are named like any other type.
+/// Owners are UUIDs or numbers of a sequence. A text column is reported like any other type.
 #[tokio::test]
 async fn an_owner_that_is_text_is_named() {
     let (_db, pool) = database().await;
@@ -149,7 +149,7 @@ async fn an_owner_that_is_text_is_named() {
     assert_eq!(found.len(), 1, "{found:#?}");
 }
 
-/// Rows that nobody could ever take.
+/// A default of zero attempts would make rows that no worker can take.
 #[tokio::test]
 async fn attempts_that_default_to_zero_are_reported() {
     let (_db, pool) = database().await;
@@ -168,7 +168,7 @@ async fn attempts_that_default_to_zero_are_reported() {
     }
 }
 
-/// What NULL means.
+/// Rows with NULL in a column of the spec are reported and counted.
 #[tokio::test]
 async fn null_states_are_reported_and_counted() {
     let (_db, pool) = database().await;
@@ -275,11 +275,11 @@ async fn a_check_that_lacks_a_state_is_tried_out() {
     assert_finding(&found, Finding::Error, &["mine", "be claimed", "in-progress"]);
     let found = with("attempts_left > 0").await;
     assert_finding(&found, Finding::Error, &["mine", "be claimed"]);
-    // Who has it while it is taken, and only then: as claims do it.
+    // Claims satisfy these checks, because a row has an owner exactly while it is claimed.
     assert!(with("(status = 'in-progress') = (owner IS NOT NULL)").await.is_empty());
     assert!(with("status <> 'in-progress' OR lease_until IS NOT NULL").await.is_empty());
     assert!(with("status <> 'complete' OR settled_at IS NOT NULL").await.is_empty());
-    // Columns of the application are as they are in rows that are there.
+    // The trial uses the values of existing rows for the application's columns.
     assert!(with("status <> 'complete' OR document IS NOT NULL").await.is_empty());
     let found = with("status <> 'complete' OR document = 'ready'").await;
     assert_finding(&found, Finding::Warning, &["mine", "be settled", "complete"]);
@@ -306,7 +306,7 @@ async fn a_unique_index_over_the_state_is_a_warning_where_a_row_could_not_move()
     assert!(with("(document) WHERE document <> ''").await.is_empty());
 }
 
-/// Where all rows may be taken, any index does, and the server may like another one better.
+/// If all rows are claimable, any index suffices, and the server might prefer another one.
 #[tokio::test]
 async fn a_table_without_history_misleads_nobody() {
     for rows in [0, 1, 50] {
@@ -346,7 +346,7 @@ async fn each_index_of_a_limit_is_asked_for() {
     assert_finding(&found, Finding::Error, &["no column tenant", "the limit"]);
 }
 
-/// The planner is asked, and a small table misleads nobody.
+/// The check uses the planner, and the result does not depend on the size of the table.
 #[tokio::test]
 async fn an_index_that_is_missing_or_useless_is_a_warning_at_any_size() {
     for rows in [0, 3, 20_000] {
@@ -452,7 +452,7 @@ async fn tables_that_lose_rows_are_warned_of() {
     assert_finding(&found, Finding::Warning, &["inherit"]);
 }
 
-/// What the table has, by name.
+/// The listing names the table's constraints and indexes.
 #[tokio::test]
 async fn constraints_and_indexes_are_listed() {
     let (_db, pool) = database().await;
@@ -467,7 +467,7 @@ async fn constraints_and_indexes_are_listed() {
     assert!(picks.count() >= 2, "{listed:#?}");
 }
 
-/// Nothing is changed by looking, and a strict pool may look.
+/// A check changes nothing, and works with the strict settings of a pool.
 #[tokio::test]
 async fn looking_changes_nothing_and_leaves_no_connection_behind() {
     let (db, pool) = database().await;

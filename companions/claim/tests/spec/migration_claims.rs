@@ -1,4 +1,4 @@
-//! The indexes of a migration are those that claims use, and rows that were there are told from new ones.
+//! Claims use the indexes of a migration, and existing rows can have other attempts than new ones.
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use leasehold_claim::sqlx::postgres::PgPoolOptions;
 use leasehold_claim::{ClaimStore as _, PgClaims, Take};
 use tokio::time::{Instant, sleep};
 
-/// Rows that were there have other attempts than new ones, whenever those come.
+/// Existing rows get other attempts than rows inserted during or after the migration.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn existing_rows_get_other_attempts_than_new_ones() {
     let (_db, pool) = database().await;
@@ -32,7 +32,7 @@ async fn existing_rows_get_other_attempts_than_new_ones() {
         }
     };
     goes_on().await;
-    // As the documentation of the migration has it.
+    // The statement from the documentation of the migration.
     run(&pool, "ALTER TABLE request ADD COLUMN attempts_left integer NOT NULL DEFAULT 1, ALTER COLUMN attempts_left SET DEFAULT 5")
         .await;
     let spec = full("request").max_attempts(5).build().unwrap();
@@ -70,7 +70,7 @@ async fn claims_and_sweeps_use_the_indexes_of_the_migration() {
             .await;
         pool.close().await;
         let (mut observer, until) = (db.connect().await, Instant::now() + LONG);
-        // Counters are written when a session ends, also those of what came before.
+        // Waits for the end of other sessions, because a session writes its counters at its end.
         let others = "SELECT count(*)::text FROM pg_stat_activity WHERE datname = current_database() \
                       AND pid <> pg_backend_pid() AND backend_type = 'client backend'";
         while text(&mut observer, others).await != "0" {
