@@ -1,4 +1,4 @@
-//! The example does what it says.
+//! Checks the output of the example.
 
 #![allow(clippy::unwrap_used)]
 
