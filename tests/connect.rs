@@ -211,7 +211,7 @@ mod memory {
     use leasehold::LockExt;
     use std::time::Duration;
 
-    /// With metrics, the given function classifies the keys of its own connection only.
+    /// With metrics, the given function classifies only the keys of its connection.
     #[cfg(feature = "metrics")]
     #[tokio::test]
     async fn the_program_puts_keys_into_classes() {

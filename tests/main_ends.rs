@@ -22,7 +22,7 @@ const LONG: Duration = Duration::from_secs(20);
 /// releases, which may be too short on a busy machine. A release that is never sent fails in every child.
 const CHILDREN: u32 = 4;
 
-/// Variable of a child: the number of its threads, its own number, what it does, and the URL of its store.
+/// Variable of a child: the number of its threads, its own number, its shape, and the URL of its store.
 const CHILD: &str = "LEASEHOLD_TEST_MAIN_ENDS";
 
 const SHAPES: [&str; 4] = ["guard", "guard and lock", "many guards", "guard still out"];

@@ -1,4 +1,4 @@
-//! `leasehold list`, `inspect`, `release` and `check`: what people and machines get.
+//! `leasehold list`, `inspect`, `release` and `check`: their output for people and for programs.
 #![allow(clippy::unwrap_used, missing_docs)]
 
 #[path = "support/command.rs"]
@@ -9,7 +9,7 @@ use support::{Beside, Store, finish, nearly_an_hour};
 
 const HOLD: &str = "echo $LEASEHOLD_HOLDER; read line";
 
-/// Runs to the end and reads stdout as JSON; stderr has to be empty.
+/// Runs the command and checks that stderr is empty. Returns the exit code and stdout as JSON.
 fn json(store: &Store, arguments: &str) -> (i32, Value) {
     let (code, stdout, stderr) = finish(&mut store.tool(arguments));
     assert_eq!(stderr, "");
@@ -260,24 +260,24 @@ fn machines_get_an_object_also_when_there_is_no_answer() {
         );
         assert!(stderr.contains("redis"), "{stderr}");
     }
-    // Who reads a line of this one takes it for the grant.
+    // `lock` must print nothing on stdout here, because a caller takes a line of it for the grant.
     let mut command = support::tool();
     command.env("LEASEHOLD_URL", "redis://host").args(["lock", "k", "--json"]);
     let (code, stdout, stderr) = finish(&mut command);
     assert!((code, stdout.as_str()) == (64, "") && stderr.contains("redis"), "{stdout}{stderr}");
 }
 
-/// What cannot be locked is not fine, although one can look: a disk that is full, a file system that is read only.
+/// `check` fails for a directory that can be read but not locked, such as on a full disk or a read-only file system.
 #[test]
 #[cfg(target_os = "linux")]
 fn check_tells_a_directory_in_which_nothing_can_be_locked() {
-    // Nobody can make a file there, whoever runs this.
+    // No user, not even root, can create a file there.
     let (code, stdout, stderr) = finish(support::tool().args(["--url", "file:///proc", "check"]));
     assert_eq!(code, 69, "{stdout}{stderr}");
     assert!(!stdout.contains("works:") && stderr.contains("nothing can be locked"), "{stdout}{stderr}");
 }
 
-/// What new keys need for their tokens; `list` does not look at it.
+/// `check` reads the file that new keys need for their tokens, which `list` does not read.
 #[test]
 fn check_reads_what_is_remembered_of_removed_keys() {
     let store = Store::new();
@@ -290,7 +290,7 @@ fn check_reads_what_is_remembered_of_removed_keys() {
     assert!(code == 69 && stderr.contains("leasehold-floor is damaged"), "{code} {stdout}{stderr}");
 }
 
-/// What the library logs as a warning is said by the command.
+/// The command prints warnings of the library.
 #[test]
 fn a_doubtful_directory_is_told() {
     use std::os::unix::fs::PermissionsExt as _;
@@ -323,7 +323,7 @@ fn a_watched_list_shows_what_has_changed() {
     assert!(page[0].starts_with("file:") && page[0].ends_with('Z'), "{page:?}");
     assert!(page[1].is_empty() && page[2].starts_with("nothing is locked"), "{page:?}");
     assert_eq!(finish(&mut store.tool("list --watch=x")).0, 64);
-    // One that ends without an answer says so in a line.
+    // A watch that ends with an error prints it as a JSON line.
     let mut watch = Beside::start(&mut store.tool("list --watch=0.1 --json"));
     assert_eq!(next(&mut watch), serde_json::json!([]));
     std::fs::rename(store.locks(), store.path("away")).unwrap();
@@ -332,7 +332,7 @@ fn a_watched_list_shows_what_has_changed() {
     assert_eq!((&failed["ok"], &failed["retryable"]), (&false.into(), &false.into()), "{failed}");
     assert_eq!(watch.code(), 64, "{}", watch.rest_of_stderr());
     std::fs::remove_file(store.locks()).unwrap();
-    // It ends with its reader.
+    // A watch ends when its reader closes the pipe.
     let script = format!("{} list --watch=0.1 | head -n 1", env!("CARGO_BIN_EXE_leasehold"));
     let mut command = std::process::Command::new("sh");
     assert_eq!(finish(command.args(["-c", &script]).env("LEASEHOLD_URL", store.url())).0, 0);

@@ -1,4 +1,4 @@
-//! What people who come from flock(1) type.
+//! Command lines of users who are used to flock(1).
 #![allow(clippy::unwrap_used, missing_docs)]
 
 #[path = "support/command.rs"]
@@ -84,7 +84,7 @@ fn what_flock_has_and_this_has_not_is_refused_with_what_to_do_instead() {
             assert!(stderr.contains(instead), "{options}: {stderr}");
         }
     }
-    // What stands behind the dashes is the command's, as is the string of -c; other commands have options of their own.
+    // Options after the dashes belong to the command, and so does the string of -c. Other subcommands refuse these options.
     let (code, stdout, stderr) =
         finish(&mut with(store.tool("run k -- echo"), ["-s", "-x", "-u", "--timeout"]));
     assert_eq!((code, stdout.as_str()), (0, "-s -x -u --timeout\n"), "{stderr}");

@@ -1,4 +1,4 @@
-//! The protected resources: for each key two numbers in files, one of which refuses older tokens.
+//! The protected resources: two numbers in files per key. The fenced number refuses older tokens.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt as _;

@@ -1,6 +1,6 @@
 //! Checks the output of the examples.
 
-#![allow(clippy::unwrap_used)] // Of tests, which are to fail here.
+#![allow(clippy::unwrap_used)] // A failed `unwrap` fails the test.
 
 #[allow(dead_code, unreachable_pub)] // A program, of which tests use parts.
 #[path = "../examples/capture.rs"]

@@ -1,6 +1,6 @@
 //! Names of tables and columns stay inside their quotes in every statement.
 
-#![allow(clippy::unwrap_used, clippy::panic)] // What fails here fails the test.
+#![allow(clippy::unwrap_used, clippy::panic)] // A failed `unwrap` fails the test.
 
 use fuzzing::{Fuzz, parts, text};
 use leasehold_table_schema::sql::literal;

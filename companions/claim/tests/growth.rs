@@ -2,7 +2,7 @@
 //! for later, claimed, and of one group. The table also has indexes of the application. The statements are from
 //! `sql/*.sql`, which another test compares with the code.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Of tests, which are to fail here.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failed `unwrap` fails the test.
 
 use leasehold_claim::sqlx::{self, AssertSqlSafe, PgConnection, raw_sql};
 use leasehold_claim::{ClaimSpec, OrderType, Retention, States, Table};

@@ -71,7 +71,7 @@ async fn what_becomes_of_claims_is_counted() {
     rows("failed", "1");
 }
 
-/// The other ends of a claim, and what happens in the background.
+/// Counts of the other ends of a claim, and of background work.
 #[tokio::test(start_paused = true)]
 async fn what_nobody_waits_for_is_counted_too() {
     const DAY: Duration = Duration::from_secs(86_400);

@@ -1,4 +1,4 @@
-//! The program itself: one command, and Ctrl-C.
+//! The program: its start by one command, and its end by Ctrl-C.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -18,7 +18,7 @@ fn program(arguments: &[&str]) -> Command {
     command
 }
 
-/// Ends the program also when the test fails.
+/// Ends the program even if the test fails.
 struct Ended(Child);
 
 impl Drop for Ended {

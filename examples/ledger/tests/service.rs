@@ -1,4 +1,4 @@
-//! The page, the switch, the load, and how the service stops.
+//! The page, the switch, the load, and the stop of the service.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -103,7 +103,7 @@ async fn no_lock_lets_credit_be_spent_twice_while_switched_under_load() {
     assert_nothing_is_left(&database).await;
 }
 
-/// No advisory lock, no lease, no session.
+/// Fails if an advisory lock, a lease or a session remains.
 async fn assert_nothing_is_left(database: &Database) {
     let mut observer = database.connect().await;
     let count = async |observer: &mut sqlx::PgConnection, sql: &'static str| -> i64 {
@@ -112,7 +112,7 @@ async fn assert_nothing_is_left(database: &Database) {
     let locks = "SELECT count(*) FROM pg_locks JOIN pg_database ON pg_database.oid = database
         WHERE locktype = 'advisory' AND datname = current_database()";
     assert_eq!(count(&mut observer, locks).await, 0, "advisory locks");
-    // A session that was ended goes a little later than its connection.
+    // The server ends a session a moment after its connection.
     let sessions = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
         AND backend_type = 'client backend' AND pid <> pg_backend_pid()";
     let look = async {
@@ -142,7 +142,7 @@ async fn stopping_waits_for_a_handler_whose_client_left() {
         gate.reached(1).await;
         drop(client);
         let stopped = tokio::spawn(running.stop());
-        // The server has gone, and what is left is the handler.
+        // The server no longer listens, but the handler still runs.
         let refused = async { while TcpStream::connect(address).await.is_ok() {} };
         within(LONG, "still listens", refused).await;
         gate.open().await;

@@ -1,5 +1,5 @@
-//! Spending over HTTP, with every way to guard it and with none. The races themselves, on the middleware alone, are
-//! in `companions/tower/tests/http/races.rs`.
+//! Spending over HTTP, with each guard and without one. The races on the middleware alone are in
+//! `companions/tower/tests/http/races.rs`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -12,7 +12,7 @@ use ledger::Mode;
 use test_servers::fresh_database;
 use tokio::task::JoinSet;
 
-/// A hundred spends of 10 at once, over all of `browsers` in turn.
+/// Starts a hundred spends of 10 at once, over `browsers` in turn.
 fn hundred(browsers: &[Browser]) -> JoinSet<StatusCode> {
     let mut requests = JoinSet::new();
     for browser in browsers.iter().cycle().take(100) {
@@ -22,7 +22,7 @@ fn hundred(browsers: &[Browser]) -> JoinSet<StatusCode> {
     requests
 }
 
-/// How many were served, and how many refused because the balance was short.
+/// Returns the number of served requests, and of requests refused because the balance was short.
 async fn served_and_refused(requests: JoinSet<StatusCode>) -> (usize, usize) {
     let statuses = requests.join_all().await;
     let count = |status| statuses.iter().filter(|is| **is == status).count();
@@ -34,7 +34,7 @@ async fn ten_of_a_hundred(mode: Mode) {
     let instances =
         [service(Some(&database), mode, false).await, service(Some(&database), mode, false).await];
     let browsers = instances.each_ref().map(Browser::of);
-    // They are to meet: the first one is stopped until others wait for it.
+    // Stops the first request until others wait for it, so they overlap.
     let mut gate = Gate::close(&database).await;
     let requests = hundred(&browsers);
     gate.reached(1).await;
@@ -77,7 +77,7 @@ async fn with_a_lock_in_memory_ten_of_a_hundred_spends_succeed() {
     running.stop().await.unwrap();
 }
 
-/// Two requests for all there is, the second one under another spelling of the account.
+/// Starts two requests for the whole balance, the second with another spelling of the account.
 fn pair(browser: &Browser) -> JoinSet<StatusCode> {
     let mut requests = JoinSet::new();
     for holder in ["1", "01"] {
@@ -103,7 +103,7 @@ async fn without_a_lock_a_pair_spends_the_same_credit_twice() {
     running.stop().await.unwrap();
 }
 
-/// While one is between reading and writing, the other one waits for the lock, and is refused afterwards.
+/// Checks that the second of two requests waits for the lock between the first one's read and write, and is then refused.
 async fn a_pair_spends_once(mode: Mode) {
     let database = fresh_database().await;
     let running = service(Some(&database), mode, false).await;
@@ -117,7 +117,7 @@ async fn a_pair_spends_once(mode: Mode) {
     });
     gate.reached(2).await;
     browser.until("one waits for the lock", |figures| figures["waiting"] == 1).await;
-    // Not only on its way to the gate: it stays where it is, while whoever came later has passed.
+    // The request really waits for the lock: it stays, while a later request of another account reaches the gate.
     for _ in 0..50 {
         assert_eq!(browser.figures().await["waiting"], 1, "{mode}");
         assert_eq!(gate.waiting().await, 2, "{mode}: one of each account");

@@ -51,7 +51,7 @@ fn every_mutant_is_caught() {
     let mutants: Vec<_> = all_mutants().into_iter().filter(|m| m.name().contains(&only)).collect();
     assert!(!mutants.is_empty(), "no mutant is named like {only}");
     let start = Instant::now();
-    // Cheap cases first, because one that catches the mutant is enough.
+    // Cheap cases first, because a single case that catches the mutant is enough.
     let mut cases: Vec<_> = all_cases().iter().collect();
     cases.sort_by_key(|case| sound().iter().filter_map(|row| row.took.get(case.name)).sum::<Duration>());
     let rows = run_matrix(mutants, cases);

@@ -1,4 +1,4 @@
-//! `PgBouncer` pools transactions and refuses what it refuses everywhere.
+//! `PgBouncer` pools transactions and refuses the same startup parameters as in production.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -6,13 +6,13 @@ use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions as _, Connection as _, PgConnection, Row as _};
 use test_servers::{Cluster, PgBouncer, PgBouncerOptions};
 
-/// Without the one startup parameter of sqlx that `PgBouncer` does not know.
+/// Connects without `extra_float_digits`, which `PgBouncer` does not know.
 async fn connect(url: &str) -> PgConnection {
     url.parse::<PgConnectOptions>().unwrap().extra_float_digits(None).connect().await.unwrap()
 }
 
 async fn backend(connection: &mut PgConnection) -> i32 {
-    // Without a prepared statement: the next transaction may run elsewhere.
+    // Without a prepared statement, because the next transaction might use another connection.
     sqlx::raw_sql("SELECT pg_backend_pid()").fetch_one(connection).await.unwrap().get_unchecked(0)
 }
 

@@ -1,4 +1,4 @@
-//! The proxy forwards, and breaks connections as told.
+//! The proxy forwards data and breaks connections on request.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 

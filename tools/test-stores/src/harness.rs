@@ -35,7 +35,7 @@ pub trait PgStore: Copy + Debug + Send + Sync + 'static {
     /// The suite never drops this future.
     async fn backend(&self, url: &str) -> Result<Self::Backend, Error>;
 
-    /// Adds the faults of this store to those of every disturbed client and to restarts of the server.
+    /// Adds the faults of this store to `faults`, which contains restarts and the faults of every disturbed client.
     fn faults(&self, faults: &mut FaultSet);
 
     /// Ends the hold of `key` in the store. Returns whether a hold existed.

@@ -96,8 +96,8 @@ const TESTS: &str = "unit, integration, conformance, mutant and command tests";
 
 fn test(late: LateTests) -> Outcome {
     let programs = built(&[])?;
-    // Both run even if one fails, so one run shows all failures. The programs run last, because the results of reruns are at
-    // their end.
+    // Both run even if one fails, so one run shows all failures. The programs run last, because their output ends with the
+    // results of reruns.
     let passed = step::sum([compiled_tests(), programs::run(TESTS, &programs, &[], &[], late)])?;
     println!("\n{passed} tests passed");
     Ok(())

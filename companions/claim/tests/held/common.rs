@@ -1,6 +1,6 @@
 //! Common parts of the tests of held claims.
 
-#![allow(clippy::unwrap_used, unreachable_pub)] // Of tests, which are to fail here.
+#![allow(clippy::unwrap_used, unreachable_pub)] // A failed `unwrap` fails the test.
 
 use std::time::Duration;
 

@@ -95,7 +95,7 @@ async fn the_rows_of_a_terminated_session_are_free_again() {
         assert_eq!(again.taken().claims.len(), 5);
         again.rollback().await.unwrap();
         if settle_first {
-            // The error may say that the outcome is unknown, because the commit's answer might have been lost.
+            // The error can be `OutcomeUnknown`, because the commit's answer might have been lost.
             let error = hold.commit().await.unwrap_err();
             assert!(matches!(kind(&error), ErrorKind::OutcomeUnknown | ErrorKind::Unavailable), "{error}");
         } else {
@@ -123,7 +123,7 @@ async fn an_idle_transaction_that_was_ended_is_not_committed() {
     assert_eq!(held.begin(&Take::up_to(5)).await.unwrap().unwrap().taken().claims.len(), 5);
 }
 
-/// If the answer to the commit is lost, the error says that the outcome is unknown, and the row is settled once.
+/// If the answer to the commit is lost, the error is `OutcomeUnknown`, and the row is settled once.
 #[tokio::test]
 async fn a_commit_without_an_answer_is_unknown() {
     let db = fresh_database().await;

@@ -133,8 +133,8 @@ async fn each_run_gets_its_attempt_the_same_key_and_a_greater_epoch() {
     }
 }
 
-/// A worker writes its name into a column of the table in the transaction of its settlement. The name of a worker that was
-/// overtaken, or was cut off before the commit, is not there.
+/// A worker writes its name into a column of the table in the transaction of its settlement. A worker that was overtaken, or
+/// was cut off before the commit, leaves no name.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_worker_that_settled_a_row_stays_recorded() {
     async fn sign(on: &mut PgConnection, who: &str, claim: &str) {

@@ -1,6 +1,6 @@
 //! Tests of claims under leases in Postgres. They are one program, so they share a server.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // Of tests, which are to fail here.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failed `unwrap` fails the test.
 
 mod common;
 mod contention;

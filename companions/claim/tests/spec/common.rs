@@ -1,5 +1,5 @@
 //! Common parts of the tests of specs and migrations.
-#![allow(clippy::unwrap_used, clippy::expect_used, unreachable_pub)] // Of tests, which are to fail here.
+#![allow(clippy::unwrap_used, clippy::expect_used, unreachable_pub)] // A failed `unwrap` fails the test.
 
 use std::time::Duration;
 

@@ -48,7 +48,7 @@ async fn of_two_moves_at_once_one_succeeds() {
     assert!(!second.unwrap());
     assert_eq!(text(&mut a, "SELECT count(*) FROM project_archive").await, "1");
 
-    // At a higher isolation it is an error, and nothing is done twice either.
+    // At a higher isolation level the second move is an error, and nothing is moved twice.
     run(&mut a, NEW).await;
     run(&mut a, "BEGIN").await;
     run(&mut b, "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM project").await;
@@ -93,7 +93,7 @@ async fn wrong_a_move_deletes_children_that_cascade() {
     assert!(move_to_archive(&mut a, 1, 1).await.unwrap());
     assert_eq!(text(&mut a, "SELECT count(*) FROM page").await, "0", "the child went with the move");
 
-    // Without the cascade the move is refused, and with one table there is nothing to refuse.
+    // Without the cascade, the move is refused. With one table, nothing can refuse it.
     run(&mut a, "DROP TABLE page; CREATE TABLE page (project_id bigint REFERENCES project)").await;
     run(&mut a, NEW).await;
     run(&mut a, "INSERT INTO page VALUES (2)").await;
@@ -107,7 +107,7 @@ async fn wrong_a_move_deletes_children_that_cascade() {
     assert_eq!(text(&mut a, "SELECT count(*) FROM page").await, "1");
 }
 
-/// 100,000 archived rows and 100 active ones.
+/// Creates a database with 100,000 archived and 100 active rows.
 async fn filled() -> (test_servers::Database, PgConnection) {
     let db = database(sql(PAGE, "schema")).await;
     let mut a = db.connect().await;
@@ -123,7 +123,7 @@ async fn filled() -> (test_servers::Database, PgConnection) {
     (db, a)
 }
 
-/// The plan that a prepared statement has for any parameters, and what its execution touched.
+/// Returns the plan of a prepared statement, with the pages that its execution touched.
 async fn plan(a: &mut PgConnection, types: &str, statement: &str, values: &str) -> String {
     run(&mut *a, &format!("PREPARE find ({types}) AS {statement}")).await;
     let explain =

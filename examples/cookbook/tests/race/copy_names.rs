@@ -7,7 +7,7 @@ use test_servers::Database;
 
 use crate::support::*;
 
-/// One active project `X` and so many archived ones of that name, with ids from 2 on.
+/// Creates one active project `X` and `count` archived ones of that name, with ids from 2.
 async fn archived(count: i32) -> (Database, PgConnection) {
     let db = database(sql(PAGE, "schema")).await;
     let mut a = db.connect().await;
@@ -24,7 +24,7 @@ async fn archived(count: i32) -> (Database, PgConnection) {
     (db, a)
 }
 
-/// All names from `X` to the copy of this number.
+/// Returns all names from `X` to the copy with number `last`.
 fn names(last: usize) -> BTreeSet<String> {
     (1..=last).map(|copy| format!("X (Copy {copy})")).chain(["X".to_owned()]).collect()
 }
@@ -35,7 +35,7 @@ async fn twenty_inserts_at_once_are_twenty_names() {
     let given = at_once(&db, 20, async |_, session| {
         run(&mut *session, "BEGIN").await;
         let name = insert(session, 1, "X").await.unwrap();
-        // The transaction is as good as before.
+        // The transaction is still usable.
         run(&mut *session, "SELECT 1; COMMIT").await;
         name
     })
@@ -118,7 +118,7 @@ async fn wrong_inserts_in_opposite_order_deadlock() {
     assert_eq!(states.collect::<Vec<_>>(), ["40P01"], "one of the two is the victim");
 }
 
-/// Both activate; the second waits for the first, which then commits.
+/// Activates in two sessions. The second waits for the first, which then commits.
 async fn race(statement: &str, locks_first: bool) -> (String, String) {
     let (db, mut a) = archived(2).await;
     let mut b = db.connect().await;

@@ -9,7 +9,7 @@ use crate::support::*;
 const COUNTS: &str = "SELECT (SELECT count(*) FROM item) || ' ' || (SELECT count(*) FROM folder) || ' '
     || (SELECT count(*) FROM project) || ' ' || (SELECT count(*) FROM cascade_job)";
 
-/// Project 1 of owner 7, with three folders of two items.
+/// Creates project 1 of owner 7, with three folders of two items.
 async fn project() -> (Database, PgPool) {
     let db = database(sql(PAGE, "schema")).await;
     let mut a = db.connect().await;
@@ -25,13 +25,13 @@ async fn project() -> (Database, PgPool) {
     (db, pool)
 }
 
-/// Steps until there is nothing to do.
+/// Runs steps until the worker is idle.
 async fn work_off(pool: &PgPool) {
     let work_off = async { while work_once(pool, 2).await.unwrap() != Step::Idle {} };
     within(LONG, "it never ends", work_off).await;
 }
 
-/// Log rows, jobs, tombstones.
+/// Returns the numbers of log rows, jobs and tombstones.
 async fn requested(db: &Database) -> String {
     let counts =
         "SELECT (SELECT count(*) FROM delete_log) || ' ' || (SELECT count(*) FROM cascade_job) || ' '
@@ -80,7 +80,7 @@ async fn a_refused_request_destroys_nothing() {
     assert_eq!(work_once(&pool, 100).await.unwrap(), Step::Idle);
     assert_eq!(text(&mut db.connect().await, COUNTS).await, "6 3 1 0");
 
-    // What was validated stays so: a hold waits for the request.
+    // The validated state cannot change, because a new hold waits for the request's transaction.
     run(&mut db.connect().await, "UPDATE project SET on_hold = false").await;
     let (mut a, mut b) = (db.connect().await, db.connect().await);
     let b_pid = pid(&mut b).await;
@@ -96,7 +96,7 @@ async fn a_refused_request_destroys_nothing() {
 
 #[tokio::test]
 async fn a_deletion_killed_in_any_step_is_completed_by_the_next_worker() {
-    // Two at a time: three steps for items, two for folders, one for the root.
+    // With two rows per step: three steps for items, two for folders, one for the root.
     let expected = ["6 3 1 1", "4 3 1 1", "2 3 1 1", "0 3 1 1", "0 1 1 1", "0 0 1 1"];
     for (killed_in, before) in expected.into_iter().enumerate() {
         let (db, pool) = project().await;
@@ -136,7 +136,7 @@ async fn a_job_alone_removes_the_root_last() {
     assert_eq!(work_once(&pool, 100).await.unwrap(), Step::Deleted(3));
     assert_eq!(work_once(&pool, 100).await.unwrap(), Step::Finished(1));
     assert_eq!(work_once(&pool, 100).await.unwrap(), Step::Idle);
-    // A job whose project is gone already ends as well.
+    // A job whose project is already deleted ends too.
     run(&mut a, "INSERT INTO cascade_job (project_id) VALUES (1)").await;
     assert_eq!(work_once(&pool, 100).await.unwrap(), Step::Finished(1));
     assert_eq!(text(&mut a, COUNTS).await, "0 0 0 0");
@@ -149,19 +149,19 @@ async fn a_tombstone_and_a_new_child_wait_for_each_other() {
     let b_pid = pid(&mut b).await;
     let tombstone = "UPDATE project SET deleting_at = clock_timestamp() WHERE id = 1";
     let child = "INSERT INTO item (project_id, folder_id) VALUES (1, 1)";
-    // The child first: the tombstone waits, and the worker will see the child.
+    // If the child comes first, the tombstone waits, and the worker sees the child later.
     run(&mut a, "BEGIN").await;
     run(&mut a, child).await;
     while_blocked(&db, b_pid, run(&mut b, tombstone), run(&mut a, "COMMIT")).await;
     run(&mut a, "UPDATE project SET deleting_at = NULL").await;
-    // The tombstone first: the child waits, and is refused.
+    // If the tombstone comes first, the child waits and is refused.
     run(&mut a, "BEGIN").await;
     run(&mut a, tombstone).await;
     let (refused, ()) = while_blocked(&db, b_pid, attempt(&mut b, child), run(&mut a, "COMMIT")).await;
     assert_eq!(state(&refused.unwrap_err()), "23514");
     let moved = attempt(&mut b, "INSERT INTO folder (project_id) VALUES (1)").await;
     assert_eq!(state(&moved.unwrap_err()), "23514");
-    // At a higher isolation it is an error, and nothing slips in.
+    // At a higher isolation level the insert is an error, so no child is missed.
     run(&mut a, "UPDATE project SET deleting_at = NULL").await;
     run(&mut b, "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM project").await;
     run(&mut a, tombstone).await;
@@ -177,7 +177,7 @@ async fn wrong_with_the_foreign_key_alone_a_child_slips_in() {
     request(&pool, 1, 7).await.unwrap();
     assert_eq!(work_once(&pool, 100).await.unwrap(), Step::Deleted(6));
     assert_eq!(work_once(&pool, 100).await.unwrap(), Step::Deleted(3));
-    // The worker is about to delete the root; the child's insert was begun before and commits now.
+    // The worker deletes the root while a child's insert, begun earlier, commits.
     run(&mut a, "BEGIN; INSERT INTO folder (project_id) VALUES (1)").await;
     let mut b = db.connect().await;
     let b_pid = pid(&mut b).await;
@@ -185,7 +185,7 @@ async fn wrong_with_the_foreign_key_alone_a_child_slips_in() {
     let (root, ()) = while_blocked(&db, b_pid, step(&mut b, 100), run(&mut a, "COMMIT")).await;
     assert_eq!(state(&root.unwrap_err()), "23503", "there is a child after the tombstone");
     run(&mut b, "ROLLBACK").await;
-    // Which is no reason to fail: the next step takes the child.
+    // The worker does not fail, and its next step deletes the child.
     assert_eq!(work_once(&pool, 100).await.unwrap(), Step::Deleted(1));
     assert_eq!(work_once(&pool, 100).await.unwrap(), Step::Finished(1));
 }

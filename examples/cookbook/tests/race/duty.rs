@@ -24,7 +24,7 @@ async fn in_an_outage_saving_work_goes_on_and_a_constraint_does_not() {
 
     proxy.cut();
     let error = run_for(Duty::EnforceConstraint, &lock, &report(), &work).await.unwrap_err();
-    // Which of the two depends on whether the session knew of the cut before it asked.
+    // The kind depends on whether the session noticed the cut before its request.
     let out = [ErrorKind::Unavailable, ErrorKind::OutcomeUnknown];
     assert!(matches!(&error, RunError::NotRun(error) if out.contains(&error.kind())), "{error:?}");
     assert_eq!(tokens.borrow().len(), 1, "closed");

@@ -8,7 +8,7 @@ use crate::support::*;
 
 const HOME: [&str; 5] = ["home.png", "home.jpg", "home@2x.png", "home@2x.gif", "home@3x.png"];
 
-/// What becomes of the names beyond those.
+/// Names with special cases, and their base names.
 const EDGES: [(&str, &str); 18] = [
     ("HOME.PNG", "home"),
     ("home@1.5x.png", "home"),

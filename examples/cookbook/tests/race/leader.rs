@@ -34,7 +34,7 @@ fn key() -> LockKey {
     LockKey::new("leader").unwrap()
 }
 
-/// Connects a client. Leases end within the test only if the test is about that.
+/// Connects a client with this TTL, which is short only in tests of ended leases.
 async fn client_with(url: &str, ttl: Duration) -> Arc<Engine> {
     let server = PgConfig::from_url(url).unwrap().install_schema(true);
     Arc::new(TtlConfig::new(server).ttl(ttl).connect().await.unwrap())

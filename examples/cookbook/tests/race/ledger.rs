@@ -23,7 +23,7 @@ fn of_holder(id: i64) -> LockKey {
     key!["ledger", id].unwrap()
 }
 
-/// Holders 1 and 2, who have so much each.
+/// Creates holders 1 and 2 with this balance each.
 async fn holders(balance: i64) -> (Database, PgPool) {
     let db = database(sql(PAGE, "schema")).await;
     let fill = format!(
@@ -43,7 +43,7 @@ async fn take_ten(connection: &mut PgConnection) {
     sqlx::query(sql(PAGE, "spend")).bind(1_i64).bind(10_i64).execute(connection).await.unwrap();
 }
 
-/// Takes the lock in an open transaction.
+/// Acquires the lock in an open transaction.
 async fn hold(connection: &mut PgConnection, lock: &Locking) {
     run(&mut *connection, "BEGIN ISOLATION LEVEL READ COMMITTED").await;
     match lock {
@@ -121,7 +121,7 @@ async fn every_way_out_releases_the_lock() {
         assert!(!spend(&pool, &lock, 1, 11).await.unwrap(), "too little");
         let error = spend(&pool, &lock, 9, -1).await.unwrap_err();
         assert!(matches!(&error, SpendError::Database(error) if state(error) == "23503"), "{error:?}");
-        // Dropped while it waits for the lock or holds it.
+        // Drops the spend while it waits for the lock or holds it.
         let mut a = db.connect().await;
         hold(&mut a, &lock).await;
         let mut dropped = Box::pin(spend(&pool, &lock, 1, 1));
@@ -131,7 +131,7 @@ async fn every_way_out_releases_the_lock() {
         let spent = within(LONG, "not ended", spend(&pool, &lock, 1, 10)).await;
         assert!(spent.unwrap(), "{lock:?}");
     }
-    // By hand, an early return leaves a session lock with the pool's connection.
+    // In code by hand, an early return leaves a session lock on the pool's connection.
     let (db, _pool) = holders(0).await;
     let one = PgPoolOptions::new().max_connections(1).connect(db.url()).await.unwrap();
     let by_hand = async {
@@ -151,8 +151,8 @@ const REPEATABLE_READ: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ";
 const ADVISORY: &str = "SELECT pg_advisory_xact_lock(1)";
 const PARENT_ROW: &str = "SELECT FROM holder WHERE id = 1 FOR NO KEY UPDATE";
 
-/// The balance after two transactions that look and then spend ten of ten, the second after the first has
-/// committed.
+/// Runs two transactions that read the balance of ten and then spend ten. The second spends after the first commit.
+/// Returns the final balance.
 async fn balance_after(begin: &str, lock: Option<&str>) -> i64 {
     let (db, _pool) = holders(10).await;
     let (mut a, mut b) = (db.connect().await, db.connect().await);
@@ -193,7 +193,7 @@ async fn wrong_without_a_lock_the_account_is_overdrawn() {
 async fn wrong_at_repeatable_read_the_account_is_overdrawn() {
     assert_eq!(balance_after(REPEATABLE_READ, Some(ADVISORY)).await, -10);
     assert_eq!(balance_after(REPEATABLE_READ, Some(PARENT_ROW)).await, -10, "the row itself did not change");
-    // Which is refused here.
+    // `lock_in` refuses this isolation level.
     let (db, _pool) = holders(10).await;
     let mut a = db.connect().await;
     run(&mut a, REPEATABLE_READ).await;

@@ -1,5 +1,5 @@
-//! The recipes of `docs/cookbook`, raced: each wrong way fails as its page says, next to the right one. Sessions
-//! are ordered by what the server says of their waits, never by time.
+//! Races of the recipes of `docs/cookbook`. Each wrong way fails as its page describes, beside the right way. Sessions
+//! are ordered by the server's report of their waits, never by time.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 mod apology;

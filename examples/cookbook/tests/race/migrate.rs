@@ -80,7 +80,7 @@ async fn wrong_two_tasks_on_one_session_both_hold_the_lock() {
 const MINUTE: Duration = Duration::from_secs(60);
 const REPORT: ShedLockJob<'_> = ShedLockJob { name: "report", at_most: MINUTE };
 
-/// The old program's statement, with its own name.
+/// Runs the old program's statement under its name. Returns whether it took the row.
 async fn old_takes(connection: &mut PgConnection, seconds: f64) -> bool {
     let take = sqlx::query(sql(SHEDLOCK_PAGE, "take")).bind("report").bind(seconds).bind("old host");
     take.execute(connection).await.unwrap().rows_affected() == 1
@@ -122,7 +122,7 @@ async fn migrate_a_shedlock_row_of_a_dead_run_ends_by_itself() {
     let mut old = db.connect().await;
     assert!(old_takes(&mut old, -1.0).await, "a row whose time is over");
     assert_eq!(run_beside_shedlock(&lock, &pool, &REPORT, async |_| 7).await.unwrap(), Some(7));
-    // Whoever comes too late gives nothing back that is another run's.
+    // A late run must not release the row of another run.
     assert!(old_takes(&mut old, 3600.0).await);
     let late = sqlx::query(sql(SHEDLOCK_PAGE, "give back")).bind("report").bind("somebody else");
     assert_eq!(late.execute(&mut old).await.unwrap().rows_affected(), 0);

@@ -60,7 +60,7 @@ impl ObjectStore for Bucket {
     }
 }
 
-/// The same store for a holder that is paused after it has read for the first time.
+/// The bucket for a holder that is paused after its first read.
 struct Pausing<'a> {
     bucket: &'a Bucket,
     has_read: Notify,
@@ -97,7 +97,7 @@ impl ObjectStore for Pausing<'_> {
     }
 }
 
-/// The token of a holder who was paused for so long that its lease was ended, and that of the next one.
+/// Returns the token of a holder that was paused until its lease ended, and the token of the next holder.
 async fn paused_and_next() -> [FencingToken; 2] {
     let db = database("").await;
     let client = || async {
@@ -111,7 +111,7 @@ async fn paused_and_next() -> [FencingToken; 2] {
     [paused.token().unwrap(), next.token().unwrap()]
 }
 
-/// Adds a line.
+/// Returns a change that appends `line`.
 fn add(line: &str) -> impl Fn(Option<&[u8]>) -> Vec<u8> + '_ {
     move |before| [before.unwrap_or_default(), line.as_bytes()].concat()
 }
@@ -190,7 +190,7 @@ async fn losing_the_connection_stops_the_body_between_two_effects() {
         assert!(token.is_some());
         charged.fetch_add(1, Ordering::Relaxed);
         if step == 2 {
-            // The second call takes long, and meanwhile the session that keeps the lock is ended.
+            // During the long second call, the session that holds the lock is terminated.
             let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_locks WHERE locktype = 'advisory' AND granted
                 AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
             assert_eq!(text(&mut db.connect().await, end).await, "1");
@@ -211,7 +211,7 @@ async fn a_step_without_an_await_is_the_last_of_a_lost_lease() {
     let charged = AtomicU32::new(0);
     let charge = async |_: u32, _: Option<FencingToken>| {
         charged.fetch_add(1, Ordering::Relaxed);
-        // This took longer than the lease, without an await at which `run` could have ended it.
+        // The step takes longer than the lease, without an await at which `run` could end it.
         store.advance(Duration::from_secs(3600));
     };
     let key = LockKey::new("charge").unwrap();

@@ -1,4 +1,4 @@
-//! The pages and the code say the same.
+//! Checks that the pages and the code are the same.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// All files of a folder, in order, with their text.
+/// Returns all files of a folder, sorted, with their text.
 fn files(folder: impl AsRef<Path>) -> Vec<(String, String)> {
     let mut files: Vec<_> = fs::read_dir(root().join(folder))
         .unwrap()
@@ -21,13 +21,13 @@ fn files(folder: impl AsRef<Path>) -> Vec<(String, String)> {
     files
 }
 
-/// The blocks of a language on a page.
+/// Returns the blocks of a language on a page.
 fn blocks<'a>(page: &'a str, language: &str) -> Vec<&'a str> {
     let fence = format!("```{language}\n");
     page.split(&fence).skip(1).map(|rest| rest.split("\n```").next().unwrap()).collect()
 }
 
-/// Without indentation, which differs inside of modules and lists.
+/// Returns the text without indentation, which differs inside modules and lists.
 fn lines(text: &str) -> String {
     text.lines().map(|line| line.trim().to_owned() + "\n").collect()
 }

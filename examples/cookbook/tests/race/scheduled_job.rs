@@ -110,7 +110,7 @@ impl Lock for Recorded {
     }
 }
 
-/// Five replicas with a common record.
+/// Creates five replicas with a common record.
 async fn replicas(db: &Database) -> (Record, Vec<Arc<dyn Lock>>) {
     let (record, mut locks) = (Record::default(), Vec::new());
     for number in 0..REPLICAS {

@@ -20,7 +20,7 @@ use crate::support::*;
 
 type Http = Client<hyper_util::client::legacy::connect::HttpConnector, Empty<bytes::Bytes>>;
 
-/// How many races there are: more by `LEASEHOLD_RACES=1000`.
+/// Returns the number of races, which `LEASEHOLD_RACES` changes.
 fn races() -> i64 {
     std::env::var("LEASEHOLD_RACES").map_or(5, |races| races.parse().expect("LEASEHOLD_RACES is a number"))
 }
@@ -35,7 +35,7 @@ struct Service {
 
 async fn serve() -> Service {
     let db = database(sql(PAGE, "schema")).await;
-    // A commit that takes its time gives the next request the chance to be too early.
+    // A slow commit gives the next request the chance to start too early.
     let slow = "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS
         $$ BEGIN PERFORM pg_sleep(0.002); RETURN NULL; END $$;
         CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON entry DEFERRABLE INITIALLY DEFERRED
@@ -65,7 +65,7 @@ impl Service {
         (status, is_replay)
     }
 
-    /// Thirty at once; a client that is told to come back does, with the same key.
+    /// Sends thirty requests at once, and repeats those refused as busy with the same key. Returns the statuses.
     async fn race(&self, how: &str, holder: i64) -> Vec<u16> {
         let all = (0..30).map(async |n| {
             loop {
@@ -93,7 +93,7 @@ async fn thirty_spends_through_all_layers_never_overdraw() {
             let found =
                 format!("SELECT sum(amount) || ' ' || count(*) FROM entry WHERE holder_id = {holder}");
             assert_eq!(text(&mut connection, &found).await, "0 11", "{how} {holder}");
-            // Each of them is given what it was told, and nothing is spent.
+            // A repetition is a replay and spends nothing.
             let again = it.spend(how, holder, format!("{how}-{holder}-0")).await;
             assert!(again.1 && [200, 402].contains(&again.0), "{again:?}");
         }

@@ -7,10 +7,10 @@ use test_bounds::within;
 pub(crate) use test_servers::sql::{run, sqlstate as state, text, try_run as attempt};
 use test_servers::{Database, fresh_database};
 
-/// Only a broken server needs this long.
+/// Limit of a wait that only a broken server exceeds.
 pub(crate) const LONG: Duration = Duration::from_secs(600);
 
-/// A database with `schema`.
+/// Creates a database with `schema`.
 pub(crate) async fn database(schema: &str) -> Database {
     let database = fresh_database().await;
     run(&mut database.connect().await, schema).await;
@@ -21,8 +21,8 @@ pub(crate) async fn pid(connection: &mut PgConnection) -> i32 {
     sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(connection).await.unwrap()
 }
 
-/// Runs `blocked` on the session `pid`; when the server says that this waits for another session's lock,
-/// runs `then`, which lets it go on.
+/// Runs `blocked` on the session `pid`. When the server reports that this session waits for another session's lock, runs
+/// `then`, which unblocks it.
 pub(crate) async fn while_blocked<T, U>(
     database: &Database,
     pid: i32,
@@ -40,7 +40,7 @@ pub(crate) async fn while_blocked<T, U>(
     within(LONG, "never blocked, or never let go", async { tokio::join!(blocked, release) }).await
 }
 
-/// `count` sessions, each doing `work` at once with its number and connection.
+/// Runs `work` in `count` sessions at once, with their numbers and connections. Returns the results.
 pub(crate) async fn at_once<T>(
     database: &Database,
     count: usize,

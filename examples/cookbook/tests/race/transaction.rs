@@ -12,7 +12,7 @@ async fn a_dropped_begin_leaves_no_connection_in_a_transaction() {
     let pool = PgPoolOptions::new().max_connections(1).connect(db.url()).await.unwrap();
     for polls in 0..300 {
         let mut begun = Box::pin(begin(&pool));
-        // Dropped at each of its awaits, and at different moments of the server's work.
+        // Drops the future at each of its awaits, and at different moments of the server's work.
         for _ in 0..polls % 8 {
             if futures_util::poll!(&mut begun).is_ready() {
                 break;

@@ -39,7 +39,7 @@ async fn case_and_normal_form_do_not_make_another_name() {
     // Without `normalize` the two spellings of one name are two names.
     assert_eq!(text(&mut a, "SELECT lower(E'e\\u0301') = lower(E'\\u00e9')").await, "false");
 
-    // Beyond A to Z it takes a collation that has letters; that of the test's database has none.
+    // Other letters than A to Z need a collation that knows them, unlike the test database's.
     run(&mut a, "TRUNCATE project").await;
     run(&mut a, sql(PAGE, "index for all letters")).await;
     create(&mut a, 1, "\u{c9}t\u{e9}").await.unwrap();

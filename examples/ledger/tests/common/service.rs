@@ -1,6 +1,6 @@
-//! What the tests share.
+//! Common parts of the tests.
 
-#![allow(clippy::unwrap_used, dead_code, unreachable_pub)] // Of tests, which are to fail here.
+#![allow(clippy::unwrap_used, dead_code, unreachable_pub)] // A failed `unwrap` fails the test.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -17,10 +17,10 @@ use sqlx::{Connection as _, Executor as _, PgConnection};
 use test_bounds::within;
 use test_servers::Database;
 
-/// Only a broken program needs this long.
+/// Limit of a wait that only a broken program exceeds.
 pub const LONG: Duration = Duration::from_secs(600);
 
-/// A service on the database, or in the process.
+/// Starts a service on the database, or with the ledger in the process.
 pub async fn service(database: Option<&Database>, mode: Mode, load: bool) -> Running {
     let mut options = Options::default();
     options.database_url = database.map(|database| database.url().to_owned());
@@ -58,7 +58,7 @@ impl Browser {
         serde_json::from_str(&text).unwrap()
     }
 
-    /// Waits until the figures are so.
+    /// Polls the figures until `is_so` accepts them, and returns them.
     pub async fn until(&self, what: &str, is_so: impl Fn(&Value) -> bool) -> Value {
         let look = async {
             loop {
@@ -99,14 +99,14 @@ impl Browser {
     }
 }
 
-/// The balance and the double spends of the first account.
+/// Returns the balance and the double spends of the first account.
 pub fn first(figures: &Value) -> (i64, i64) {
     let account = &figures["accounts"][0];
     assert_eq!(account["holder"], 1);
     (account["balance"].as_i64().unwrap(), account["double_spends"].as_i64().unwrap())
 }
 
-/// Stops requests between what they read and what they write: entries can be read, and not be added.
+/// Stops requests between their read and their write, by a table lock that allows only reads of entries.
 pub struct Gate(PgConnection);
 
 impl Gate {
@@ -117,7 +117,7 @@ impl Gate {
         Self(connection)
     }
 
-    /// Waits until so many have come to it.
+    /// Waits until `count` requests wait at the gate.
     pub async fn reached(&mut self, count: i64) {
         let look = async {
             while self.waiting().await != count {
