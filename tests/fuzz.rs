@@ -1,4 +1,4 @@
-//! Rows written by other programs: `list` shows or refuses their content, and no store breaks.
+//! Rows written by other programs. Stores show or refuse their content, and can still acquire the keys.
 #![allow(clippy::unwrap_used)]
 #![cfg(all(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
 

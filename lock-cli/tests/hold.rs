@@ -113,7 +113,7 @@ fn a_grant_that_cannot_be_told_is_released() {
     }
 }
 
-/// For example, a command with `&` in a script has such an input. It would report the lock and release it at once.
+/// For example, a command with `&` in a script has such an input. The command would report the lock and release it at once.
 #[test]
 fn a_standard_input_that_keeps_nothing_is_refused() {
     let store = Store::new();

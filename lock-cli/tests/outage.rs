@@ -58,7 +58,7 @@ fn a_row_that_may_stay_shut_is_told_of_also_to_the_quiet() {
     assert_eq!(tool.code(), 3);
 }
 
-// A second signal skips the wait for the release, but the tool still prints the error.
+// A signal ends the wait for the release, but the tool still prints the error.
 #[test]
 fn a_row_that_may_stay_shut_is_told_of_also_to_the_impatient() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();

@@ -173,7 +173,7 @@ fn core_on_the_newest_postgres(programs: &[Program]) -> Outcome<u64> {
     Ok(0)
 }
 
-/// Runs the tests that start servers on a Postgres of another major version. Compiles nothing that [`test()`] has compiled.
+/// Runs the tests that start servers on a Postgres of another major version. After [`test()`], nothing is compiled again.
 fn test_on(version: &str) -> Outcome {
     let targets = Metadata::read()?.tests_with_servers();
     let targets: Vec<&str> =

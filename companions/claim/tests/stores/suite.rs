@@ -173,7 +173,7 @@ pub(crate) use for_each_case;
 
 macro_rules! list_cases {
     ($( $family:ident { $( $case:ident ),* $(,)? } )*) => {
-        /// Every case.
+        /// All cases.
         pub const CASES: &[Case] = &[
             $($( Case {
                 name: concat!(stringify!($family), "::", stringify!($case)),

@@ -356,7 +356,7 @@ impl SmallClient {
         }
     }
 
-    /// Checks at the store that the key has no cooldown, for a caller that does not wait for one.
+    /// Checks at the store that the key has no cooldown. Called for callers that do not wait for its end.
     async fn check_due(&self, key: &LockKey) -> Result<(), AcquireFailure> {
         let asked = self.connection.call(Op::Acquire, |server, requester| server.cooldown(requester, key));
         match timeout(CALL, asked).await {
