@@ -31,9 +31,9 @@ const SHAPES: [&str; 4] = ["guard", "guard and lock", "many guards", "guard stil
 #[test]
 fn child() {
     let Ok(spec) = std::env::var(CHILD) else { return };
-    let (threads, rest) = spec.split_once(' ').unwrap();
-    let (number, rest) = rest.split_once(' ').unwrap();
-    let (shape, url) = rest.split_once('=').unwrap();
+    let (keys, url) = spec.split_once('=').unwrap();
+    let (threads, rest) = keys.split_once(' ').unwrap();
+    let (_, shape) = rest.split_once(' ').unwrap();
     let mut runtime = match threads {
         "0" => Builder::new_current_thread(),
         _ => Builder::new_multi_thread(),
@@ -41,7 +41,7 @@ fn child() {
     let runtime = runtime.enable_all().build().unwrap();
     let out = runtime.block_on(async {
         let lock = connect(url).await.unwrap();
-        let guard = lock.key(format!("{number} k")).acquire().await.unwrap();
+        let guard = lock.key(format!("{keys} k")).acquire().await.unwrap();
         match shape {
             "guard" => drop(guard),
             "guard and lock" => {
@@ -50,7 +50,7 @@ fn child() {
                 return None;
             }
             "many guards" => {
-                let others = lock.keys((0..200).map(|n| format!("{number} k{n}"))).acquire().await.unwrap();
+                let others = lock.keys((0..200).map(|n| format!("{keys} k{n}"))).acquire().await.unwrap();
                 drop((guard, others));
             }
             _ => return Some((lock, Some(guard))),
@@ -85,12 +85,14 @@ async fn free_after_child(
     number: u32,
     shape: &str,
 ) -> Result<(), Error> {
+    // No child meets a key that an earlier one left held.
+    let keys = format!("{threads} {number} {shape}");
     let mut child = Command::new(std::env::current_exe().unwrap());
-    child.args(["child", "--exact", "--nocapture"]).env(CHILD, format!("{threads} {number} {shape}={url}"));
+    child.args(["child", "--exact", "--nocapture"]).env(CHILD, format!("{keys}={url}"));
     let status = tokio::task::spawn_blocking(move || child.stdout(Stdio::null()).status());
     assert!(status.await.unwrap().unwrap().success(), "{url}, {threads} threads, {shape}");
     for key in ["k", "k199"] {
-        other.key(format!("{number} {key}")).wait(LONG).acquire().await?.release().await?;
+        other.key(format!("{keys} {key}")).wait(LONG).acquire().await?.release().await?;
     }
     Ok(())
 }
