@@ -15,6 +15,7 @@ pub mod leader;
 pub mod ledger;
 pub mod migrate;
 pub mod outside;
+pub mod projects;
 pub mod quota;
 pub mod scheduled_job;
 pub mod stack;

@@ -30,6 +30,10 @@ const EDGES: [(&str, &str); 18] = [
     ("\u{c9}.png", "\u{c9}"),
 ];
 
+fn schema() -> String {
+    [sql(PAGE, "base name"), sql(PAGE, "schema")].concat()
+}
+
 async fn on_server(connection: &mut PgConnection, files: &[String]) -> Vec<String> {
     let bases = "SELECT base_name(file) FROM unnest($1) WITH ORDINALITY AS f (file, place) ORDER BY place";
     sqlx::query_scalar(bases).bind(files).fetch_all(connection).await.unwrap()
@@ -42,7 +46,7 @@ async fn insert(connection: &mut PgConnection, file: &str) -> sqlx::Result<()> {
 
 #[tokio::test]
 async fn variants_of_one_picture_conflict() {
-    let db = database(sql(PAGE, "schema")).await;
+    let db = database(&schema()).await;
     let mut a = db.connect().await;
     for first in HOME {
         insert(&mut a, first).await.unwrap();
@@ -57,7 +61,7 @@ async fn variants_of_one_picture_conflict() {
 
 #[tokio::test]
 async fn unusual_file_names_have_fixed_base_names() {
-    let db = database(sql(PAGE, "schema")).await;
+    let db = database(&schema()).await;
     let mut a = db.connect().await;
     for file in HOME {
         assert_eq!(base_name(file), "home", "{file}");
@@ -71,7 +75,7 @@ async fn unusual_file_names_have_fixed_base_names() {
 
 #[tokio::test]
 async fn paths_and_other_normal_forms_are_refused() {
-    let db = database(sql(PAGE, "schema")).await;
+    let db = database(&schema()).await;
     let mut a = db.connect().await;
     for refused in ["", "a/home.png", "e\u{301}.png"] {
         assert_eq!(state(&insert(&mut a, refused).await.unwrap_err()), "23514", "{refused:?}");
@@ -92,7 +96,7 @@ fn base_names_agree_in_rust_and_in_sql() {
     let file = prop::collection::vec(piece, 0..8).prop_map(|pieces| pieces.concat());
     let files = prop::collection::vec(file, 64);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    let db = runtime.block_on(database(sql(PAGE, "schema")));
+    let db = runtime.block_on(database(&schema()));
     let connection = std::cell::RefCell::new(runtime.block_on(db.connect()));
     let config = Config { cases: 64, failure_persistence: None, ..Config::default() };
     let agree = TestRunner::new(config).run(&files, |files| {
@@ -107,7 +111,7 @@ fn base_names_agree_in_rust_and_in_sql() {
 
 #[tokio::test]
 async fn any_variant_finds_the_row_by_the_index() {
-    let db = database(sql(PAGE, "schema")).await;
+    let db = database(&schema()).await;
     let mut a = db.connect().await;
     run(&mut a, "INSERT INTO picture (project_id, file) SELECT 1, 'other ' || i || '.png' FROM generate_series(1, 10000) i").await;
     insert(&mut a, "Home@2x.PNG").await.unwrap();

@@ -13,6 +13,7 @@ mod ledger;
 mod migrate;
 mod outside;
 mod pages;
+mod projects;
 mod quota;
 mod scheduled_job;
 mod stack;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::{Connection as _, PgConnection};
 use test_bounds::within;
-pub(crate) use test_servers::sql::{run, sqlstate as state, text, try_run as attempt};
+pub(crate) use test_servers::sql::{run, sqlstate as state, text, texts, try_run as attempt};
 use test_servers::{Database, fresh_database};
 
 /// Limit of a wait that only a broken server exceeds.
