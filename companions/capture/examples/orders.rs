@@ -2,8 +2,8 @@
 //!
 //! Triggers on orders, order lines and payments record each change in a change table, in the same transaction. One
 //! claim gets all changes of an order. It rebuilds the order's search row once, in the transaction that settles the
-//! claim. Changes stay for 30 days as a searchable history and are then purged. The example drops and creates its
-//! schema on each run.
+//! claim. Changes stay for 30 days as a history and are then purged. Orders and history are searched by words, with
+//! indexes. The example drops and creates its schema on each run.
 //!
 //! ```text
 //! DATABASE_URL=postgres://localhost/test cargo run -p leasehold-capture --example orders
@@ -39,14 +39,33 @@ const TABLES: &str = "
         status text NOT NULL DEFAULT 'new',
         order_id bigint, -- NULL: any order, after a TRUNCATE
         source text NOT NULL,
-        operation text NOT NULL
+        operation text NOT NULL,
+        detail jsonb NOT NULL, -- the row before and after the change
+        document tsvector GENERATED ALWAYS AS (jsonb_to_tsvector('simple', detail - 'table' - 'op', '[\"string\"]')) STORED
     );
+    CREATE INDEX change_document ON change USING gin (document);
     CREATE TABLE order_search (
         order_id bigint PRIMARY KEY,
         words text NOT NULL,
         open_amount bigint NOT NULL,
-        rebuilt bigint NOT NULL DEFAULT 1
-    )";
+        rebuilt bigint NOT NULL DEFAULT 1,
+        document tsvector GENERATED ALWAYS AS (to_tsvector('simple', words)) STORED
+    );
+    CREATE INDEX order_search_document ON order_search USING gin (document)";
+
+/// Searches the orders as they are now. Accepts the words of a search box: `pear -apple`, `"red pear"`, `pear or fig`.
+pub const SEARCH: &str = "
+    SELECT order_id, words, open_amount, rebuilt FROM order_search
+    WHERE document @@ websearch_to_tsquery('simple', $1)
+    ORDER BY ts_rank(document, websearch_to_tsquery('simple', $1)) DESC, order_id LIMIT 20";
+
+/// Searches the changes, settled or not, from the newest on. Finds first and sorts then, because a plan that reads all
+/// changes from the newest on would be slow for rare words.
+pub const SEARCH_HISTORY: &str = "
+    WITH found AS MATERIALIZED (
+        SELECT id, order_id, source, operation FROM change WHERE document @@ websearch_to_tsquery('simple', $1)
+    )
+    SELECT order_id, source, operation FROM found ORDER BY id DESC LIMIT 20";
 
 /// Rebuilds the search row of an order from the current tables and counts the rebuilds.
 const REBUILD: &str = "
@@ -63,8 +82,8 @@ const REMOVE: &str =
     "DELETE FROM order_search WHERE order_id = $1 AND NOT EXISTS (SELECT FROM orders WHERE id = $1)";
 
 const SPREAD: &str = "
-    INSERT INTO change (order_id, source, operation)
-    SELECT id, 'all', 'TRUNCATE' FROM (SELECT id FROM orders UNION SELECT order_id FROM order_search) o";
+    INSERT INTO change (order_id, source, operation, detail)
+    SELECT id, 'all', 'TRUNCATE', '{}' FROM (SELECT id FROM orders UNION SELECT order_id FROM order_search) o";
 
 #[tokio::main]
 async fn main() -> Result<()> {
@@ -73,10 +92,12 @@ async fn main() -> Result<()> {
     shop.sell().await?;
     println!("{} changes are recorded", shop.changes().await?);
     println!("an order at a time, with so many changes each: {:?}", shop.rebuild(3).await?);
-    shop.search().await?.iter().for_each(|row| println!("  {row:?}"));
+    shop.all().await?.iter().for_each(|row| println!("  {row:?}"));
     shop.clear_out().await?;
     println!("after a DELETE and a TRUNCATE: {:?}", shop.rebuild(4).await?);
-    shop.search().await?.iter().for_each(|row| println!("  {row:?}"));
+    shop.all().await?.iter().for_each(|row| println!("  {row:?}"));
+    println!("orders with a pear: {:?}", shop.search("pear").await?);
+    println!("changes with a pear: {:?}", shop.search_history("pear").await?);
     println!("{} changes are purged at once", shop.purge().await?);
     shop.let_days_pass(31).await?;
     println!("{} changes are purged after 31 days", shop.purge().await?);
@@ -103,7 +124,7 @@ fn spec() -> Result<ClaimSpec, ClaimError> {
 fn capture() -> Result<Capture, ClaimError> {
     let source = |table: &str, order: &str| {
         let source = Source::new(Table::new(table)?).copy("order_id", order);
-        Ok::<_, ClaimError>(source.constant("source", table).operation("operation"))
+        Ok::<_, ClaimError>(source.constant("source", table).operation("operation").image("detail"))
     };
     Capture::into(Table::new("change")?)
         .source(source("orders", "id")?)
@@ -121,6 +142,9 @@ pub struct Shop {
 
 /// A row of the search table: order, words, open amount, number of rebuilds.
 pub type Found = (i64, String, i64, i64);
+
+/// A change: order, source table, operation.
+pub type Changed = (Option<i64>, String, String);
 
 impl Shop {
     /// Creates the tables and the triggers.
@@ -193,8 +217,18 @@ impl Shop {
         Ok(())
     }
 
+    /// Returns the orders with these words, the best match first.
+    pub async fn search(&self, words: &str) -> Result<Vec<Found>> {
+        Ok(query_as(SEARCH).bind(words).fetch_all(&self.pool).await?)
+    }
+
+    /// Returns the changes with these words in the row before or after, the newest first.
+    pub async fn search_history(&self, words: &str) -> Result<Vec<Changed>> {
+        Ok(query_as(SEARCH_HISTORY).bind(words).fetch_all(&self.pool).await?)
+    }
+
     /// Returns the search table.
-    pub async fn search(&self) -> Result<Vec<Found>> {
+    pub async fn all(&self) -> Result<Vec<Found>> {
         let sql = "SELECT order_id, words, open_amount, rebuilt FROM order_search ORDER BY order_id";
         Ok(query_as(sql).fetch_all(&self.pool).await?)
     }

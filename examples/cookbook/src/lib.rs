@@ -17,6 +17,7 @@ pub mod migrate;
 pub mod outside;
 pub mod projects;
 pub mod quota;
+pub mod render_once;
 pub mod scheduled_job;
 pub mod stack;
 pub mod transaction;

@@ -15,6 +15,7 @@ mod outside;
 mod pages;
 mod projects;
 mod quota;
+mod render_once;
 mod scheduled_job;
 mod stack;
 mod support;

@@ -115,11 +115,15 @@ impl Assets for Bucket {
         if SystemTime::now() + ahead >= until {
             return Err(io::Error::other("403, the signature has expired"));
         }
-        self.call(|objects| drop(objects.insert(object.to_owned())))
+        self.call(|objects| {
+            objects.insert(object.to_owned());
+        })
     }
 
     async fn delete(&self, object: &str) -> io::Result<()> {
-        self.call(|objects| drop(objects.remove(object)))
+        self.call(|objects| {
+            objects.remove(object);
+        })
     }
 }
 
