@@ -54,8 +54,8 @@ usage: cargo xtask JOB
               signs of hard text in comments and documents, counted; the places of one sign; N comments with their
               items and without bodies, and half as many paragraphs, to be graded; ceilings that fall to the counts
   deps        licences, sources and duplicate versions of all dependencies
-  bench NAME  a benchmark: `bench memory`, `bench postgres`, `bench claims`, `bench companions` (middleware and
-              idempotency keys) or `bench files` (crowds of processes, beside flock)
+  bench NAME  a benchmark: `bench memory`, `bench postgres`, `bench claims`, `bench companions` (middleware,
+              idempotency keys, capture triggers) or `bench files` (crowds of processes, beside flock)
   ci          lint, deps, test, and the core of the stores' tests on the newest Postgres: what has to pass before a
               change goes in";
 

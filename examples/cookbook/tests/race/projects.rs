@@ -448,6 +448,19 @@ async fn an_upload_that_was_swept_creates_no_screen() {
 }
 
 #[tokio::test]
+async fn a_failing_queue_changes_no_flag_and_no_log() {
+    let world = World::new().await;
+    let setup = "INSERT INTO owner VALUES (OWNER, 1, 9);
+        INSERT INTO project (owner_id, name, over_quota) VALUES (OWNER, 'Old', false), (OWNER, 'New', true)";
+    world.set_up(setup, 1).await;
+    run(&world.pool, "ALTER TABLE cascade_job ADD CHECK (false)").await;
+    let failed = request_deletion(&world.pool, 1, world.id(1, "Old").await).await;
+    assert!(matches!(&failed, Err(ProjectError::Database(error)) if state(error) == "23514"), "{failed:?}");
+    assert_eq!(world.projects(1).await, "Old, New!");
+    assert_eq!(text(&world.pool, "SELECT count(*) FROM delete_log").await, "0");
+}
+
+#[tokio::test]
 async fn a_refused_workflow_changes_nothing() {
     let world = World::new().await;
     let setup = "INSERT INTO owner VALUES (OWNER, 9, 9);

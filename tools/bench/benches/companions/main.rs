@@ -1,9 +1,10 @@
-//! Measures the middleware and idempotency keys against the floor: the same work by hand, in the handler and in SQL,
-//! on the same servers, in the same rounds. Absolute figures depend on the machine and its load, ratios do not.
+//! Measures the middleware, idempotency keys and capture triggers against the floor: the same work by hand, in the
+//! handler and in SQL, on the same servers, in the same rounds. Absolute figures depend on the machine and its load, ratios do not.
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
 mod callers;
+mod captured;
 mod client;
 mod hot;
 mod requests;
@@ -59,6 +60,9 @@ async fn all(chosen: Option<&str>) {
     }
     if wanted("callers") {
         callers::measure(url, &mut rows).await;
+    }
+    if wanted("capture") {
+        captured::measure(url, &mut rows).await;
     }
     for lock in [memory, lease] {
         lock.close().await.unwrap();
