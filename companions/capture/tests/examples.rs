@@ -55,17 +55,18 @@ async fn searchable() -> (Database, orders::Shop) {
     let shop = orders::Shop::set_up(db.url()).await.unwrap();
     shop.sell().await.unwrap();
     shop.rebuild(3).await.unwrap();
+    let mut a = db.connect().await;
     run(
-        &mut db.connect().await,
+        &mut a,
         "SET search_path = leasehold_orders;
          INSERT INTO order_search (order_id, words, open_amount)
              SELECT n, 'customer-' || n || ' fig' || n, 0 FROM generate_series(1000, 20000) n;
          INSERT INTO change (status, order_id, source, operation, detail)
              SELECT 'done', n, 'order_line', 'INSERT', jsonb_build_object('new', jsonb_build_object('article', 'fig' || n))
-             FROM generate_series(1000, 20000) n;
-         VACUUM (ANALYZE) order_search, change",
+             FROM generate_series(1000, 20000) n",
     )
     .await;
+    run(&mut a, "VACUUM (ANALYZE) order_search, change").await;
     (db, shop)
 }
 
