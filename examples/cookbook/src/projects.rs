@@ -83,7 +83,7 @@ impl ProjectError {
     }
 }
 
-/// An object store. Its writes have a time limit, as presigned URLs do.
+/// An object store whose writes have a time limit, as presigned URLs do.
 pub trait Assets: Sync {
     /// The store's error.
     type Error: Error + Send + Sync + 'static;
