@@ -98,7 +98,7 @@ async fn change_table(pool: &PgPool, name: &str) {
             status text NOT NULL DEFAULT 'new', order_id bigint, source text NOT NULL, operation text NOT NULL)"
     );
     pool.execute(sqlx::raw_sql(AssertSqlSafe(table))).await.unwrap();
-    let spec = ClaimSpec::builder(Table::new(&format!("{name}_change")).unwrap())
+    let spec = ClaimSpec::builder(Table::new(format!("{name}_change")).unwrap())
         .state("status", States::text(["new"], "done").taken("in_progress").failed("failed"))
         .lease_columns("owner", "epoch", "lease_until")
         .notify_on_insert(false)
@@ -108,7 +108,7 @@ async fn change_table(pool: &PgPool, name: &str) {
 }
 
 async fn capture(pool: &PgPool, name: &str, count: usize) {
-    let mut capture = Capture::into(Table::new(&format!("{name}_change")).unwrap());
+    let mut capture = Capture::into(Table::new(format!("{name}_change")).unwrap());
     for number in 0..count {
         let table = format!("{name}_{number}");
         let source = Source::new(Table::new(&table).unwrap()).copy("order_id", "order_id");
