@@ -5,7 +5,7 @@
 //! The database here is a directory with a file of rows. A lock on the directory makes a transaction. With a
 //! real database each closure below is one transaction, and the comments show its statements.
 
-#![allow(clippy::incompatible_msrv)] // Locks on files are of Rust 1.89; this is no part of the library.
+#![allow(clippy::incompatible_msrv)] // This example needs the file locks of Rust 1.89, the library does not.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -126,8 +126,8 @@ fn milliseconds(ttl: Option<Duration>) -> u64 {
 
 type Job = Box<dyn FnOnce(&Path) + Send>;
 
-/// One connection with a thread, because its calls block. The thread keeps the calls in order, so that a
-/// release does not overtake the acquire that was given up before.
+/// A client: one connection, with a thread because calls of the database block. The thread keeps the calls in order,
+/// because a release must not overtake the abandoned acquire that it undoes.
 #[derive(Debug)]
 struct Client {
     directory: PathBuf,
@@ -185,7 +185,7 @@ impl Backend for Client {
         &self.capabilities
     }
 
-    /// Short in tests, because a case on a silent store waits for this limit.
+    /// Shortens the time limit of a call for tests, because a case on a silent store waits for it.
     fn timing(&self) -> Timing {
         let mut timing = Timing::default();
         timing.request_timeout = Duration::from_secs(2);
@@ -250,7 +250,7 @@ struct SqlHarness {
 
 impl Drop for SqlHarness {
     fn drop(&mut self) {
-        // A failure leaves a directory among the temporary files.
+        // Ignores a failure, which only leaves a directory among the temporary files.
         let _ = fs::remove_dir_all(&self.directory);
     }
 }

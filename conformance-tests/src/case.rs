@@ -148,7 +148,7 @@ impl Need {
         time: Time,
         child_test: bool,
     ) -> CaseDecision {
-        // Missing capabilities come first, because the refusal needs no faults.
+        // Checks for missing capabilities before missing abilities, because the test of a refusal needs no faults.
         for need in needs {
             if need.undeclared(has) {
                 return CaseDecision::Refusal(*need);

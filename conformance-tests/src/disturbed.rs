@@ -223,7 +223,7 @@ async fn travels(latency: Duration) {
     }
 }
 
-/// Runs `call` after `by` in a separate task, so that it runs even if the caller is dropped. A sent request
+/// Runs `call` after the delay `by` in a separate task, so that it runs even if the caller is dropped. A sent request
 /// cannot be recalled. A wait is different, because it ends with its caller.
 async fn arriving<T, F>(op: Op, by: Duration, call: F) -> T
 where
@@ -286,7 +286,7 @@ impl<B: Backend> fmt::Display for Disturbed<B> {
 /// An injected error of a call or of a single request.
 struct InjectedFailure {
     error: Error,
-    /// Set if the backend reports that nothing was started.
+    /// Whether the backend reports that nothing was started, so that the engine has nothing to undo.
     refused: bool,
 }
 
@@ -365,7 +365,7 @@ impl<B: Backend> Backend for Disturbed<B> {
         self.each(Op::Renew, holds, |hold| &hold.key, call, InjectedFailure::error).await
     }
 
-    /// Not scripted, because the scripts count renewals, but silent with the rest.
+    /// Ignores scripted faults, because these count renewals. During a silence it hangs like every other call.
     async fn look(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
         self.script.heard().await;
         let answers = self.inner.look(holds).await;

@@ -93,7 +93,7 @@ pub trait Harness: Debug + Send + Sync {
 
 /// The clock that the store and its engine follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(clippy::exhaustive_enums)] // Time can be paused or not.
+#[allow(clippy::exhaustive_enums)] // A third variant cannot follow, because time is paused or not.
 pub enum Time {
     /// The clock of tokio. Each case runs on one thread with paused time, so that hours pass at once.
     Virtual,

@@ -40,7 +40,7 @@ impl<'a> Run<'a> {
         self
     }
 
-    /// Runs so many cases at a time. In real time cases mostly wait, so that many can run in parallel.
+    /// Runs `threads` cases at a time. In real time cases mostly wait, so that many can run in parallel.
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = threads.max(1);
         self

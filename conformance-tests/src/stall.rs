@@ -26,7 +26,7 @@ pub(crate) struct StallWatch {
 #[derive(Debug, Default)]
 struct WakeupDelays {
     is_over: AtomicBool,
-    /// The time since the start at which the thread was last awake. All three are in nanoseconds.
+    /// The time since the start at which the thread was last awake. This and the next two delays are in nanoseconds.
     awake: AtomicU64,
     longest: AtomicU64,
     total: AtomicU64,

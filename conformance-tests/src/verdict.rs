@@ -14,13 +14,13 @@ use crate::runner::runtime;
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Verdict {
-    /// It was tried, and no case has refuted it.
+    /// The subject was tested, and no case refuted it.
     Proven,
-    /// It was not tried, or only in part.
+    /// The subject was not tested, or only in part.
     Unproven,
     /// A case failed, perhaps because of the machine.
     Inconclusive,
-    /// A case has refuted it.
+    /// A case refuted the subject.
     Failed,
 }
 
@@ -82,7 +82,7 @@ impl fmt::Display for Verdict {
 pub struct Declaration {
     /// The declaration with its bound, for people.
     pub text: String,
-    /// The reason why it cannot be tried completely.
+    /// The reason why the harness cannot test the declaration completely. `None` if it can.
     pub hindrance: Option<String>,
     concerns: TriedBy,
 }

@@ -53,7 +53,7 @@ pub(crate) async fn dropped_waits(cx: &Context) {
     let c = cx.client().await;
     let mut guards = Vec::new();
     for polls in 0..6 {
-        // Behind a holder in another client, and behind one in the same client.
+        // Waits behind a holder in another client, then behind a holder in the same client.
         for lock in [&b, &a] {
             let key = cx.key();
             guards.push(cx.take(&a, &key).await);
@@ -145,12 +145,12 @@ pub(crate) async fn unpolled_releases(cx: &Context) {
     let key = cx.key();
     drop(cx.take(&a, &key).await.release());
     cx.undone(&b, &key).await;
-    // The release future of a bare grant, because wrappers hold grants. `free_within` waits because the store knows
-    // slightly before the releasing client that the key is free.
+    // Drops the release future of a bare grant too, because wrappers hold grants. `free_within` waits, because the
+    // client learns of its own release slightly after the store.
     let undo = cx.capabilities().undo;
     drop(cx.free_within(&a, &key, undo).await.into_grant().release());
     cx.undone(&b, &key).await;
-    // The release future of several guards.
+    // Drops the release future of several guards.
     let other = cx.key();
     let guards = [cx.free_within(&a, &key, undo).await, cx.take(&a, &other).await];
     drop(MultiGuard::from_iter(guards).release());
@@ -313,7 +313,8 @@ pub(crate) async fn dropped_acquires_of_a_disturbed_store(cx: &Context) {
     let b = cx.client().await;
     for fault in disturbances(cx) {
         for polls in 0..8 {
-            // A separate client, because a call dropped early leaves its fault to the next call.
+            // Uses a new client each time, because a call that is dropped early leaves its scripted fault to the
+            // client's next call.
             let a = cx.faulty().await;
             let key = cx.key();
             a.faults.script(Op::Acquire, fault);
@@ -365,7 +366,7 @@ fn disturbances(cx: &Context) -> Vec<Fault> {
         Fault::LoseReply,
     ];
     if cx.is_virtual() {
-        // Only in virtual time, because each takes a call's whole time limit.
+        // Adds the faults without any reply only in virtual time, because each takes a call's whole time limit.
         faults.extend([Fault::Hang, Fault::LoseReplyHang]);
     }
     faults
@@ -376,7 +377,7 @@ async fn is_mended(cx: &Context, a: &FaultyClient, b: &Arc<dyn Lock>, key: &Lock
     let guard = cx.free_within(b, key, cx.call_limit()).await;
     cx.settle().await;
     if let Ok(Some(second)) = attempt_at(&a.lock, key).await {
-        // An error is tolerated, because it can be a fault that the dropped call did not use.
+        // Tolerates an error, because it can be a scripted fault that the dropped call did not use.
         panic!("granted while held: {second:?}");
     }
     cx.give(guard).await;

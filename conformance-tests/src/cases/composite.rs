@@ -281,7 +281,7 @@ pub(crate) async fn is_released_in_one_call(cx: &Context) {
     let b = cx.client().await;
     let keys = cx.some_keys(KEYS);
     let guards = a.lock.keys(&keys).acquire().await.expect("free keys");
-    // While faults are scripted, a store that could answer without I/O makes calls instead.
+    // Scripts faults without effect, because a client then makes calls even if it could answer without I/O.
     for _ in 0..KEYS {
         a.faults.script(Op::Release, Fault::Pass);
     }
@@ -317,7 +317,7 @@ pub(crate) async fn a_release_frees_the_others_of_one_that_was_purged(cx: &Conte
         let keys = cx.some_keys(3);
         let guards = a.lock.keys(&keys).acquire().await.expect("free keys");
         assert!(cx.faults().purge(&keys[purged]).await, "there was no hold of {} to purge", keys[purged]);
-        // While faults are scripted, a store that could answer without I/O makes calls instead.
+        // Scripts faults without effect, because a client then makes calls even if it could answer without I/O.
         for _ in &keys {
             a.faults.script(Op::Release, Fault::Pass);
         }
@@ -360,7 +360,7 @@ pub(crate) async fn an_error_names_the_key_that_failed(cx: &Context) {
                 cx.give(cx.free_within(&b, key, cx.call_limit()).await).await;
             }
         }
-        // The same for a release.
+        // Checks the same for a release.
         let keys = cx.some_keys(3);
         let guards = a.lock.acquire_all(&keys, &cx.patient()).await.expect("free keys");
         a.faults.script_key(Op::Release, &keys[failing], Fault::Error(ErrorKind::Unavailable));

@@ -41,13 +41,13 @@ pub(crate) async fn runs_at_most_once_per_window(cx: &Context) {
         let early = due_in(&b, &key, window).await;
         if before.elapsed() < window {
             let retry_after = early.expect("ran twice in one window");
-            // A store can round up to its clock's granularity.
+            // Tolerates a store that rounds the cooldown up to its clock's granularity.
             let rounding = if cx.is_virtual() { Duration::ZERO } else { Duration::from_millis(2) };
             let most = window.saturating_sub(asked - granted) + rounding;
             assert!(retry_after <= most, "{retry_after:?} is more than {most:?}");
             tokio::time::sleep_until(granted + window + Duration::from_millis(2)).await;
         } else {
-            // The machine was too slow, so this call ran in the next window.
+            // The machine was too slow, so this call came after the cooldown and ran.
             tokio::time::sleep(window).await;
         }
     }
@@ -58,7 +58,8 @@ pub(crate) async fn outlives_many_other_keys(cx: &Context) {
     let (a, b) = cx.two().await;
     let (key, hour) = (cx.key(), Duration::from_secs(3_600));
     assert_eq!(due_in(&a, &key, hour).await, None, "due, and did not run");
-    // So many that a store which forgets unused keys starts to do so, although their windows last too.
+    // Runs so many other keys that a store which forgets unused keys starts to forget, although their cooldowns still
+    // last.
     for other in cx.some_keys(cx.many(2_500, 100)) {
         assert_eq!(due_in(&b, &other, hour).await, None, "due, and did not run");
     }
@@ -316,8 +317,8 @@ pub(crate) async fn is_moved_by_no_renewal(cx: &Context) {
     cx.give(cx.take(&b, &key).await).await;
 }
 
-/// A grant that reached no caller ends with its window, because nothing ran. A store that keeps the window returns
-/// `NotDue` to the next caller of either client.
+/// If a grant reaches no caller, the grant and its cooldown are undone, because nothing ran. A store that keeps the
+/// cooldown returns `NotDue` to the next caller of either client.
 pub(crate) async fn goes_with_an_attempt_that_is_undone(cx: &Context) {
     let a = cx.faulty().await;
     let b = cx.client().await;

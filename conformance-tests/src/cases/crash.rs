@@ -200,7 +200,7 @@ mod on_unix {
 #[cfg(not(unix))]
 pub(crate) use elsewhere::*;
 
-/// Never run, because these cases need Unix signals.
+/// Empty cases for systems without Unix signals, on which the suite never runs these cases.
 #[cfg(not(unix))]
 mod elsewhere {
     use crate::context::Context;

@@ -41,7 +41,7 @@ pub(crate) async fn no_name_shows_a_password(cx: &Context) {
     let guard = cx.take(&a, &key).await;
     let error = fails(acquire_for(&b, &key, Duration::ZERO).await, &[ErrorKind::Timeout]);
     for text in [a.to_string(), format!("{a:?}"), error.to_string(), format!("{error:?}"), format!("{guard:?}")] {
-        // scheme://user:password@host
+        // Finds the password in `scheme://user:password@host`.
         let password = text.split("://").skip(1).find_map(|rest| {
             let authority = rest.split(['/', ' ', '"']).next()?;
             authority.split_once('@')?.0.split_once(':')
@@ -158,7 +158,7 @@ pub(crate) async fn a_failing_store_is_not_held(cx: &Context) {
         assert_eq!(error.is_retryable(), kind.is_transient());
         assert_eq!(error.key(), Some(&key), "{error:?}");
         assert!(error.store().is_some(), "{error:?}");
-        // Another key, because the first key's attempt might still have to be undone.
+        // Tries another key too, because the attempt at the first key might still have to be undone.
         let other = cx.key();
         a.faults.script(Op::Acquire, Fault::Error(kind));
         let zero = AcquireOptions::new().wait(Duration::ZERO);

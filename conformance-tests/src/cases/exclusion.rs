@@ -58,7 +58,7 @@ pub(crate) async fn acquiring_what_one_holds_waits(cx: &Context) {
 pub(crate) async fn different_keys_do_not_exclude_each_other(cx: &Context) {
     let (a, b) = cx.two().await;
     let mut guards = Vec::new();
-    // `at_once`, because a store can need a connection per hold.
+    // Limits the number of keys by `at_once`, because a store can need a connection per hold.
     for (i, key) in cx.some_keys(cx.at_once(cx.many(300, 100))).iter().enumerate() {
         guards.push(cx.take(if i % 2 == 0 { &a } else { &b }, key).await);
     }
@@ -202,7 +202,7 @@ pub(crate) async fn an_idle_holder_keeps_the_lock(cx: &Context) {
     let key = cx.key();
     let guard = cx.take(&a, &key).await;
     let lease = cx.capabilities().lease.and_then(|l| l.default).unwrap_or(cx.ttl());
-    // In virtual time three leases, which is longer than any internal interval.
+    // Idles for three leases in virtual time, which is longer than any internal interval.
     let idle = if cx.is_virtual() { lease * 3 } else { (lease * 3).min(Duration::from_secs(3)) };
     let looks = 12;
     for _ in 0..looks {

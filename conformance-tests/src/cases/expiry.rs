@@ -73,7 +73,7 @@ pub(crate) async fn an_unrenewed_lease_does_not_end_sooner(cx: &Context) {
     for tenths in [3, 6, 9] {
         tokio::time::sleep_until(old.asked + cx.ttl() * tenths / 10).await;
         let attempt = b.try_acquire(&key, &AcquireOptions::new()).await.expect("a held key is no error");
-        // On a slow machine the try can come after the lease's end.
+        // Checks only a try before the lease's end, because a slow machine can delay the try.
         if old.asked.elapsed() < cx.ttl() {
             assert!(attempt.is_none(), "a lease was taken over after {tenths} tenths of its TTL");
         }
@@ -325,9 +325,9 @@ pub(crate) async fn a_late_answer_claims_no_more_than_the_truth(cx: &Context) {
     let a = cx.faulty().await;
     let b = cx.client().await;
     let key = cx.key();
-    // Shorter than a call's time limit.
+    // The delay of the reply, shorter than a call's time limit.
     let late = (cx.ttl() / 3).min(Duration::from_secs(3));
-    // So short that no safety margin hides a claim that counts from the late answer.
+    // The TTL is so short that no safety margin hides a guard that counts its lease from the late reply.
     let lease = cx.lease();
     let ttl = (late * 4).clamp(lease.min, lease.max);
     // The store grants at once and replies late, so the lease already runs.
@@ -337,14 +337,14 @@ pub(crate) async fn a_late_answer_claims_no_more_than_the_truth(cx: &Context) {
     let most = || ttl.saturating_sub(sent.elapsed());
     let claimed = guard.remaining().expect("a lease has an end");
     assert!(claimed <= most() + cx.interval(), "claims {claimed:?} of a lease with {:?} left", most());
-    // The same for a renewal, and then silence, so that no later renewal corrects the claim.
+    // Delays the reply to a renewal too, then silences the store, so that no later renewal corrects the guard.
     a.faults.script(Op::Renew, Fault::DelayReply(late));
     let sent = Instant::now();
     guard.renew().await.expect("held until now");
     let claimed = guard.remaining().expect("a lease has an end");
     a.faults.silence(true);
     if cx.is_virtual() {
-        // Only in virtual time, because in real time an automatic renewal can come first.
+        // Checks this only in virtual time, because in real time an automatic renewal can come first.
         let most = ttl.saturating_sub(sent.elapsed());
         assert!(claimed <= most, "claims {claimed:?} of a lease with {most:?} left");
     }
@@ -366,7 +366,7 @@ pub(crate) async fn a_ttl_counts_to_the_millisecond(cx: &Context) {
     client.faults.silence(true);
     tokio::time::sleep_until(asked + ttl - Duration::from_millis(50)).await;
     let early = attempt_at(&b, &key).await.expect("a held key is no error");
-    // On a slow machine the try can come after the lease's end.
+    // Checks only a try before the lease's end, because a slow machine can delay the try.
     if asked.elapsed() < ttl {
         assert!(early.is_none(), "a lease of {ttl:?} was taken over {:?} after it was asked for", asked.elapsed());
     }

@@ -16,7 +16,7 @@ use crate::harness::Op;
 
 pub(crate) async fn first_come_first_served_in_one_client(cx: &Context) {
     let (a, b) = cx.two().await;
-    // Behind a holder in another client, and behind one in the same client.
+    // Waits behind a holder in another client, then behind a holder in the same client.
     for holder in [&a, &b] {
         let key = cx.key();
         let guard = cx.take(holder, &key).await;
@@ -48,8 +48,8 @@ pub(crate) async fn first_come_first_served_across_clients(cx: &Context) {
     cx.settle().await;
     assert!(waiters.iter().all(|w| !w.is_done()), "granted out of order");
     cx.give(second).await;
-    // The rest release on their own, because their order is not fixed: second waiters of a client reach the store
-    // only now.
+    // The other waiters are awaited together, because their order is not fixed: the second waiter of a client reaches
+    // the store only now.
     let rest = waiters.into_iter().map(async |waiter| waiter.outcome().await.map(drop));
     for outcome in cx.within("each grant", cx.handover() * 5, futures_util::future::join_all(rest)).await {
         outcome.expect("each is granted");
@@ -260,7 +260,8 @@ async fn starves(cx: &Context, hot: &Arc<dyn Lock>, waiting: &Arc<dyn Lock>, ask
         stop.store(true, Ordering::SeqCst);
         cx.give(guard).await;
         let grants = cx.within("the end of the loop", cx.handover() * 20, joined(looping)).await;
-        // Not for tiny windows, because so short a budget ends before a waiter that polls has its turn.
+        // Does not count the loop's grants if its wait budget is tiny, because a waiter that polls can miss many turns
+        // then.
         if !matches!(ask, Ask::TinyWindow) {
             passed_by(cx, grants, &format!("{ask:?}, {end:?}"));
         }
@@ -426,7 +427,7 @@ pub(crate) async fn a_release_reaches_a_waiter_without_wake_ups(cx: &Context) {
         cx.sleep(cx.handover() / 3).await;
         cx.give(guard).await;
         cx.give(waiter.granted(cx, cx.handover()).await).await;
-        // The same for a dropped guard.
+        // Checks the same for a dropped guard.
         let guard = cx.take(&a.lock, &key).await;
         let waiter = cx.queue(&b.lock, &key).await;
         drop(guard);
@@ -470,7 +471,7 @@ async fn newcomers_come_after_the_queue(cx: &Context, key: &LockKey, time: Durat
     let (queued, newcomer) = cx.two().await;
     let (begun, options) = (Instant::now(), cx.leased());
     let mut waiting = pin!(queued.acquire(key, &options));
-    // Long enough for the request to reach a remote store.
+    // Polls the acquire for long enough that its request reaches a remote store.
     let early = tokio::time::timeout(cx.settling().max(Duration::from_millis(20)), &mut waiting).await;
     assert!(early.is_err(), "nobody else has the key yet: {early:?}");
     while begun.elapsed() < time + cx.ttl() / 2 {

@@ -53,7 +53,7 @@ pub(crate) async fn grows_with_local_hand_overs(cx: &Context) {
     let guard = cx.take(&b, &key).await;
     seen.pass(&guard, "the first");
     cx.give(guard).await;
-    // More grants than a block of tokens that a store reserves.
+    // Makes more grants than the tokens that a store reserves at a time.
     let n = cx.many(2_500, 200);
     let mut guard = cx.take(&a, &key).await;
     seen.pass(&guard, "taken after another client");
@@ -125,8 +125,8 @@ pub(crate) async fn grows_across_many_other_keys(cx: &Context) {
     let key = cx.key();
     let mut seen = Watermark::default();
     for _ in 0..2 {
-        // So many keys that a counter per key and a counter over all keys are far apart. A switch between them would
-        // show.
+        // Uses so many keys that a counter per key and a counter over all keys are far apart, so that a switch between
+        // them shows.
         for _ in 0..3 {
             let guard = cx.take(&lock, &key).await;
             seen.pass(&guard, "taken after many other keys");

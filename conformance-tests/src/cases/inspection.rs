@@ -158,7 +158,7 @@ pub(crate) async fn listing_takes_nothing(cx: &Context) {
     }
     let guard = cx.take(&a, &key).await;
     let listed = admin.list(&ListQuery::new()).await.expect("the store answers");
-    // Not compared with the key, because names can appear later or never.
+    // Checks only that a held key is listed, because a key's name can appear later or never.
     assert!(listed.iter().any(KeyInfo::is_held), "a held key is not listed: {listed:?}");
     cx.give(guard).await;
 }

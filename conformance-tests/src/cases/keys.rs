@@ -181,7 +181,7 @@ pub(crate) async fn similar_ones_at_once(cx: &Context) {
     let (a, b) = cx.two().await;
     let n = cx.at_once(cx.many(1_500, 400));
     let mut guards = Vec::new();
-    // Numbers, bits and repetitions, because narrow or weak hashes confuse these.
+    // Makes keys of numbers, bits and repetitions, because narrow or weak hashes confuse these.
     let texts = (0..n).map(|i| match i % 3 {
         0 => format!("k{i}"),
         1 => format!("{i:b}"),
@@ -218,7 +218,7 @@ pub(crate) async fn hashing_is_declared(cx: &Context) {
     if let KeyIdentity::Hashed { bits } = cx.capabilities().keys {
         assert!(bits >= 32, "a hash of {bits} bits takes many keys for each other");
     }
-    // Golden vectors, because the store must get the same text from every version and platform.
+    // Compares with fixed texts, because the store must get the same text from every version and platform.
     assert_eq!(LockKey::from_parts(["ledger", "42"]).expect("valid").as_str(), "ledger:42");
     assert_eq!(LockKey::from_parts(["a:b%", "c"]).expect("valid").as_str(), "a%3Ab%25:c");
     assert_eq!(key("42").in_namespace("a:b").expect("valid").as_str(), "a%3Ab:42");

@@ -124,7 +124,7 @@ pub(crate) async fn a_silent_store_does_not_delay_it(cx: &Context) {
     let a = cx.faulty().await;
     let key = cx.key();
     let guard = cx.take_with(&a.lock, &key, &cx.leased()).await;
-    // Well into a renewed lease.
+    // Sleeps until well into a renewed lease.
     cx.sleep(cx.ttl() * 3 / 2).await;
     assert_eq!(guard.validity(), Validity::Valid);
     a.faults.silence(true);
@@ -133,7 +133,7 @@ pub(crate) async fn a_silent_store_does_not_delay_it(cx: &Context) {
     assert_eq!(reason, LossReason::Expired);
     assert_eq!(guard.validity(), Validity::Lost);
     if cx.is_virtual() {
-        // Less than a TTL, because the last answered renewal was sent before the silence.
+        // The loss takes less than a TTL, because the last answered renewal was sent before the silence.
         assert!(silent.elapsed() < cx.ttl(), "{:?}", silent.elapsed());
     }
     // A try at another key gets no answer either, but ends with an error.
@@ -333,7 +333,7 @@ pub(crate) async fn a_late_word_of_an_older_grant_is_none_of_the_next(cx: &Conte
             cx.give(guard).await;
         }
     }
-    // A report that names both of the current grant ends it.
+    // A report with the key and the holder id of the current grant ends the grant.
     let guard = cx.take(&a.lock, &key).await;
     a.faults.tell_lost(&key, guard.holder(), LossReason::SessionLost);
     cx.within("the lost signal", cx.capabilities().loss_detection, guard.lost()).await;

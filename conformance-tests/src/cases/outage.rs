@@ -201,7 +201,7 @@ pub(crate) async fn a_failure_that_is_over_is_forgotten(cx: &Context) {
         a.faults.script(Op::Acquire, Fault::Refuse(ErrorKind::Unavailable));
     }
     let patient = cx.queue(&a.lock, &key).await;
-    // Three growing pauses and a poll.
+    // Sleeps for three growing pauses and a poll.
     cx.sleep(Duration::from_secs(2) + cx.handover()).await;
     cx.held(&a.lock, &key).await;
     let gives_up = cx.queue_with(&a.lock, &key, cx.patient().give_up_on_failure()).await;
@@ -232,8 +232,8 @@ pub(crate) async fn those_who_give_up_ask_once(cx: &Context) {
     }
 }
 
-/// An acquire with `give_up_on_failure` behind a waiter of the same client must end with that waiter's
-/// failure.
+/// If the store fails a waiter, an acquire with `give_up_on_failure` behind it in the same client must fail at once
+/// with the same error.
 pub(crate) async fn those_who_give_up_wait_for_no_outage_of_others(cx: &Context) {
     let a = cx.faulty().await;
     let key = cx.key();

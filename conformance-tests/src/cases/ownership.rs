@@ -94,7 +94,7 @@ pub(crate) async fn a_failed_attempt_is_undone_not_doubled(cx: &Context) {
         a.faults.script(Op::Acquire, fault);
         let attempt = attempt_at(&a.lock, &key);
         match cx.within("a try without a reply", cx.call_limit(), attempt).await {
-            // It repeated the attempt with the same id and found its grant.
+            // The client repeated the attempt with the same id and found its grant.
             Ok(Some(guard)) => {
                 cx.held(&b, &key).await;
                 cx.give(guard).await;

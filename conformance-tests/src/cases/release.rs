@@ -103,7 +103,7 @@ pub(crate) async fn drop_needs_no_runtime(cx: &Context) {
     for key in &keys {
         guards.push(cx.take(&a, key).await);
     }
-    // One thread each, because two panics during one unwinding abort the process.
+    // Drops each guard on a separate thread, because two panics during one unwinding abort the process.
     for guard in guards {
         let dropped = std::thread::spawn(move || {
             let start = std::time::Instant::now();
@@ -124,7 +124,7 @@ pub(crate) async fn drop_does_not_free_a_successor(cx: &Context) {
     let key = cx.key();
     drop(cx.take(&a, &key).await);
     let guard = cx.free_within(&b, &key, cx.capabilities().undo).await;
-    // Longer than any remaining work for the first grant.
+    // Watches for longer than any remaining work for the first grant takes.
     for _ in 0..5 {
         cx.sleep(cx.capabilities().undo.min(cx.ttl()) / 2).await;
         cx.held(&c, &key).await;
@@ -200,8 +200,8 @@ pub(crate) async fn a_retried_release_spares_the_successor(cx: &Context) {
         (Fault::LoseReplyHang, &a.lock),
     ] {
         let guard = cx.take(&a.lock, &key).await;
-        // In real time one call that hangs takes the whole limit of the store, and the next grant would meet
-        // the remaining faults.
+        // Scripts only one fault in real time, because a call that hangs takes the store's whole time limit, and the
+        // next grant would run into the other faults.
         for _ in 0..cx.many(3, 1) {
             a.faults.script(Op::Release, fault);
         }
@@ -365,7 +365,7 @@ pub(crate) async fn is_repeated_for_as_long_as_the_store_may_hold_the_key(cx: &C
         } else {
             fails(cx.within("a release on a silent store", cx.call_limit(), guard.release()).await, &UNCONFIRMED);
         }
-        // Longer than twice the original lease.
+        // Sleeps for longer than twice the original lease.
         cx.sleep(ttl * if cx.is_virtual() { 10 } else { 3 }).await;
         a.faults.silence(false);
         cx.give(cx.free_within(&b, &key, cx.call_limit()).await).await;

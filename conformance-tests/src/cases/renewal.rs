@@ -63,7 +63,7 @@ pub(crate) async fn by_hand_extends(cx: &Context) {
     let key = cx.key();
     let guard = cx.take_with(&lock, &key, &cx.leased()).await;
     for _ in 0..5 {
-        // Before the next automatic renewal.
+        // Sleeps for less than the time until the next automatic renewal.
         cx.sleep(cx.ttl() / 5).await;
         let before = guard.remaining().expect("a lease has an end");
         guard.renew().await.expect("held until now");
@@ -95,7 +95,7 @@ pub(crate) async fn counts_to_the_millisecond(cx: &Context) {
     if ttl <= bounds.max {
         renewed_then_silent(cx, Some(ttl), ttl).await;
     }
-    // In case the bounds allow no longer TTL.
+    // Tests a shorter TTL too, in case the bounds allow no longer one.
     let ttl = (cx.ttl() * 9 / 10).saturating_sub(Duration::from_millis(100)).max(bounds.min);
     renewed_then_silent(cx, Some(ttl), ttl).await;
 }
@@ -183,7 +183,7 @@ pub(crate) async fn another_ttl_stays_in_force(cx: &Context) {
     let guard = cx.take_with(&a, &key, &cx.leased()).await;
     let shorter = (cx.ttl() / 2).max(cx.lease().min);
     guard.renew_for(shorter).await.expect("held until now");
-    // The automatic renewals use the shorter TTL.
+    // The automatic renewals must use the shorter TTL, so this watches twelve thirds of it.
     for _ in 0..12 {
         cx.sleep(shorter / 3).await;
         assert_eq!(guard.validity(), Validity::Valid);

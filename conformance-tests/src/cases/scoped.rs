@@ -65,7 +65,7 @@ pub(crate) async fn a_panic_releases_and_goes_on(cx: &Context) {
     let key = cx.key();
     let run = a.key(&key).run(async |_| {
         tokio::task::yield_now().await;
-        // Not `panic!`, because its hook would print a failure.
+        // Panics without `panic!`, because its hook would print a failure.
         std::panic::resume_unwind(Box::new("the body's panic"))
     });
     let outcome: Result<Result<(), _>, _> = AssertUnwindSafe(run).catch_unwind().await;

@@ -70,7 +70,7 @@ pub(crate) async fn waiters_end_with_closed(cx: &Context) {
     for _ in 0..50 {
         waiters.push(cx.queue(&b, &key).await);
     }
-    // These wait behind a holder of the closing client.
+    // The next waiters wait behind a holder of the closing client itself.
     let held = cx.take(&b, &own).await;
     waiters.push(cx.queue(&b, &own).await);
     waiters.push(cx.queue_with(&b, &own, AcquireOptions::new().wait_forever()).await);
@@ -243,7 +243,7 @@ pub(crate) async fn a_lost_runtime_is_told(cx: &Context) {
     fails(cx.within("a try without a runtime", cx.call_limit(), attempt).await, &[ErrorKind::Closed]);
     let has = cx.capabilities();
     if has.lease.is_none() && has.crash_release.is_none() {
-        // Released at the end of the runtime, if there was time. Otherwise an operator ends the hold.
+        // The engine released the hold at the end of its runtime if it had time. Otherwise an operator ends the hold.
         let admin = b.admin().expect("a store that never lets go by itself has a way out");
         admin.force_release(&key, holder).await.expect("the store answers");
     }

@@ -92,7 +92,7 @@ pub(crate) async fn a_hundred_keys_held_for_long(cx: &Context) {
         .enumerate()
         .map(|(i, key)| {
             let (lock, key, options) = (clients[i % 3].clone(), key.clone(), cx.patient());
-            // Longer than any renewal interval.
+            // Holds each key for longer than any renewal interval.
             let long = cx.ttl() + Duration::from_millis(i as u64);
             tokio::spawn(async move {
                 let guard = lock.acquire(&key, &options).await.expect("a free key");

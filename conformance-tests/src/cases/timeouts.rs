@@ -41,7 +41,7 @@ pub(crate) async fn fires_when_due(cx: &Context) {
     let guard = cx.take(&a, &key).await;
     let budgets = if cx.is_virtual() { vec![7, 150, 1_000, 29_000, 600_000] } else { vec![50, 300, 1_000] };
     for budget in budgets.into_iter().map(Duration::from_millis) {
-        // Behind a holder of another client, then behind one of the same client.
+        // Waits behind a holder of another client, then behind a holder of the same client.
         for lock in [&b, &a] {
             let waiting = acquire_for(lock, &key, budget);
             let (outcome, took) = cx.timed(cx.within("a budgeted wait", budget, waiting)).await;

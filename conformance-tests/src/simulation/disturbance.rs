@@ -148,7 +148,7 @@ impl Disturbances {
     /// Draws a random set, with few classes in some schedules and many in others.
     pub(super) fn draw(dice: &mut Rng) -> Self {
         let likely = [0.15, 0.4, 0.8][dice.usize(..3)];
-        // Drawn elsewhere, so that the schedules of known seeds stay the same.
+        // These classes are drawn elsewhere, so that the schedules of known seeds stay the same.
         let apart = |one: &Disturbance| matches!(one, D::Away | D::Stop);
         let such = Disturbance::ALL.iter().filter(|(one, _)| !apart(one) && dice.f64() < likely);
         such.fold(Self::none(), |set, (one, _)| set.with(*one))

@@ -173,8 +173,8 @@ impl Judge {
         }
         // The reply to a grant that an operator has ended can arrive during the cooldown of a later grant.
         let forced = state.forced.contains_key(&of.key);
-        // So can the reply to a client whose clocks stopped, because it does not notice that the hold has
-        // ended.
+        // The reply to a client whose clocks stopped can arrive then too, because the client does not notice that its
+        // hold has ended.
         let stopped = of.turns.went_on().is_some_and(|at| at.elapsed() < LONGEST_TTL);
         if !forced && !stopped && state.cools_until.get(&of.key).is_some_and(|until| now < *until) {
             state.violation(self.start, "C16", &format!("{} was granted during its cooldown", of.key));
@@ -223,7 +223,7 @@ impl Judge {
         let mut state = self.lock();
         let Some(mut of) = state.calls.remove(&call) else { return };
         let kind = error.kind();
-        // Not known in this case, because the call can fail before it finds the cooldown.
+        // After such an error the call need not end with `NotDue`, because it can fail before it finds the cooldown.
         of.is_known &=
             !matches!(kind, ErrorKind::Unavailable | ErrorKind::OutcomeUnknown | ErrorKind::Capacity);
         self.check_answer_time(&mut state, &of);
@@ -299,8 +299,8 @@ impl Judge {
         let bounded = state.guard(guard.holder()).is_none_or(|guard| guard.max_hold.is_some());
         drop(state);
         let short = left.is_some_and(|left| left < least) && guard.validity().is_held();
-        // Not checked with a maximum hold, or with disturbed calls: a shorter renewal of unknown outcome
-        // limits later ones.
+        // Skips the check with a maximum hold, which limits the lease, and with disturbed calls, because a shorter
+        // renewal of unknown outcome limits later ones.
         if short && !bounded && !self.network.disturbs_calls() {
             self.violation("C10", format!("{left:?} is left right after a renewal for {ttl:?}"));
         }

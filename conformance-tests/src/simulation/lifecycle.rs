@@ -65,9 +65,9 @@ pub(super) async fn drop_client(client: RunningClient, judge: Arc<Judge>) {
     check_nothing_left(number, &environment.link, Instant::now(), &judge).await;
 }
 
-/// Checks that a client that was closed or dropped at `begun` left no latch at the store, if it could reach
-/// the store in time. Leases and sessions are not checked, because a late request might have been granted and
-/// they end by themselves.
+/// Checks that a client that was closed or dropped at `begun` left no latch (a hold without lease or session) at the
+/// store, if it could reach the store in time. Leases and sessions are not checked, because a late request might have
+/// been granted and they end by themselves.
 async fn check_nothing_left(client: u64, link: &NetworkLink, begun: Instant, judge: &Judge) {
     let latch = judge.truth.as_ref().filter(|table| table.kind == HoldKind::Latch);
     if let Some(table) = latch {

@@ -101,7 +101,7 @@ impl Network {
         D::OF_CALLS.into_iter().chain([D::Cut, D::Pause, D::Away]).any(|one| happened.has(one))
     }
 
-    /// Returns whether `one` happens now. If so, records it.
+    /// Returns whether the disturbance `one` is possible now. If so, records that it happened.
     pub(crate) fn happens(&self, one: D) -> bool {
         let mut state = self.lock();
         let happens = self.may.has(one) && state.undisturbed_since.is_none();
@@ -139,7 +139,7 @@ impl Network {
 pub(crate) fn stream(seed: u64, which: u64, number: u64) -> Rng {
     let mixed = seed ^ which.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ number.wrapping_mul(0xc2b2_ae3d_27d4_eb4f);
     let mut rng = Rng::with_seed(mixed);
-    // Neighbouring seeds have similar first numbers.
+    // Skips the first number, because it is similar for neighbouring seeds.
     rng.u64(..);
     rng
 }

@@ -31,8 +31,9 @@ impl Requests {
         let ([request], Waiting::Poll { every }) = (requests, waiting) else { return None };
         let (left, before) = *state.left.get(&request.key)?;
         let since = left.elapsed();
-        // Every waiter has polled by then, even if this client's clock is fast. Two cases are allowed: the
-        // engine might not know a reply of this instant, and the pause after an earlier release might end now.
+        // A try must not come before every waiter has polled, which takes `every` and a margin for a fast clock. Two
+        // cases are allowed: the engine might not know a reply of this instant, and the pause after an earlier release
+        // might end now.
         let too_soon = !since.is_zero() && since < every.mul_f64(1.25);
         let at_once = before.is_none_or(|before| left - before > every * 2);
         (too_soon && at_once && !request.waits).then(|| {

@@ -108,7 +108,8 @@ impl ScheduleRun {
         keys.dedup();
         let cooldown = Duration::from_secs(if dice.u8(..4) == 0 { 2 } else { 0 });
         let (store, table) = open(kind);
-        // Only with frequent looks, because otherwise a guard reads held until its next renewal.
+        // Stops clients only if they look at the store often, because otherwise a guard reads held until its next
+        // renewal.
         let stops = store.bounds().look.is_some() && stream(seed, 6, 0).u8(..4) == 0;
         let may = if stops && !without.has(D::Stop) { may.with(D::Stop) } else { may };
         let network = Network::new(seed, may, one_of, &store.bounds());
@@ -296,7 +297,8 @@ impl ScheduleRun {
                 }
             }
         };
-        // An operator ends latches whose holder has lost them, because no client releases these.
+        // An operator ends each latch (a hold without lease or session) that its holder has lost, because no client
+        // releases it.
         let unlatch = async {
             loop {
                 sleep(OPERATOR).await;

@@ -21,7 +21,7 @@ pub(crate) enum HoldKind {
     Lease,
     /// With their session, some time after its last confirmation.
     Session,
-    /// Only by an operator.
+    /// Only by an operator, because the hold has neither lease nor session.
     Latch,
 }
 

@@ -77,7 +77,7 @@ fn update(snapshots: &[Snapshot]) -> Result<(), String> {
 }
 
 fn file_of(package: &str) -> PathBuf {
-    // This package is `tools/api-snapshots`.
+    // Goes up two folders, because this package is `tools/api-snapshots`.
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap_or(Path::new("."));
     root.join("docs/public-api").join(format!("{package}.txt"))
 }

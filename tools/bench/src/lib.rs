@@ -11,7 +11,7 @@ pub fn server() -> ClusterOptions {
     ClusterOptions::new()
         .durable()
         .setting("shared_buffers", "1GB")
-        // One checkpoint before and none during the measurement, because its writes belong to no contender.
+        // Prevents a checkpoint during the measurement, because its writes belong to no contender.
         .setting("max_wal_size", "8GB")
         .setting("checkpoint_timeout", "1h")
 }

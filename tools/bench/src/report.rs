@@ -9,7 +9,7 @@ pub struct Row {
     pub work: String,
     /// The result of this library.
     pub measured: String,
-    /// The result of the floor in the same rounds.
+    /// The result of the floor, which is the same work done by hand, in the same rounds.
     pub floor: String,
     /// The library's result divided by the floor's.
     pub ratio: String,

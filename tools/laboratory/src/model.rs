@@ -21,11 +21,11 @@ use proptest_state_machine::{ReferenceStateMachine, StateMachineTest};
 
 use self::world::World;
 
-/// Number of clients of a sequence.
+/// Number of clients in a generated sequence of calls.
 pub(crate) const CLIENTS: usize = 3;
-/// Number of keys of a sequence.
+/// Number of keys that a generated sequence of calls uses.
 pub(crate) const KEYS: usize = 3;
-/// Upper limit of the length of a sequence.
+/// Largest number of steps of a generated sequence.
 const STEPS: usize = 40;
 
 /// Runs `seeds` sequences against fresh stores of `factory`, starting with the seed `first`.
@@ -185,7 +185,8 @@ pub(crate) enum Step {
     },
 }
 
-/// The plan of a sequence. It has no state: every step is valid at any time, so every part of a sequence is a sequence.
+/// The plan of a sequence. It has no state: every step is valid at any time, so every part of a sequence is a valid
+/// sequence.
 #[derive(Clone, Debug)]
 struct Plan;
 

@@ -27,10 +27,10 @@ impl fmt::Display for BoundPassed {
 }
 
 impl BoundPassed {
-    /// Ends the test.
+    /// Fails the test: prints the fault, then panics with it.
     #[track_caller]
     fn raise(self) -> ! {
-        // Printed here, because the message of a panic does not show a payload that is not a string.
+        // Prints the fault here, because the message of a panic does not show a payload that is not a string.
         eprintln!("{MARK}{self}");
         panic::panic_any(self)
     }

@@ -165,7 +165,7 @@ impl Cluster {
             let port = port::free();
             match server.start(port) {
                 Ok(()) => return Ok(Self { server: Arc::new(Mutex::new(server)), port, password }),
-                // Another process took the port first.
+                // Retries with another port, because another process took this one.
                 Err(message) if message.contains("could not create any TCP/IP sockets") => {}
                 Err(message) => return Err(message),
             }

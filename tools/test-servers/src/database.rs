@@ -16,7 +16,7 @@ pub(crate) const EMPTY: &str = "TEMPLATE template0";
 pub struct Database {
     url: String,
     name: String,
-    /// URL of the connection that drops it, or `None` if the whole cluster is removed.
+    /// URL of the connection that drops the database. `None` if the whole cluster is removed.
     dropped_by: Option<String>,
 }
 
@@ -145,7 +145,7 @@ impl Database {
         self
     }
 
-    /// Returns its name, which needs no quotes.
+    /// Returns the database's name, which needs no quotes in SQL.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name

@@ -63,7 +63,7 @@ pub(crate) struct Guarded {
     guard: Child,
     /// Environment variables of the server only.
     environment: Vec<(String, String)>,
-    /// Held only by this process (close-on-exec). The guard acts when it closes.
+    /// Input of the guard, held open only by this process (close-on-exec). The guard acts when it closes.
     lifeline: Option<ChildStdin>,
     server: Option<Running>,
 }
@@ -242,7 +242,7 @@ impl Guarded {
 
 impl Drop for Guarded {
     fn drop(&mut self) {
-        // Sends both, because a pooler started in the background of a script ignores SIGQUIT.
+        // Sends SIGTERM too, because a pooler started in the background of a script ignores SIGQUIT.
         for signal in [Signal::QUIT, Signal::TERM, Signal::CONT] {
             self.signal(signal);
         }

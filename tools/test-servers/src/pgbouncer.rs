@@ -99,7 +99,7 @@ impl PgBouncer {
             let is_up = |process: &Guarded| process.log().contains("process up");
             match process.start(&program, &["pgbouncer.ini".to_owned()], is_up) {
                 Ok(()) => return Ok(Self { process, port }),
-                // Another process took the port first.
+                // Retries with another port, because another process took this one.
                 Err(message) if message.contains("ddress already in use") => {}
                 Err(message) => return Err(message),
             }
@@ -119,13 +119,13 @@ impl PgBouncer {
         format!("127.0.0.1:{}", self.port)
     }
 
-    /// Returns its TCP port.
+    /// Returns the pooler's TCP port.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Freezes it. Connections stay open without forwarding.
+    /// Freezes the pooler. Connections stay open without forwarding.
     pub fn pause(&self) {
         self.process.signal(Signal::STOP);
     }

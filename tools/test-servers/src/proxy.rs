@@ -133,7 +133,7 @@ impl Proxy {
         parsed.into()
     }
 
-    /// Returns its port.
+    /// Returns the proxy's port.
     #[must_use]
     pub fn port(&self) -> u16 {
         self.port

@@ -61,7 +61,7 @@ impl Standby {
         self.cluster.url(database)
     }
 
-    /// Promotes it to a primary with the replayed data, and waits until it accepts writes.
+    /// Promotes the standby to a primary with the replayed data, and waits until it accepts writes.
     ///
     /// # Panics
     ///
@@ -143,7 +143,7 @@ fn start(
     tree::close(&data)?;
     process.write("data/backup_label", &label)?;
     process.write("data/standby.signal", "")?;
-    // The last line of a name counts.
+    // Appends the settings, because the last line of a name counts.
     let settings = data.join("postgresql.auto.conf");
     let known = fs::read_to_string(&settings)
         .map_err(|error| format!("cannot read {}: {error}", settings.display()))?;

@@ -26,7 +26,7 @@ pub(crate) fn run_seen(
     see: impl FnMut(&str),
 ) -> Outcome<u64> {
     let variables: Vec<_> = variables.iter().map(|(name, value)| (*name, value.as_str())).collect();
-    // The features of `test`, because others would compile everything again.
+    // Uses the features of the job `test`, because others would compile everything again.
     let features = Metadata::read()?.all_features();
     let own = ["--workspace", "--exclude", API_SNAPSHOTS, "--features", &features];
     let arguments = [&own[..], targets, &["--", "--nocapture"], arguments].concat();

@@ -14,7 +14,7 @@ const ACCEPTED: [&str; 10] = [
     "Apache-2.0 WITH LLVM-exception",
     "BSD-2-Clause",
     "BSD-3-Clause",
-    // For data: the list of certificate authorities (webpki-roots, only with TLS).
+    // Needed for data: the list of certificate authorities (webpki-roots, only with TLS).
     "CDLA-Permissive-2.0",
     "ISC",
     "Unicode-3.0",

@@ -26,7 +26,7 @@ type Functions = BTreeMap<String, BTreeSet<PathBuf>>;
 /// Checks that each test named by a page exists in the workspace and each named function in its file, and the numbers,
 /// counts, names and lengths.
 pub(crate) fn check() -> Outcome {
-    // This package is `tools/xtask`.
+    // Goes up two folders, because this package is `tools/xtask`.
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap_or(Path::new("."));
     let (mut functions, mut wrong) = (Functions::new(), Vec::new());
     collect(root, &mut functions, &mut wrong)?;

@@ -7,7 +7,7 @@ use crate::step::Outcome;
 /// Variable and default value of the minutes for each target.
 const MINUTES: (&str, &str) = ("LEASEHOLD_FUZZ_MINUTES", "1");
 const SEED: &str = "LEASEHOLD_FUZZ_SEED";
-/// Selects the tests. The tests do not read this variable.
+/// Key under which `--target` is kept, to select the tests. The tests do not read such a variable.
 const TARGET: &str = "LEASEHOLD_FUZZ_TARGET";
 
 const SETTINGS: [Setting; 3] = [

@@ -7,7 +7,7 @@ use crate::step::Outcome;
 
 /// Checks all pages of the repository.
 pub(crate) fn check() -> Outcome {
-    // This package is `tools/xtask`.
+    // Goes up two folders, because this package is `tools/xtask`.
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap_or(Path::new("."));
     let (mut count, mut dead) = (0, Vec::new());
     below(root, &mut count, &mut dead)?;

@@ -136,7 +136,7 @@ fn compiled_tests() -> Outcome<u64> {
     let metadata = Metadata::read()?;
     let features = metadata.all_features();
     let examples = [&all_tests(&features)[..], &["--doc"]].concat();
-    // Some errors exist only if a feature is missing.
+    // Tests the facade without its features too, because some errors exist only if a feature is missing.
     let bare = metadata.bare_facade();
     let bare = |more: &[&'static str]| {
         bare.iter().map(String::as_str).chain(more.iter().copied()).collect::<Vec<_>>()
@@ -182,7 +182,7 @@ fn test_on(version: &str) -> Outcome {
 }
 
 fn core_on(version: &str) -> Outcome {
-    // The targets that contain these families.
+    // Selects the test programs that contain these families.
     let targets = ["--test", "conformance", "--test", "stores"];
     tests_on(version, &programs::suites(&built(&targets)?), &CORE).map(|_| ())
 }
@@ -191,7 +191,7 @@ fn tests_on(version: &str, programs: &[Program], families: &[&str]) -> Outcome<u
     let metadata = Metadata::read()?;
     let directory = versions::programs(version, Path::new(metadata.target_directory()))?;
     let directory = directory.to_str().ok_or("the target directory's name is not UTF-8")?;
-    // An empty `DATABASE_URL`, because the server of a given URL has another version.
+    // Empties `DATABASE_URL`, because the server of a given URL has another version.
     let variables = [("LEASEHOLD_PG_BIN", directory), ("DATABASE_URL", "")];
     programs::run(
         &format!("tests on PostgreSQL {version}"),
@@ -243,7 +243,7 @@ fn api(job: &str) -> Outcome {
     cargo("documentation and public interface", &[&["run", "--quiet"], &AS_TESTS[..], &program].concat())
 }
 
-/// The profile of the tests, because then macros and build scripts are built once for both.
+/// Arguments that select the profile of the tests, so that macros and build scripts are built once for both.
 const AS_TESTS: [&str; 3] = ["--locked", "--profile", "tests"];
 
 /// Runs clippy and denies warnings. Denies them after the `--`, because RUSTFLAGS would rebuild all dependencies.

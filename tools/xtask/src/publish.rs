@@ -237,7 +237,7 @@ fn strings(list: &Value) -> impl Iterator<Item = &str> {
 }
 
 fn root() -> PathBuf {
-    // This package is `tools/xtask`.
+    // Goes up two folders, because this package is `tools/xtask`.
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap_or(Path::new(".")).to_owned()
 }
 

@@ -65,7 +65,8 @@ fn place(target: &Path) -> Outcome<PathBuf> {
     let elsewhere = PathBuf::from("/var/tmp/leasehold-postgres");
     fs::create_dir_all(&elsewhere).map_err(|error| failed(&elsewhere, &error))?;
     let data = fs::symlink_metadata(&elsewhere).map_err(|error| failed(&elsewhere, &error))?;
-    // Other users might have created this folder or a link of that name.
+    // Accepts only a folder that root alone can write, because other users might have created it or a link of that
+    // name.
     if data.is_dir() && data.uid() == 0 && data.mode() & 0o022 == 0 {
         return Ok(elsewhere);
     }

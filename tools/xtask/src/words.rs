@@ -21,7 +21,7 @@ const EXCEPTIONS: &str = "tools/xtask/src/words/exceptions.txt";
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Hits {
     forbidden: usize,
-    /// Hits of S01 to S13.
+    /// Hits of the signs S01 to S13.
     summed: usize,
 }
 
@@ -69,7 +69,7 @@ fn above(rooms: &BTreeMap<String, Hits>, ceilings: &BTreeMap<String, Hits>) -> V
 }
 
 fn root() -> PathBuf {
-    // This package is `tools/xtask`.
+    // Goes up two folders, because this package is `tools/xtask`.
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap_or(Path::new(".")).to_owned()
 }
 
@@ -182,7 +182,7 @@ fn sample(count: u64, seed: u64) -> Outcome {
 
 fn update() -> Outcome {
     let rooms = rooms(&all()?);
-    // The first update has no ceilings to compare with.
+    // Skips the comparison in the first update, which has no ceilings.
     if root().join(CEILINGS).exists() {
         let wrong = above(&rooms, &ceilings()?);
         if !wrong.is_empty() {

@@ -16,8 +16,8 @@ use super::super::table::{EndedBy, HoldRecord};
 use super::{Judge, Observations, WatchedCall, WatchedGuard};
 use crate::history::{Event, EventKind};
 
-/// How much later than its budget a wait can end. In this time it leaves the store's queue, and again if a
-/// hint arrives at the same time.
+/// The longest time by which a wait can exceed its budget. In it, the wait leaves the store's queue, twice if a hint
+/// arrives at the same time.
 const LATE: Duration = Duration::from_millis(250);
 
 /// The limit of a try while no call is disturbed. Includes the yield to other waiters after a release of the
@@ -56,8 +56,8 @@ impl Judge {
                 if guard.lost.is_none() && validity == Validity::Lost {
                     guard.lost = Some(now);
                     let forced = state.forced.contains_key(&key);
-                    // The first lease still lasts, or nothing disturbed renewals for longer than the last
-                    // lease.
+                    // The lease could go on if its first TTL is not over, or if nothing disturbed renewals for longer
+                    // than the lease.
                     let calm = self.network.undisturbed_for() > guard.ttl.unwrap_or_default().mul_f64(1.2);
                     let undisturbed = calm || !self.network.disturbs_calls();
                     let lasts = guard.lasts_until.is_some_and(|until| now < until || undisturbed);
@@ -182,7 +182,7 @@ impl Judge {
         let most = match of.asked.budget {
             _ if self.knows(of) => KNOWN,
             None => return,
-            // Covers one call, another behind a running release, and the yield.
+            // `QUICK` covers one call, another behind a running release, and the yield.
             Some(Duration::ZERO) if !self.network.disturbs_calls() && of.asked.keys == 1 => QUICK,
             Some(Duration::ZERO) => self.bounds.call * 2 * of.asked.keys + self.bounds.capabilities.handover,
             Some(budget) => budget + LATE,
@@ -201,7 +201,7 @@ impl Judge {
         of.is_known && (self.truth.is_some() || !self.network.disturbs_calls())
     }
 
-    /// Checks that a call that its client knew not to be due ended with `NotDue`.
+    /// Checks that the call ended with `NotDue` if its client knew of the cooldown.
     pub(super) fn check_due(&self, state: &mut Observations, of: &WatchedCall, what: impl std::fmt::Debug) {
         if self.knows(of) {
             let what =

@@ -50,7 +50,7 @@ struct WorldState {
     idle_since: Vec<Option<Instant>>,
     /// Client that released each key last, and time until which the key may go to other clients first.
     stands_back: Vec<(usize, Instant)>,
-    /// Pending calls that have ended, in order.
+    /// Numbers of the pending calls that have ended, in order.
     ended: Arc<Mutex<Vec<u64>>>,
     calls: u64,
 }

@@ -122,7 +122,7 @@ impl WorldState {
         }
     }
 
-    // ---- known state ----
+    // ---- the state of keys as the model knows it ----
 
     pub(super) fn is_calm(&self, client: usize) -> bool {
         let client = &self.clients[client];

@@ -404,7 +404,7 @@ impl Grant for SmallGrant {
             return Release::pending(async move { release(hold.end(), hold).await });
         }
         let permit = hold.end();
-        // A separate task, so the release continues if the caller drops the future.
+        // Releases in a separate task, so the release continues if the caller drops the future.
         let done = client.handle.spawn(release(permit, hold));
         Release::pending(async move { done.await.unwrap_or_else(|_| Err(Error::closed())) })
     }
@@ -427,12 +427,12 @@ impl Grant for SmallGrant {
             if hold.client.fault == Fault::DropForgetsWaiters {
                 hold.client.connection.server().forget_waiters(&hold.key);
             }
-            // No caller receives the result.
+            // Ignores the result, because no caller receives it.
             let _ = release(Ok(permit), hold).await;
         };
         match client.fault {
             Fault::DropLeaves => {}
-            // During a panic it does nothing, because a second panic would abort the whole test process.
+            // This fault does nothing during a panic, because a second panic would abort the whole test process.
             Fault::DropNeedsRuntime if Handle::try_current().is_err() => {
                 assert!(std::thread::panicking(), "there is no runtime here");
             }
