@@ -135,6 +135,8 @@ pub(crate) struct Inner {
     pub(crate) epoch_sequence: Option<Table>,
     pub(crate) taken_at: Option<Column>,
     pub(crate) settled_at: Option<Column>,
+    /// The owner of the claim that settled the row last.
+    pub(crate) settled_by: Option<Column>,
     /// The time before which a row is not taken.
     pub(crate) ready_at: Option<Column>,
     /// The lease of a row in seconds, instead of the requested lease.

@@ -4,6 +4,7 @@ use sqlx::PgConnection;
 
 use super::PgHeld;
 use crate::error::ClaimError;
+use crate::spec::ids::OwnerToken;
 use crate::statements::SETTLE;
 use crate::statements::settle::{Ending, many, probe};
 use crate::statements::settled::{ClaimParameters, lost, whole, written};
@@ -31,12 +32,23 @@ impl PgHeld {
         claim: &ClaimRef,
         outcome: &Outcome,
     ) -> Result<Settled, ClaimError> {
+        self.settle_for(connection, claim, outcome, None).await
+    }
+
+    /// Ends a claim as [`settle_in`](Self::settle_in) does. Records `by` as the owner of the settlement, if given.
+    pub(super) async fn settle_for(
+        &self,
+        connection: &mut PgConnection,
+        claim: &ClaimRef,
+        outcome: &Outcome,
+        by: Option<OwnerToken>,
+    ) -> Result<Settled, ClaimError> {
         let parts = self.parts();
         let ending = Ending::of(parts, outcome)?;
         if claim.rows.is_empty() {
             return Ok(Settled { exhausted: Vec::new() });
         }
-        let query = ClaimParameters::of(claim, Some(outcome)).bind(many(parts, &ending, false), true)?;
+        let query = ClaimParameters::of(claim, Some(outcome)).bind(many(parts, &ending, false, by), true)?;
         let rows = self.executor().rows(connection, &query, SETTLE).await.map_err(|error| match error {
             // A constraint error, because another row is in the place, not the same row twice.
             ClaimError::Duplicate { constraint, source } => {

@@ -179,7 +179,8 @@ impl HeldStore {
         let Some(again) = hold.taken().claims.first().map(|claimed| claimed.claim.clone()) else {
             return Err(error);
         };
-        let settled = hold.settle(&again, outcome).await?;
+        // The worker knows its own claim, and `again` only writes the end.
+        let settled = hold.settle_for(&again, outcome, Some(claim.owner)).await?;
         hold.commit().await.map(|()| settled)
     }
 }

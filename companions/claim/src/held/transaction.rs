@@ -13,6 +13,7 @@ use super::run::bounded;
 use super::take::TakeAttempt;
 use crate::error::ClaimError;
 use crate::spec::ClaimSpec;
+use crate::spec::ids::OwnerToken;
 use crate::statements::parts::SqlParts;
 use crate::statements::query::failed;
 use crate::store::{ClaimRef, Outcome, Settled, Take, Taken};
@@ -125,9 +126,19 @@ impl PgHold {
     ///
     /// If dropped, the transaction can only be rolled back.
     pub async fn settle(&mut self, claim: &ClaimRef, outcome: &Outcome) -> Result<Settled, ClaimError> {
+        self.settle_for(claim, outcome, None).await
+    }
+
+    /// Ends a claim as [`settle`](Self::settle) does. Records `by` as the owner of the settlement, if given.
+    pub(super) async fn settle_for(
+        &mut self,
+        claim: &ClaimRef,
+        outcome: &Outcome,
+        by: Option<OwnerToken>,
+    ) -> Result<Settled, ClaimError> {
         self.sound()?;
         (self.broken, self.unsure) = (true, true);
-        let settled = self.held.settle_in(&mut self.transaction, claim, outcome).await;
+        let settled = self.held.settle_for(&mut self.transaction, claim, outcome, by).await;
         self.broken =
             matches!(&settled, Err(ClaimError::Store(error)) if error.kind() == ErrorKind::Unavailable);
         self.unsure = settled.is_err();

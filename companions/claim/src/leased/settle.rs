@@ -133,7 +133,7 @@ impl PgClaims {
         }
         let is_batch = members.len() > 1;
         let what = format!("{} {ending:?}", if is_batch { "many" } else { "some" });
-        let sql = self.remembered(what, || many(parts, ending, is_batch));
+        let sql = self.remembered(what, || many(parts, ending, is_batch, None));
         wanted.bind(sql, true)
     }
 

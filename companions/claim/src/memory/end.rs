@@ -87,6 +87,9 @@ fn end_row(
     now: Micros,
 ) -> Result<Option<MemoryRow>, ClaimError> {
     let was = row.state.clone();
+    if spec.settled_by.is_some() {
+        row.settled_by = row.owner.map(|owner| owner.to_string());
+    }
     spec.let_go(&mut row);
     let to = match outcome {
         Outcome::Done => spec.states.done.clone(),

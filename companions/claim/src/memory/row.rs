@@ -34,6 +34,7 @@ pub struct MemoryRow {
     pub(super) until: Option<Micros>,
     pub(super) taken_at: Option<Micros>,
     pub(super) settled_at: Option<Micros>,
+    pub(super) settled_by: Option<String>,
     pub(super) ready_at: Option<Micros>,
     pub(super) timeout: Option<i32>,
     pub(super) error: Option<String>,
@@ -55,6 +56,7 @@ impl MemoryRow {
             until: None,
             taken_at: None,
             settled_at: None,
+            settled_by: None,
             ready_at: None,
             timeout: None,
             error: None,
@@ -182,6 +184,12 @@ impl MemoryRow {
         self.settled_at.map(time::time)
     }
 
+    /// Returns the owner of the claim that settled the row last, if the spec has a column for it.
+    #[must_use]
+    pub fn settled_by(&self) -> Option<&str> {
+        self.settled_by.as_deref()
+    }
+
     /// Returns the time before which the row is not taken.
     #[must_use]
     pub fn ready_at(&self) -> Option<SystemTime> {
@@ -230,6 +238,7 @@ impl MemoryRow {
             Meaning::Until => time_value(self.until),
             Meaning::TakenAt => time_value(self.taken_at),
             Meaning::SettledAt => time_value(self.settled_at),
+            Meaning::SettledBy => text_value(self.settled_by.as_deref()),
             Meaning::ReadyAt => time_value(self.ready_at),
             Meaning::Timeout => self.timeout.into(),
             Meaning::Error => text_value(self.error.as_deref()),
@@ -256,6 +265,9 @@ impl MemoryRow {
             Meaning::Until => self.until = read_time(&value).map_err(|()| wrong(&value))?,
             Meaning::TakenAt => self.taken_at = read_time(&value).map_err(|()| wrong(&value))?,
             Meaning::SettledAt => self.settled_at = read_time(&value).map_err(|()| wrong(&value))?,
+            Meaning::SettledBy => {
+                self.settled_by = text_of(&value).map_err(|()| wrong(&value))?.map(str::to_owned);
+            }
             Meaning::ReadyAt => self.ready_at = read_time(&value).map_err(|()| wrong(&value))?,
             Meaning::Timeout => self.timeout = small(&value).map_err(|()| wrong(&value))?,
             Meaning::Error => self.error = text_of(&value).map_err(|()| wrong(&value))?.map(str::to_owned),
@@ -302,6 +314,7 @@ enum Meaning {
     Until,
     TakenAt,
     SettledAt,
+    SettledBy,
     ReadyAt,
     Timeout,
     Error,
@@ -327,6 +340,7 @@ impl Meaning {
             _ if is(&spec.attempts) => Self::Attempts,
             _ if is(&spec.taken_at) => Self::TakenAt,
             _ if is(&spec.settled_at) => Self::SettledAt,
+            _ if is(&spec.settled_by) => Self::SettledBy,
             _ if is(&spec.ready_at) => Self::ReadyAt,
             _ if is(&spec.timeout) => Self::Timeout,
             _ if is(&spec.error) => Self::Error,

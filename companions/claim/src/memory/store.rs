@@ -130,6 +130,7 @@ impl ClaimStore for MemoryClaims {
             row.state = Some(failed.clone());
             note(spec, &mut row, Some(&message.to_owned()));
             row.settled_at = spec.settled_at.as_ref().map_or(row.settled_at, |_| Some(now));
+            row.settled_by = None;
             table.rows.insert(key.clone(), row);
             count += 1;
         }

@@ -29,6 +29,7 @@ pub(super) fn sweep(spec: &Inner, table: &mut TableState, limit: u32, now: Micro
             spec.let_go(&mut row);
         }
         row.state = Some(back(spec, &row));
+        row.settled_by = None;
         let list = if Inner::has_attempts(&row) { &mut swept.returned } else { &mut swept.exhausted };
         list.push(key.clone());
         table.rows.insert(key, row);
@@ -101,6 +102,7 @@ pub(super) fn requeue(
         row.attempts = if spec.attempts.is_some() { row.attempts.map(more) } else { row.attempts };
         row.ready_at = spec.ready_at.as_ref().map_or(row.ready_at, |_| Some(now));
         row.settled_at = row.settled_at.filter(|_| spec.settled_at.is_none());
+        row.settled_by = None;
         row.state = Some(spec.states.home().clone());
         count += 1;
     }

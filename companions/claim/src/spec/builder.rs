@@ -53,6 +53,7 @@ impl ClaimSpecBuilder {
                 epoch_sequence: None,
                 taken_at: None,
                 settled_at: None,
+                settled_by: None,
                 ready_at: None,
                 timeout: None,
                 error: None,
@@ -234,6 +235,28 @@ impl ClaimSpecBuilder {
     /// Sets the `timestamptz` column of the time at which a row was settled.
     pub fn settled_at(mut self, column: &str) -> Self {
         self.inner.settled_at = Some(self.column(column));
+        self
+    }
+
+    /// Sets the `text` column that records which claim settled a row. Every end of a claim writes its
+    /// [owner](crate::Claim::owner): done, failed, another state, a retry, a snooze, a row that is put back. An end
+    /// without a claim writes NULL, which is a sweep, [`cancel`](crate::ClaimStore::cancel) and
+    /// [`requeue`](crate::ClaimStore::requeue). A take leaves the column as it is. Owners are unique to a claim, so
+    /// log them with the name of the process.
+    ///
+    /// ```
+    /// use leasehold_claim::{ClaimSpec, States, Table};
+    ///
+    /// let spec = ClaimSpec::builder(Table::new("job")?)
+    ///     .state("status", States::text(["new"], "done").taken("working"))
+    ///     .lease_columns("owner", "epoch", "lease_until")
+    ///     .settled_by("settled_by")
+    ///     .build()?;
+    /// assert!(spec.migration().sql().contains(r#""settled_by" text"#));
+    /// # Ok::<(), leasehold_claim::ClaimError>(())
+    /// ```
+    pub fn settled_by(mut self, column: &str) -> Self {
+        self.inner.settled_by = Some(self.column(column));
         self
     }
 

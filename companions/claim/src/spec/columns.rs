@@ -14,6 +14,8 @@ pub(crate) const TIME: &[&str] = &["timestamp with time zone"];
 const TIMES: &[&str] = &["timestamp with time zone", "timestamp without time zone"];
 const UUID: &[&str] = &["uuid"];
 pub(crate) const BOOLEAN: &[&str] = &["boolean"];
+/// The purpose of the column with the owner of the last settlement.
+pub(crate) const SETTLED_BY: &str = "the claim that settled a row";
 /// Any type.
 const ANY: &[&str] = &[];
 
@@ -74,6 +76,7 @@ impl Inner {
             (&self.attempts, "attempts", SMALL, Use::Writes, Some(left.as_str())),
             (&self.taken_at, "the time of the claim", TIME, Use::Empties, time),
             (&self.settled_at, "the time of settling", TIME, Use::Writes, time),
+            (&self.settled_by, SETTLED_BY, TEXTS, Use::Empties, Some("text")),
             (&self.ready_at, "the time of the next try", TIME, Use::Writes, now),
             (&self.timeout, "the lease in seconds", SMALL, Use::Reads, Some("integer")),
             (&self.error, "the message of a failure", TEXTS, Use::Writes, Some("text")),

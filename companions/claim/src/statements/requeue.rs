@@ -4,6 +4,7 @@ use leasehold_table_schema::sql::literal;
 
 use super::expression::{checked, column, list};
 use super::parts::{NOW, SqlParts};
+use super::settle::settled_by;
 use crate::spec::Tracking;
 use crate::spec::states::State;
 
@@ -20,6 +21,7 @@ pub(crate) fn cancel(parts: &SqlParts, failed: &State) -> String {
     }
     set.extend(inner.error.iter().map(|error| format!("{} = $1::text", error.quoted())));
     set.extend(inner.settled_at.iter().map(|at| format!("{} = {NOW}", at.quoted())));
+    set.extend(settled_by(parts, "NULL"));
     let due = format!(
         "SELECT {} FROM {} WHERE {} ORDER BY {} FOR NO KEY UPDATE OF t SKIP LOCKED",
         parts.key(),
@@ -67,5 +69,6 @@ pub(crate) fn requeue(parts: &SqlParts, picked: &str) -> String {
     }));
     set.extend(inner.ready_at.iter().map(|at| format!("{} = {NOW}", at.quoted())));
     set.extend(inner.settled_at.iter().map(|at| format!("{} = NULL", at.quoted())));
+    set.extend(settled_by(parts, "NULL"));
     parts.change(picked, false, &set, "1")
 }

@@ -7,6 +7,7 @@ use super::parts::{Mode, NOW, SqlParts};
 use super::payload::notify_returned;
 use super::with::With;
 use crate::error::ClaimError;
+use crate::spec::ids::OwnerToken;
 use crate::spec::states::State;
 use crate::spec::{Retention, Tracking};
 use crate::store::Outcome;
@@ -77,10 +78,16 @@ fn lacks(parts: &SqlParts, what: &str) -> ClaimError {
     ClaimError::unsupported(format!("the spec of table {} {what}", parts.inner().table))
 }
 
-/// Builds the assignments of an ending. `error` and `delay` are the SQL for its values.
-fn assignments(parts: &SqlParts, ending: &Ending, error: &str, delay: &str) -> String {
+/// Builds the assignment of the claim that settled a row. `NULL` if no claim did. `None` if no column records it.
+pub(crate) fn settled_by(parts: &SqlParts, by: &str) -> Option<String> {
+    parts.inner().settled_by.as_ref().map(|column| format!("{} = {by}", column.quoted()))
+}
+
+/// Builds the assignments of an ending. `by`, `error` and `delay` are the SQL for its values.
+fn assignments(parts: &SqlParts, ending: &Ending, by: &str, error: &str, delay: &str) -> String {
     let inner = parts.inner();
     let mut set = parts.clear_lease();
+    set.extend(settled_by(parts, by));
     let counts = !matches!(ending, Ending::PutBack { .. });
     set.extend(counted(parts, counts));
     if let (Mode::Held, Tracking::Columns { epoch, .. }) = (parts.mode, &inner.tracking) {
@@ -187,7 +194,7 @@ pub(crate) fn one(parts: &SqlParts, ending: &Ending) -> String {
     match ending {
         Ending::Deleted => format!("DELETE FROM {} t WHERE {row} {returning}", parts.table),
         _ => {
-            let set = assignments(parts, ending, "$6::text", "$7::bigint");
+            let set = assignments(parts, ending, "$4::text", "$6::text", "$7::bigint");
             format!("UPDATE {} AS t SET {set} WHERE {row} {returning}", parts.table)
         }
     }
@@ -263,8 +270,9 @@ const FORGET: &str = "SELECT e.*, pg_catalog.set_config('leasehold.held', pg_cat
 const IS_WHOLE: &str = "(l.claim IN (SELECT claim FROM whole)) IS TRUE";
 
 /// Ends several rows in the common lock order, and only claims of which all rows are found. With `is_batch`, skips
-/// rows that other transactions have locked, because one claim must not delay the others.
-pub(crate) fn many(parts: &SqlParts, ending: &Ending, is_batch: bool) -> String {
+/// rows that other transactions have locked, because one claim must not delay the others. `by` is the owner to record
+/// instead of the claim's own.
+pub(crate) fn many(parts: &SqlParts, ending: &Ending, is_batch: bool, by: Option<OwnerToken>) -> String {
     // A concurrent insert of a foreign key reference allows settling a row, but not deleting it.
     let strength = if matches!(ending, Ending::Deleted) { "UPDATE" } else { "NO KEY UPDATE" };
     let skip = if is_batch { " SKIP LOCKED" } else { "" };
@@ -280,7 +288,8 @@ pub(crate) fn many(parts: &SqlParts, ending: &Ending, is_batch: bool) -> String 
         parts.lock_order(),
     );
     let with = With::new().step("want", &want(parts, true)).step("locked", &locked).step("whole", WHOLE);
-    let set = assignments(parts, ending, "l.error", "l.delay");
+    let by = by.map_or("l.owner::text".to_owned(), |owner| literal(&owner.to_string()));
+    let set = assignments(parts, ending, &by, "l.error", "l.delay");
     let from = format!("locked l WHERE {} AND {IS_WHOLE}", parts.same_row("l"));
     let change = match (ending, set.is_empty()) {
         (Ending::Deleted, _) => Some(format!("DELETE FROM {} t USING {from}", parts.table)),

@@ -4,6 +4,7 @@ use leasehold_table_schema::sql::literal;
 
 use super::expression::{checked, column, list, near};
 use super::parts::{LeaseSql, NOW, RECEIVED, SqlParts};
+use super::settle::settled_by;
 use super::with::With;
 use crate::spec::Tracking;
 
@@ -43,6 +44,7 @@ fn sweep_where(parts: &SqlParts, and: &str) -> String {
     // A row that was settled by hand stays settled: only the lease is deleted.
     let is_taken = format!("{} IN ({})", parts.state(), list(stored));
     set.extend(parts.back());
+    set.extend(settled_by(parts, "NULL"));
     let answer = format!("RETURNING {}, {} AS used", parts.key_text(), parts.used_up());
     match (&inner.tracking, &parts.side) {
         (Tracking::Columns { epoch, until, .. }, _) => {
@@ -103,7 +105,8 @@ pub(crate) fn use_up(parts: &SqlParts) -> Option<String> {
     let due =
         format!("SELECT {key} {} LIMIT $1 FOR NO KEY UPDATE OF t SKIP LOCKED", exhausted_rows_from(parts)?);
     let exhausted = literal(inner.states.exhausted.as_ref()?.as_str());
-    let set = [format!("{} = {exhausted}", inner.state.quoted())];
+    let mut set = vec![format!("{} = {exhausted}", inner.state.quoted())];
+    set.extend(settled_by(parts, "NULL"));
     Some(parts.change(&due, false, &set, &format!("{}, true AS used", parts.key_text())))
 }
 

@@ -34,7 +34,7 @@ impl Jobs {
         let mut observer = db.connect().await;
         run(
             &mut observer,
-            "CREATE TABLE job (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'new', parts jsonb, settled_by text);
+            "CREATE TABLE job (id bigint PRIMARY KEY, status text NOT NULL DEFAULT 'new', parts jsonb);
             INSERT INTO job (id, parts) VALUES (7, '[\"a\", \"b\", \"c\", \"d\"]')",
         )
         .await;
@@ -45,6 +45,7 @@ impl Jobs {
             .epoch_sequence(Table::new("job_epochs").unwrap())
             .attempts("attempts_left")
             .max_attempts(5)
+            .settled_by("settled_by")
             .work(["parts"])
             .build()
             .unwrap();
@@ -133,49 +134,75 @@ async fn each_run_gets_its_attempt_the_same_key_and_a_greater_epoch() {
     }
 }
 
-/// A worker writes its name into a column of the table in the transaction of its settlement. A worker that was overtaken, or
-/// was cut off before the commit, leaves no name.
+/// Every end of a claim records its owner in a column of the table, in the statement of the end. A worker that was
+/// overtaken, or was cut off before the commit, leaves no trace in it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_worker_that_settled_a_row_stays_recorded() {
-    async fn sign(on: &mut PgConnection, who: &str, claim: &str) {
-        run(on, &format!("UPDATE job SET settled_by = '{who} {claim}' WHERE id = 7")).await;
-    }
+    const SETTLED: &str = "SELECT status || ' ' || coalesce(settled_by, 'by none') FROM job";
     for mode in [Mode::Held, Mode::Leased] {
         let (_db, jobs, mut observer) = Jobs::new(mode).await;
+        assert_eq!(jobs.spec.check(&jobs.pool).await.unwrap(), []);
         let (claimer, claims) = (jobs.claimer().start().unwrap(), jobs.leases());
         let mut late = next(&claimer).await;
         let first = late.owner().to_string();
         if mode == Mode::Held {
-            sign(late.connection().unwrap(), "late", &first).await;
-            let die = raw_sql("SELECT pg_terminate_backend(pg_backend_pid())");
-            die.execute(late.connection().unwrap()).await.unwrap_err();
+            die(&mut late).await;
         } else {
             run(&mut observer, "UPDATE job SET lease_until = now() - interval '1 s'").await;
             claims.sweep(10).await.unwrap();
         }
-        let mut second = next(&claimer).await;
+        let second = next(&claimer).await;
         let owner = second.owner().to_string();
+        assert_ne!(owner, first);
+        second.retry("not yet", Duration::ZERO).await.unwrap();
+        let third = next(&claimer).await;
+        assert_eq!(text(&mut observer, SETTLED).await.split(' ').nth(1), Some(owner.as_str()), "{mode:?}");
+        let owner = third.owner().to_string();
+        third.done().await.unwrap();
+        late.done().await.unwrap_err();
+        assert_eq!(text(&mut observer, SETTLED).await, format!("done {owner}"), "{mode:?}");
+
+        // The work and who did it, in one transaction.
+        run(&mut observer, "UPDATE job SET status = 'new'").await;
+        claimer.wake();
+        let mut fourth = next(&claimer).await;
+        let owner = fourth.owner().to_string();
         match mode {
             Mode::Held => {
-                sign(second.connection().unwrap(), "second", &owner).await;
-                second.done().await.unwrap();
-                late.done().await.unwrap_err();
+                run(fourth.connection().unwrap(), "UPDATE job SET parts = '[]'").await;
+                fourth.done().await.unwrap();
             }
             Mode::Leased => {
                 let mut work = jobs.pool.begin().await.unwrap();
-                sign(&mut work, "second", &owner).await;
-                second.settle_with(&claims, work, Outcome::Done).await.unwrap();
-                let mut work = jobs.pool.begin().await.unwrap();
-                sign(&mut work, "late", &first).await;
-                late.settle_with(&claims, work, Outcome::Done).await.unwrap_err();
-                drop(late);
+                run(&mut *work, "UPDATE job SET parts = '[]'").await;
+                fourth.settle_with(&claims, work, Outcome::Done).await.unwrap();
             }
         }
-        assert_ne!(owner, first);
-        let settled = text(&mut observer, "SELECT status || ' ' || settled_by FROM job").await;
-        assert_eq!(settled, format!("done second {owner}"), "{mode:?}");
+        assert_eq!(text(&mut observer, SETTLED).await, format!("done {owner}"), "{mode:?}");
+        assert_eq!(text(&mut observer, "SELECT parts::text FROM job").await, "[]");
         within(LONG, "not ended", claimer.close()).await.unwrap();
     }
+}
+
+/// The end of a held claim whose session has ended is written in another transaction, under the name that the worker
+/// knows.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_failure_after_the_session_has_ended_names_the_claim_that_failed() {
+    let (_db, jobs, mut observer) = Jobs::new(Mode::Held).await;
+    let claimer = jobs.claimer().start().unwrap();
+    let mut claim = next(&claimer).await;
+    let owner = claim.owner().to_string();
+    die(&mut claim).await;
+    claim.fail("cut off").await.unwrap();
+    let failed = text(&mut observer, "SELECT status || ' ' || settled_by FROM job").await;
+    assert_eq!(failed, format!("failed {owner}"));
+    within(LONG, "not ended", claimer.close()).await.unwrap();
+}
+
+/// Ends the session of a held claim.
+async fn die(claim: &mut Claim) {
+    let die = raw_sql("SELECT pg_terminate_backend(pg_backend_pid())");
+    die.execute(claim.connection().unwrap()).await.unwrap_err();
 }
 
 /// Effects in another database, which no claim rolls back: for each row, the epoch of its current run and the run's effects.

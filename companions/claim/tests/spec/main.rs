@@ -9,4 +9,5 @@ mod hand_off;
 mod migration;
 mod migration_claims;
 mod notify_trigger;
+mod settled_by;
 mod wide_keys;

@@ -89,7 +89,8 @@ macro_rules! for_each_case {
                 after_the_row_was_deleted, after_the_state_was_changed_by_hand, each_claim_for_itself,
                 of_nothing, while_somebody_has_the_row_locked,
                 an_ended_lease_that_was_not_swept_can_be_settled, a_put_back_row_goes_to_the_next,
-                what_is_lost_is_not_waited_for,
+                what_is_lost_is_not_waited_for, each_end_names_its_claim, all_rows_of_a_claim_name_it,
+                an_end_without_a_claim_names_none,
             }
             text {
                 a_claim_is_settled_by_its_text, a_stale_text_is_refused, texts_of_ids_of_every_type,
@@ -164,7 +165,7 @@ macro_rules! for_each_case {
                 a_failure_is_written_by_the_commit, a_settled_row_is_deleted_by_the_commit,
                 held_claims_of_others_are_not_settled, a_hold_does_not_block_the_rest,
                 an_ended_lease_is_free_for_held_claims_too, held_and_leased_claims_continue_each_others_cursor,
-                not_ready_for_either,
+                not_ready_for_either, each_end_of_a_held_claim_names_it,
             }
         }
     };

@@ -4,8 +4,11 @@ use leasehold_table_schema::sql::literal;
 use leasehold_table_schema::{Column, ColumnFacts};
 
 use super::TableCheck;
-use crate::spec::columns::{BOOLEAN, SpecColumn, TEXTS, TIME, Use};
+use crate::spec::columns::{BOOLEAN, SETTLED_BY, SpecColumn, TEXTS, TIME, Use};
 use crate::spec::states::StateType;
+
+/// The number of characters of a UUID, the longest owner.
+const LONGEST_OWNER: i64 = 36;
 
 impl TableCheck<'_> {
     pub(super) fn columns(&mut self) {
@@ -33,6 +36,11 @@ impl TableCheck<'_> {
                 self.error(format!(
                     "column {column} may not be NULL, but is NULL while nobody has the row: \
                      ALTER TABLE {table} ALTER COLUMN {name} DROP NOT NULL"
+                ));
+            } else if want.what == SETTLED_BY && fact.longest.is_some_and(|longest| longest < LONGEST_OWNER) {
+                self.error(format!(
+                    "column {column} has too little room for an owner of {LONGEST_OWNER} characters: \
+                     ALTER TABLE {table} ALTER COLUMN {name} TYPE text"
                 ));
             }
         }

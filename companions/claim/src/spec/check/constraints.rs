@@ -10,6 +10,9 @@ use crate::spec::{ClaimSpec, Tracking};
 
 const TAKEN: &str = "be claimed";
 
+/// An owner.
+const UUID: &str = "'00000000-0000-0000-0000-000000000001'";
+
 impl TableCheck<'_> {
     /// Checks that the key identifies one row.
     pub(super) fn identity(&mut self) {
@@ -84,7 +87,7 @@ struct WrittenRow<'a> {
 
 fn moments(spec: &ClaimSpec) -> Vec<WrittenRow<'_>> {
     let (inner, states) = (&spec.inner, &spec.inner.states);
-    let owner = if inner.owner_sequence.is_some() { "1" } else { "'00000000-0000-0000-0000-000000000001'" };
+    let owner = if inner.owner_sequence.is_some() { "1" } else { UUID };
     let now = "pg_catalog.clock_timestamp()";
     let moment = |doing, state, is_taken: bool| {
         let mut values = Vec::new();
@@ -97,6 +100,9 @@ fn moments(spec: &ClaimSpec) -> Vec<WrittenRow<'_>> {
         }
         if let Some(column) = &inner.attempts {
             values.push((column, "0"));
+        }
+        if let Some(column) = inner.settled_by.as_ref().filter(|_| !is_taken) {
+            values.push((column, UUID));
         }
         WrittenRow { doing, state, values }
     };

@@ -89,13 +89,13 @@ pub(super) fn queue() -> File {
             "settle some as failed",
             "Ends a claim of several rows: all of them or none.",
             ends(),
-            many(parts, &case.ending(&Outcome::Failed(String::new())), false),
+            many(parts, &case.ending(&Outcome::Failed(String::new())), false, None),
         ),
         statement(
             "settle many as done",
             "Ends several claims, each as a whole, without waiting.",
             ends(),
-            many(parts, &case.ending(&Outcome::Done), true),
+            many(parts, &case.ending(&Outcome::Done), true, None),
         ),
         statement("probe", "Returns the state of rows that were not settled.", given(&CLAIMED), probe(parts)),
         statement(
@@ -199,13 +199,13 @@ pub(super) fn held() -> File {
             "settle as done",
             "Ends a claim that the transaction holds.",
             ends(),
-            many(parts, &case.ending(&Outcome::Done), false),
+            many(parts, &case.ending(&Outcome::Done), false, None),
         ),
         statement(
             "settle to be retried",
             "Ends a held claim, which will be retried. Only now the attempt is written.",
             ends(),
-            many(parts, &case.ending(&retry), false),
+            many(parts, &case.ending(&retry), false, None),
         ),
         statement("probe", "Returns the state of rows that were not settled.", given(&CLAIMED), probe(parts)),
         statement(
@@ -250,13 +250,13 @@ pub(super) fn beside() -> File {
             "settle many as done",
             "Ends several claims, each as a whole, without waiting.",
             ends(),
-            many(parts, &case.ending(&Outcome::Done), true),
+            many(parts, &case.ending(&Outcome::Done), true, None),
         ),
         statement(
             "settle many by putting them back",
             "Ends several claims that do not count as attempts. Only their leases are deleted.",
             ends(),
-            many(parts, &case.ending(&Outcome::PutBack), true),
+            many(parts, &case.ending(&Outcome::PutBack), true, None),
         ),
         statement("probe", "Returns the state of rows that were not settled.", given(&CLAIMED), probe(parts)),
         statement(

@@ -277,6 +277,7 @@ pub struct Seen {
     pub error: Option<String>,
     pub has_lease: bool,
     pub is_dated: bool,
+    pub settled_by: Option<String>,
 }
 
 /// A table under test.

@@ -355,3 +355,23 @@ pub async fn not_ready_for_either(env: &Env) {
     assert!(bench.is_taken(&key).await);
     assert!(try_hold(&bench, 5).await.is_none() && !bench.is_pending().await);
 }
+
+pub async fn each_end_of_a_held_claim_names_it(env: &Env) {
+    let layout =
+        Layout::new(|spec| spec.settled_by("settled_by").attempts("attempts_left").ready_at("ready_at"));
+    for layout in [layout.clone(), layout.without_lease()] {
+        let bench = env.table(layout).await;
+        let ends = [Outcome::Done, Outcome::PutBack, Outcome::Snooze(Duration::from_secs(9)), retry()];
+        let failed = env.variant.failed().map(|_| Outcome::Failed("no".to_owned()));
+        for outcome in ends.into_iter().chain(failed) {
+            let key = bench.insert(row(1).attempts(5)).await;
+            let mut held = hold(&bench, 1).await;
+            let claim = held.taken().claims[0].claim.clone();
+            bounded(held.settle(&claim, &outcome)).await.unwrap();
+            assert_eq!(bench.see(&key).await.settled_by, None, "nobody sees it before the commit");
+            bounded(held.commit()).await.unwrap();
+            assert_eq!(bench.see(&key).await.settled_by, Some(claim.owner.to_string()), "{outcome:?}");
+            bench.table.delete(&key).await;
+        }
+    }
+}

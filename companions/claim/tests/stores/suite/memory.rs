@@ -102,6 +102,7 @@ impl TableHarness for MemoryTable {
             error: row.error().map(str::to_owned),
             has_lease: row.lease_until().is_some(),
             is_dated: row.settled_at().is_some(),
+            settled_by: row.settled_by().map(str::to_owned),
         })
     }
 

@@ -39,7 +39,8 @@ faults! {
     CountsPastTheLimit, CountsOtherQueues, CountsNothingTaken, CountsForLaterAsReady,
     CountsBlockedAsWaiting, CountsNothingGivenUp, TellsNoAge, PurgesUnsettledRows, PurgesTooEarly,
     PurgeIgnoresTheLimit, LosesWakeUps, WakesAllTheTime, HoldCommitsOnDrop, HoldRollbackCommits,
-    HoldCommitForgets, HoldRollbackUsesUpAttempts, HoldSettlesTwice, HoldChangesTheState,
+    HoldCommitForgets, HoldRollbackUsesUpAttempts, HoldSettlesTwice, HoldChangesTheState, ForgetsWhoSettled,
+    HoldForgetsWhoSettled, RemembersWhoSettledBefore,
 }
 
 /// A store that adds the fault in front of the table.
@@ -192,6 +193,9 @@ impl Faulty {
             (Fault::KeepsTheOwner, _, Ok(_)) => {
                 self.write(&claim.rows[0].0, "owner", claim.owner.to_string());
             }
+            (Fault::ForgetsWhoSettled, _, Ok(_)) => {
+                self.write(&claim.rows[0].0, "settled_by", Value::Null);
+            }
             (Fault::ExhaustedIsForgotten, _, Ok(settled)) => {
                 for key in std::mem::take(&mut settled.exhausted) {
                     self.write(&key, "status", "new");
@@ -324,6 +328,11 @@ impl ClaimStore for Faulty {
                 for key in &swept.returned {
                     let epoch = self.claims.row(key).map_or(0, |row| row.epoch());
                     self.write(key, "epoch", epoch - 1);
+                }
+            }
+            Fault::RemembersWhoSettledBefore => {
+                for key in &swept.returned {
+                    self.write(key, "settled_by", "somebody");
                 }
             }
             Fault::SweepReturnsUsedUpRows => {

@@ -67,6 +67,14 @@ impl Hold for FaultyHold {
     async fn commit(mut self: Box<Self>) -> Result<(), ClaimError> {
         match self.hold.take() {
             Some(hold) if self.fault == Fault::HoldCommitForgets => hold.rollback().await,
+            Some(hold) if self.fault == Fault::HoldForgetsWhoSettled => {
+                let claims = hold.taken().claims.clone();
+                let committed = hold.commit().await;
+                for row in claims.iter().flat_map(|claimed| &claimed.rows) {
+                    let _ = self.claims.update(&row.key, "settled_by", json!(null));
+                }
+                committed
+            }
             Some(hold) => hold.commit().await,
             None => Ok(()),
         }

@@ -77,7 +77,7 @@ fn ddl(layout: &Layout) -> String {
     format!(
         "{make}
          CREATE TABLE request (id {id} NOT NULL, queue text NOT NULL DEFAULT 'default', status {state},
-             entity text, kind text NOT NULL, attempts_left integer, {lease} settled_at timestamptz,
+             entity text, kind text NOT NULL, attempts_left integer, {lease} settled_at timestamptz, settled_by text,
              ready_at timestamptz, timeout_seconds integer, error text, priority bigint NOT NULL,
              due timestamptz, label text NOT NULL, PRIMARY KEY ({key}));
          CREATE TABLE request_claims (tab text NOT NULL, queue text NOT NULL, id text NOT NULL, owner {owner} NOT NULL,
@@ -171,7 +171,7 @@ impl TableHarness for PgTable {
             Tracking::None => "NULL::text AS owner, NULL::bigint AS epoch, false AS leased".to_owned(),
         };
         let sql = format!(
-            "SELECT status::text AS status, attempts_left, error, settled_at IS NOT NULL AS dated, {lease}
+            "SELECT status::text AS status, attempts_left, error, settled_at IS NOT NULL AS dated, settled_by, {lease}
              FROM request WHERE {}",
             self.is_row()
         );
@@ -185,6 +185,7 @@ impl TableHarness for PgTable {
             error: row.get("error"),
             has_lease: row.get("leased"),
             is_dated: row.get("dated"),
+            settled_by: row.get("settled_by"),
         })
     }
 

@@ -326,3 +326,94 @@ pub async fn what_is_lost_is_not_waited_for(env: &Env) {
     bench.unlock(lock).await;
     assert!(bench.is_home(&key).await);
 }
+
+/// A bench whose spec has a column for the claim that settled a row, and all that an end can write beside it.
+fn recorded() -> Layout {
+    Layout::new(|spec| spec.settled_by("settled_by").attempts("attempts_left").ready_at("ready_at"))
+}
+
+/// One by one and in a batch.
+pub async fn each_end_names_its_claim(env: &Env) {
+    let bench = env.table(recorded()).await;
+    let to = if env.variant.is_boolean() { "true" } else { "paused" };
+    let failed = env.variant.failed().map(|_| Outcome::Failed("no".to_owned()));
+    let plain =
+        [Outcome::Done, Outcome::To(to.into()), Outcome::PutBack, Outcome::Snooze(Duration::from_secs(9))];
+    let ends = plain.into_iter().chain([retry()]).chain(failed).collect::<Vec<_>>();
+    for is_batch in [false, true] {
+        let mut settlements = Vec::new();
+        for outcome in &ends {
+            for _ in 0..2 {
+                bench.insert(row(i64::from(is_batch) * 100 + settlements.len() as i64).attempts(5)).await;
+                settlements.push((bench.take_one().await.claim, outcome.clone()));
+            }
+        }
+        for (claim, _) in &settlements {
+            assert_eq!(bench.see(&claim.rows[0].0).await.settled_by, None, "a take names none");
+        }
+        if is_batch {
+            for answer in bench.settle_all(settlements.clone()).await {
+                answer.unwrap();
+            }
+        } else {
+            for (claim, outcome) in &settlements {
+                bench.settle(claim, outcome.clone()).await.unwrap();
+            }
+        }
+        for (claim, outcome) in &settlements {
+            let by = bench.see(&claim.rows[0].0).await.settled_by;
+            assert_eq!(by, Some(claim.owner.to_string()), "{outcome:?}");
+            // Out of the way of the next.
+            bench.table.delete(&claim.rows[0].0).await;
+        }
+    }
+    let key = bench.insert(row(999).attempts(1)).await;
+    let last = bench.take_one().await.claim;
+    assert_eq!(bench.settle(&last, retry()).await.unwrap().exhausted, std::slice::from_ref(&key));
+    let seen = bench.see(&key).await;
+    assert_eq!(
+        (seen.state.as_str(), seen.settled_by),
+        (env.variant.exhausted(), Some(last.owner.to_string()))
+    );
+}
+
+pub async fn all_rows_of_a_claim_name_it(env: &Env) {
+    let layout = Layout::new(|spec| spec.settled_by("settled_by").group("entity").grouped());
+    let bench = env.table(layout).await;
+    let mut rows = Vec::new();
+    for id in 1..=3 {
+        rows.push(bench.insert(row(id).entity("a")).await);
+    }
+    let claim = bench.take_one().await.claim;
+    bench.settle(&claim, Outcome::Done).await.unwrap();
+    for key in &rows {
+        assert_eq!(bench.see(key).await.settled_by, Some(claim.owner.to_string()));
+    }
+}
+
+/// After a sweep nobody is named who did not write it. A worker that is too late does not name itself.
+pub async fn an_end_without_a_claim_names_none(env: &Env) {
+    let bench = env.table(recorded()).await;
+    let key = bench.insert(row(1).attempts(5)).await;
+    let by = async || bench.see(&key).await.settled_by;
+    let first = bench.take_one().await.claim;
+    bench.settle(&first, retry()).await.unwrap();
+    let second = bench.take_one().await.claim;
+    assert_eq!(by().await, Some(first.owner.to_string()), "until the next end");
+    bench.crash(&second).await;
+    assert_eq!(by().await, None);
+    assert!(is_superseded(&bench.settle(&second, Outcome::Done).await));
+    assert_eq!(by().await, None);
+    if env.variant.failed().is_none() {
+        return;
+    }
+    let third = bench.take_one().await.claim;
+    bench.settle(&third, Outcome::Failed("no".to_owned())).await.unwrap();
+    let client = bench.client();
+    assert_eq!(bounded(client.requeue(std::slice::from_ref(&key), 1)).await.unwrap(), 1);
+    assert_eq!(by().await, None, "after it was requeued");
+    bench.settle(&bench.take_one().await.claim, Outcome::PutBack).await.unwrap();
+    assert!(by().await.is_some());
+    assert_eq!(bounded(client.cancel(std::slice::from_ref(&key), "no more")).await.unwrap(), 1);
+    assert_eq!(by().await, None, "after it was cancelled");
+}
