@@ -3,6 +3,8 @@
 //! Its rows have a number, a state and a kind from closed sets, and their entity, which is created once and then
 //! updated any number of times. All outstanding rows of an entity are one claim.
 
+use std::fmt;
+
 use leasehold_claim::sqlx::{PgConnection, PgPool, query_scalar, raw_sql};
 use leasehold_claim::{ClaimError, ClaimSpec, State, States, Table, Unmet};
 
@@ -31,6 +33,8 @@ pub(crate) enum RequestState {
 }
 
 impl RequestState {
+    const ALL: [Self; 4] = [Self::New, Self::InProgress, Self::Complete, Self::Error];
+
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::New => "new",
@@ -46,6 +50,27 @@ impl From<RequestState> for State {
         state.name().into()
     }
 }
+
+impl TryFrom<&State> for RequestState {
+    type Error = UnknownState;
+
+    fn try_from(state: &State) -> Result<Self, UnknownState> {
+        let known = Self::ALL.into_iter().find(|known| known.name() == state.as_str());
+        known.ok_or_else(|| UnknownState(state.clone()))
+    }
+}
+
+/// A state that requests do not have.
+#[derive(Debug, PartialEq)]
+pub(crate) struct UnknownState(State);
+
+impl fmt::Display for UnknownState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "requests have no state {}; add it to RequestState, or correct the row", self.0)
+    }
+}
+
+impl std::error::Error for UnknownState {}
 
 pub(crate) fn spec() -> Result<ClaimSpec, ClaimError> {
     let states = States::text([RequestState::New], RequestState::Complete)

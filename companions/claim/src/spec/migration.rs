@@ -1,5 +1,6 @@
 //! The changes that a table needs, as SQL.
 
+mod create;
 pub(crate) mod names;
 pub(crate) mod notify;
 mod steps;

@@ -9,7 +9,7 @@ use crate::common::*;
 use leasehold_claim::sqlx::postgres::PgListener;
 use leasehold_claim::sqlx::{Connection as _, PgPool};
 use leasehold_claim::{
-    ClaimError, ClaimSpec, ClaimStore as _, IdType, Outcome, PgClaims, States, Table, Take, Unmet,
+    ClaimError, ClaimSpec, ClaimStore as _, IdType, Outcome, PgClaims, State, States, Table, Take, Unmet,
 };
 use test_bounds::within;
 use tokio::time::timeout;
@@ -78,6 +78,18 @@ async fn states_and_kinds_are_closed_sets_with_named_constraints() {
     assert_eq!(refused(&pool, "INSERT INTO request (entity_id, status) VALUES (9, 'done')").await, "23514");
     assert_eq!(refused(&pool, "UPDATE request SET status = 'NEW'").await, "23514");
     assert_eq!(refused(&pool, "INSERT INTO request (entity_id, kind) VALUES (9, 'delete')").await, "23514");
+    // The type and the database know the same states.
+    assert_eq!(spec.states().all().len(), 4);
+    for state in spec.states().all() {
+        let known = RequestState::try_from(state).unwrap();
+        assert_eq!((known.name(), State::from(known)), (state.as_str(), state.clone()));
+    }
+    for state in texts(&pool, "SELECT status FROM request ORDER BY entity_id").await {
+        let row = RequestState::try_from(&State::from(state.as_str())).unwrap();
+        assert_eq!(row.name(), state);
+    }
+    let unknown = RequestState::try_from(&State::from("done")).unwrap_err().to_string();
+    assert!(unknown.contains("no state done"), "{unknown}");
     let listed = spec.constraints(&pool).await.unwrap();
     for name in ["request_status_states", "request_kinds", "request_one_create", "request_pkey"] {
         assert!(listed.contains_key(name), "{name} in {listed:#?}");

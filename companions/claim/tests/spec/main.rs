@@ -4,6 +4,7 @@
 
 mod check;
 mod common;
+mod create;
 mod cyclic;
 mod hand_off;
 mod migration;

@@ -18,7 +18,7 @@ pub(super) struct Choices {
 /// Lists every statement that `spec` needs, in order.
 pub(super) fn steps(spec: &ClaimSpec, choices: &Choices) -> Vec<MigrationStep> {
     let inner = &*spec.inner;
-    let writer = Writer { spec, inner, choices, table: spec.table().quoted() };
+    let writer = Writer::new(spec, choices);
     let identity = RowIdentity::new(spec.table(), &inner.id, inner.queue.as_ref())
         .keep_unique_id(choices.keeps_unique_id);
     let mut steps = vec![identity.whole_key_step()];
@@ -28,18 +28,31 @@ pub(super) fn steps(spec: &ClaimSpec, choices: &Choices) -> Vec<MigrationStep> {
     steps.extend(identity.queue_steps());
     steps.extend(writer.constraints());
     steps.extend(identity.unique_steps());
-    steps.extend(writer.indexes());
+    steps.extend(writer.index_steps());
     steps.extend(writer.function());
     steps.extend(writer.side_table());
     steps.extend(NotifyTrigger::of(spec).iter().flat_map(NotifyTrigger::steps));
     steps
 }
 
-struct Writer<'a> {
-    spec: &'a ClaimSpec,
-    inner: &'a Inner,
+/// An index that claims need. `definition` begins at the bracket of the columns.
+pub(super) struct Index {
+    pub(super) what: &'static str,
+    pub(super) name: String,
+    pub(super) definition: String,
+}
+
+pub(super) struct Writer<'a> {
+    pub(super) spec: &'a ClaimSpec,
+    pub(super) inner: &'a Inner,
     choices: &'a Choices,
     table: String,
+}
+
+impl<'a> Writer<'a> {
+    pub(super) fn new(spec: &'a ClaimSpec, choices: &'a Choices) -> Self {
+        Self { spec, inner: &spec.inner, choices, table: spec.table().quoted() }
+    }
 }
 
 impl Writer<'_> {
@@ -63,7 +76,7 @@ impl Writer<'_> {
         states.iter().map(label).collect()
     }
 
-    fn sequences_before(&self) -> Vec<MigrationStep> {
+    pub(super) fn sequences_before(&self) -> Vec<MigrationStep> {
         let mut steps = Vec::new();
         if let Some(owners) = &self.inner.owner_sequence {
             steps.push(MigrationStep::sequence("Owners of claims are numbers of a sequence.", owners, None));
@@ -100,28 +113,45 @@ impl Writer<'_> {
 
     fn constraints(&self) -> Vec<MigrationStep> {
         let (table, mut steps) = (self.spec.table(), Vec::new());
-        if self.inner.states.kind == StateType::Text {
-            let name = derived(&[table.name(), self.inner.state.as_str(), "states"]);
-            let all = self.inner.states.all();
-            let states: Vec<&str> = all.iter().map(|state| state.as_str()).collect();
+        if let Some((name, states)) = self.closed_states() {
             let what = "Only the states of the spec are allowed. An existing narrower constraint is widened.";
             steps.extend(MigrationStep::closed_set(what, table, &self.inner.state, &name, &states));
         }
-        if let Some(attempts) = &self.inner.attempts {
-            let name = derived(&[table.name(), attempts.as_str(), "not_negative"]);
-            let condition = format!("{} >= 0", attempts.quoted());
+        if let Some((name, condition)) = self.attempts_left() {
             steps.extend(MigrationStep::check("Attempts are never negative.", table, &name, &condition));
         }
         steps
     }
 
-    fn indexes(&self) -> Vec<MigrationStep> {
+    /// Returns the name of the constraint on a text column of the state, and the allowed states.
+    pub(super) fn closed_states(&self) -> Option<(String, Vec<&str>)> {
+        let name = derived(&[self.spec.table().name(), self.inner.state.as_str(), "states"]);
+        let states = self.inner.states.all().into_iter().map(State::as_str).collect();
+        (self.inner.states.kind == StateType::Text).then_some((name, states))
+    }
+
+    /// Returns the name and the condition of the constraint on the attempts left.
+    pub(super) fn attempts_left(&self) -> Option<(String, String)> {
+        let attempts = self.inner.attempts.as_ref()?;
+        let name = derived(&[self.spec.table().name(), attempts.as_str(), "not_negative"]);
+        Some((name, format!("{} >= 0", attempts.quoted())))
+    }
+
+    fn index_steps(&self) -> Vec<MigrationStep> {
+        let table = self.spec.table();
+        let steps =
+            |index: Index| MigrationStep::index(index.what, table, &index.name, false, &index.definition);
+        self.indexes().into_iter().flat_map(steps).collect()
+    }
+
+    /// Lists the indexes of the table, without the unique index.
+    pub(super) fn indexes(&self) -> Vec<Index> {
         let (inner, table) = (self.inner, self.spec.table());
-        let mut steps = Vec::new();
+        let mut indexes = Vec::new();
         let mut add = |what: &'static str, kind: &str, definition: String| {
             // The definition is part of the name, so that two versions of a spec have separate indexes.
             let name = derived(&[table.name(), "claim", kind, &hash(&definition)[..8]]);
-            steps.extend(MigrationStep::index(what, table, &name, false, &definition));
+            indexes.push(Index { what, name, definition });
         };
         let mut order: Vec<String> = inner
             .order
@@ -209,7 +239,7 @@ impl Writer<'_> {
             let definition = format!("({settled}) WHERE {settled} IS NOT NULL");
             add("Index of settled rows by time, for the purge.", "settled", definition);
         }
-        steps
+        indexes
     }
 
     /// Builds the index predicate for taken rows. `None` if the table has no lease columns.
@@ -221,7 +251,7 @@ impl Writer<'_> {
         })
     }
 
-    fn function(&self) -> Vec<MigrationStep> {
+    pub(super) fn function(&self) -> Vec<MigrationStep> {
         let Tracking::Columns { epoch, .. } = &self.inner.tracking else { return Vec::new() };
         let what = "Function for the effective state of a row, for claims and views.";
         let function = StateFunction::of(self.spec);
@@ -234,6 +264,15 @@ impl Writer<'_> {
     }
 
     fn side_table(&self) -> Vec<MigrationStep> {
+        let mut steps = self.side_table_alone();
+        if let (Tracking::Side(side), Some(index)) = (&self.inner.tracking, self.side_index()) {
+            steps.extend(MigrationStep::index(index.what, side, &index.name, false, &index.definition));
+        }
+        steps
+    }
+
+    /// Makes the side table, and a sequence of epochs if the table has no column for them. Leaves out the index.
+    pub(super) fn side_table_alone(&self) -> Vec<MigrationStep> {
         let Tracking::Side(side) = &self.inner.tracking else {
             return match (&self.inner.tracking, &self.inner.epoch_sequence) {
                 (Tracking::None, Some(epochs)) => {
@@ -251,18 +290,25 @@ impl Writer<'_> {
         );
         let what = "Side table of leases, with one row for each taken row.";
         let epochs = side_epochs(side);
-        let mut steps = vec![
+        vec![
             MigrationStep::new(what, create),
             MigrationStep::sequence(
                 "Epochs are numbers of a sequence.",
                 self.inner.epoch_sequence.as_ref().unwrap_or(&epochs),
                 None,
             ),
-        ];
+        ]
+    }
+
+    /// Returns the index of the side table.
+    pub(super) fn side_index(&self) -> Option<Index> {
+        let Tracking::Side(side) = &self.inner.tracking else { return None };
         let name = derived(&[side.name(), "until"]);
-        let what = "Index of leases by their end.";
-        steps.extend(MigrationStep::index(what, side, &name, false, "(tab, lease_until)"));
-        steps
+        Some(Index {
+            what: "Index of leases by their end.",
+            name,
+            definition: "(tab, lease_until)".to_owned(),
+        })
     }
 }
 
