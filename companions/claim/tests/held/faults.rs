@@ -6,7 +6,7 @@ use crate::common::*;
 use leasehold_api::ErrorKind;
 use leasehold_claim::{ClaimError, LockWait, Outcome, PgHeld, RowKey, Take};
 use sqlx::Connection as _;
-use test_bounds::{Bound, within};
+use test_bounds::within;
 use test_servers::{Cluster, PgBouncer, PgBouncerOptions, Proxy, fresh_database};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
 
@@ -15,6 +15,11 @@ fn kind(error: &ClaimError) -> ErrorKind {
         ClaimError::Store(error) => error.kind(),
         other => panic!("{other}"),
     }
+}
+
+/// Waits until the server has no session of this process any more.
+async fn until_gone(observer: &mut sqlx::PgConnection, pid: &str) {
+    until(observer, &format!("NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = {pid})")).await;
 }
 
 /// Child process of the next test: takes a row, writes, reports that, and waits to be killed.
@@ -26,12 +31,13 @@ async fn child_that_is_killed() {
     run(hold.connection(), "INSERT INTO request (id) VALUES (99)").await;
     let claimed = hold.taken().claims[0].clone();
     hold.settle(&claimed.claim, &Outcome::Done).await.unwrap();
-    println!("\nheld {} {}", claimed.epoch().unwrap(), claimed.rows[0].dedupe_key(held.spec()));
+    let pid = text(hold.connection(), "SELECT pg_backend_pid()").await;
+    println!("\nheld {pid} {} {}", claimed.epoch().unwrap(), claimed.rows[0].dedupe_key(held.spec()));
     std::future::pending::<()>().await;
 }
 
-/// Within a second after a kill of its worker, the row can be taken again, unchanged and with all attempts. The second run
-/// has the same key for external effects, and a greater epoch.
+/// Its worker is killed. Once the server has ended the session, the very next call takes the row, unchanged and with all
+/// attempts. The second run has the same key for external effects, and a greater epoch.
 #[tokio::test]
 async fn the_row_of_a_killed_worker_is_free_again_with_a_greater_epoch() {
     let db = fresh_database().await;
@@ -54,17 +60,12 @@ async fn the_row_of_a_killed_worker_is_free_again_with_a_greater_epoch() {
         }
     };
     let said = within(LONG, "not ended", said).await;
-    let (epoch, key) = said.split_once(' ').unwrap();
+    let [pid, epoch, key] = said.splitn(3, ' ').collect::<Vec<_>>().try_into().unwrap();
     assert!(held.begin(&Take::up_to(1)).await.unwrap().is_none());
     child.start_kill().unwrap();
     child.wait().await.unwrap();
-    let died = Bound::new(LONG);
-    let hold = loop {
-        if let Some(hold) = held.begin(&Take::up_to(1)).await.unwrap() {
-            break hold;
-        }
-        died.check("still not free");
-    };
+    until_gone(&mut observer, pid).await;
+    let hold = held.begin(&Take::up_to(1)).await.unwrap().expect("the row is free");
     let row = &hold.taken().claims[0].rows[0];
     assert_eq!((row.found.as_str(), row.attempts_left), ("new", Some(2)), "the attempt was rolled back too");
     assert_eq!(row.dedupe_key(held.spec()), key);
@@ -85,13 +86,8 @@ async fn the_rows_of_a_terminated_session_are_free_again() {
             hold.settle(&claim, &Outcome::Done).await.unwrap();
         }
         run(&mut observer, &format!("SELECT pg_terminate_backend({pid})")).await;
-        let died = Bound::new(LONG);
-        let again = loop {
-            if let Some(again) = held.begin(&Take::up_to(5)).await.unwrap() {
-                break again;
-            }
-            died.check("still not free");
-        };
+        until_gone(&mut observer, &pid).await;
+        let again = held.begin(&Take::up_to(5)).await.unwrap().expect("the rows are free");
         assert_eq!(again.taken().claims.len(), 5);
         again.rollback().await.unwrap();
         if settle_first {
@@ -116,7 +112,7 @@ async fn an_idle_transaction_that_was_ended_is_not_committed() {
     let claim = hold.taken().claims[0].claim.clone();
     let pid = text(hold.connection(), "SELECT pg_backend_pid()").await;
     run(hold.connection(), "SET idle_in_transaction_session_timeout = '20ms'").await;
-    until(&mut observer, &format!("NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = {pid})")).await;
+    until_gone(&mut observer, &pid).await;
     hold.settle(&claim, &Outcome::Done).await.unwrap_err();
     hold.commit().await.unwrap_err();
     assert_eq!(text(&mut observer, "SELECT count(*) FROM payment WHERE processed").await, "0");

@@ -1,7 +1,7 @@
 //! Many workers at once on one table in Postgres.
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::common::*;
@@ -11,101 +11,112 @@ use leasehold_claim::{
 };
 use leasehold_claim::{Pass, PassEnd};
 use sqlx::Executor as _;
+use sqlx::postgres::{PgConnectOptions, PgPoolOptions};
 use tokio::task::JoinSet;
 
 const WORKERS: u32 = 16;
 
-/// Sixteen workers take each of ten thousand rows exactly once, without waits for locks.
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn sixteen_workers_take_each_row_once_without_lock_waits() {
-    for (spec, rows) in [(request(), 10_000), (beside(), 4_000)] {
-        let world = World::new(&[REQUEST, SIDE].concat()).await;
-        world.insert(rows).await;
-        world.run("ANALYZE request").await;
-        let claims = world.claims(spec);
-        let done = Arc::new(AtomicBool::new(false));
-        let sampler = tokio::spawn(sample_waits(world.pool.clone(), Arc::clone(&done)));
-        let mut workers = JoinSet::new();
-        for worker in 0..WORKERS {
-            let claims = claims.clone();
-            workers.spawn(async move {
-                let mut mine = Vec::new();
-                // Some workers take single rows, others batches.
-                let limit = [1, 7, 20, 50][worker as usize % 4];
-                loop {
-                    let taken = claims.take(&Take::up_to(limit)).await.unwrap();
-                    assert!(taken.claims.len() <= limit as usize);
-                    if taken.claims.is_empty() && !claims.pending(&Take::up_to(1)).await.unwrap() {
-                        return mine;
-                    }
-                    mine.extend(flat(&taken));
-                }
-            });
-        }
-        let mut seen = HashSet::new();
-        let mut total = 0;
-        while let Some(mine) = bounded(workers.join_next()).await {
-            let mine = mine.unwrap();
-            total += mine.len();
-            seen.extend(mine);
-        }
-        done.store(true, Ordering::Relaxed);
-        let (samples, waits) = sampler.await.unwrap();
-        assert_eq!(total, rows as usize, "some were taken twice or not at all");
-        assert_eq!(seen.len(), rows as usize);
-        assert!(samples > 0, "the waits were looked at");
-        // If a claim reaches a row just when another claim of it commits, it checks the row's new version. A third claim
-        // might have locked that version, and then the server waits despite SKIP LOCKED. On a busy machine a few percent
-        // of the samples show this. Without SKIP LOCKED, half of them would.
-        let looks = samples * WORKERS;
-        assert!(waits.len() * 5 <= looks as usize, "{} waits in {looks} looks: {waits:?}", waits.len());
-        assert_eq!(
-            world.number("SELECT count(*) FROM request WHERE status = 'in-progress'").await,
-            i64::from(rows)
-        );
-    }
+/// Opens a pool whose sessions fail if they wait for a lock for a second.
+async fn impatient(world: &World) -> sqlx::PgPool {
+    let options: PgConnectOptions = world.database.url().parse().unwrap();
+    let pool = PgPoolOptions::new().max_connections(WORKERS).acquire_timeout(LONG);
+    let pool = pool.connect_with(options.options([("lock_timeout", "1s")])).await.unwrap();
+    let set: String = sqlx::query_scalar("SHOW lock_timeout").fetch_one(&pool).await.unwrap();
+    assert_eq!(set, "1s");
+    pool
 }
 
-/// The same with held claims: each transaction locks its rows during the work, and other workers never wait for them.
-#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn held_claims_take_each_row_once_without_lock_waits() {
-    const ROWS: u32 = 1_000;
-    let world = World::new(REQUEST).await;
-    world.insert(ROWS).await;
-    world.run("ANALYZE request").await;
-    let held = PgHeld::new(world.pool.clone(), request().build().unwrap()).timeout(LONG);
-    let done = Arc::new(AtomicBool::new(false));
-    // A separate connection, because the workers use all connections of the pool.
-    let sampler = tokio::spawn(sample_waits(pool(world.database.url(), 1).await, Arc::clone(&done)));
+/// Opens a transaction that has locked the first row and stays idle.
+async fn idle(world: &World) -> sqlx::Transaction<'static, sqlx::Postgres> {
+    let mut idle = world.pool.begin().await.unwrap();
+    assert_eq!(idle.execute("SELECT FROM request WHERE id = 1 FOR UPDATE").await.unwrap().rows_affected(), 1);
+    idle
+}
+
+/// Runs `work`, which takes rows, in sixteen workers until they have taken `wanted` rows. Returns all of them, sorted.
+async fn by_sixteen<W: Future<Output = Vec<i64>> + Send + 'static>(
+    wanted: u32,
+    work: impl Fn(Take) -> W + Clone + Send + Sync + 'static,
+) -> Vec<i64> {
+    let left = Arc::new(AtomicI64::new(wanted.into()));
     let mut workers = JoinSet::new();
     for worker in 0..WORKERS {
-        let held = held.clone();
+        let (left, work) = (Arc::clone(&left), work.clone());
+        // Some workers take single rows, others batches.
+        let limit = [1, 7, 20, 50][worker as usize % 4];
         workers.spawn(async move {
-            let (take, mut mine) = (Take::up_to([1, 7, 20, 50][worker as usize % 4]), Vec::new());
-            while let Some(mut hold) = held.begin(&take).await.unwrap() {
-                // The work, in the same transaction.
-                sqlx::query("SELECT pg_sleep(0.001)").execute(hold.connection()).await.unwrap();
-                for claimed in hold.taken().claims.clone() {
-                    hold.settle(&claimed.claim, &Outcome::Done).await.unwrap();
-                    mine.push(claimed.rows[0].key.id.to_string());
-                }
-                hold.commit().await.unwrap();
+            let mut mine = Vec::new();
+            while left.load(Ordering::Relaxed) > 0 {
+                let some = work(Take::up_to(limit)).await;
+                assert!(some.len() <= limit as usize);
+                left.fetch_sub(some.len() as i64, Ordering::Relaxed);
+                mine.extend(some);
             }
             mine
         });
     }
-    let mut seen = Vec::new();
+    let mut all = Vec::new();
     while let Some(mine) = bounded(workers.join_next()).await {
-        seen.extend(mine.unwrap());
+        all.extend(mine.unwrap());
     }
-    done.store(true, Ordering::Relaxed);
-    let (samples, waits) = sampler.await.unwrap();
-    assert!(samples > 0, "the waits were looked at");
-    let looks = samples * WORKERS;
-    assert!(waits.len() * 5 <= looks as usize, "{} waits in {looks} looks: {waits:?}", waits.len());
-    assert_eq!(seen.len(), ROWS as usize, "some were worked on twice or not at all");
-    assert_eq!(seen.iter().collect::<HashSet<_>>().len(), ROWS as usize);
-    assert_eq!(world.number("SELECT count(*) FROM request WHERE status = 'complete'").await, i64::from(ROWS));
+    all.sort_unstable();
+    all
+}
+
+/// An idle transaction has locked the first row, which every take reads, for the whole run. A worker that waited for it would
+/// get 55P03 after a second. The workers take each other row exactly once, and the first row after the rollback.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn sixteen_workers_take_each_row_once_beside_an_idle_transaction() {
+    for (spec, rows) in [(request(), 10_000), (beside(), 4_000)] {
+        let world = World::new(&[REQUEST, SIDE].concat()).await;
+        world.insert(rows).await;
+        world.run("ANALYZE request").await;
+        let idle = idle(&world).await;
+        let claims = PgClaims::new(impatient(&world).await, spec.build().unwrap()).timeout(LONG);
+        let taking = claims.clone();
+        let taken = by_sixteen(rows - 1, move |take| {
+            let claims = taking.clone();
+            async move { flat(&claims.take(&take).await.unwrap()) }
+        });
+        assert_eq!(taken.await, (2..=i64::from(rows)).collect::<Vec<_>>());
+        let taken = "SELECT count(*) FROM request WHERE status = 'in-progress'";
+        assert_eq!(world.number(taken).await, i64::from(rows) - 1);
+        assert!(flat(&take(&claims, 1).await).is_empty());
+        idle.rollback().await.unwrap();
+        assert_eq!(flat(&take(&claims, 2).await), [1]);
+    }
+}
+
+/// The same with held claims: each transaction locks its rows during the work, and other workers wait for neither.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn held_claims_take_each_row_once_beside_an_idle_transaction() {
+    const ROWS: u32 = 1_000;
+    let world = World::new(REQUEST).await;
+    world.insert(ROWS).await;
+    world.run("ANALYZE request").await;
+    let idle = idle(&world).await;
+    let held = PgHeld::new(impatient(&world).await, request().build().unwrap()).timeout(LONG);
+    let holding = held.clone();
+    let taken = by_sixteen(ROWS - 1, move |take| {
+        let held = holding.clone();
+        async move {
+            let Some(mut hold) = held.begin(&take).await.unwrap() else { return Vec::new() };
+            // The work, in the same transaction.
+            sqlx::query("SELECT pg_sleep(0.001)").execute(hold.connection()).await.unwrap();
+            let mine = flat(hold.taken());
+            for claimed in hold.taken().claims.clone() {
+                hold.settle(&claimed.claim, &Outcome::Done).await.unwrap();
+            }
+            hold.commit().await.unwrap();
+            mine
+        }
+    });
+    assert_eq!(taken.await, (2..=i64::from(ROWS)).collect::<Vec<_>>());
+    let done = "SELECT count(*) FROM request WHERE status = 'complete'";
+    assert_eq!(world.number(done).await, i64::from(ROWS) - 1);
+    assert!(held.begin(&Take::up_to(1)).await.unwrap().is_none());
+    idle.rollback().await.unwrap();
+    assert_eq!(flat(held.begin(&Take::up_to(2)).await.unwrap().unwrap().taken()), [1]);
 }
 
 /// A claim whose statement started before another claim's commit must not take the same row. The statement's snapshot shows
@@ -137,20 +148,6 @@ async fn a_claim_with_an_old_snapshot_takes_no_row_twice() {
             settle(&quick, &first.claim, Outcome::Done).await.unwrap();
         }
     }
-}
-
-/// Samples the waits of all sessions until `done`. Returns the number of samples, and the statements that waited for a row
-/// or its holder.
-async fn sample_waits(pool: sqlx::PgPool, done: Arc<AtomicBool>) -> (u32, Vec<String>) {
-    let sql = "SELECT wait_event || ': ' || left(query, 60) FROM pg_stat_activity WHERE datname = current_database()
-        AND wait_event_type = 'Lock' AND wait_event IN ('transactionid', 'tuple', 'advisory')";
-    let (mut samples, mut waits) = (0, Vec::new());
-    while !done.load(Ordering::Relaxed) {
-        waits.extend(sqlx::query_scalar::<_, String>(sql).fetch_all(&pool).await.unwrap());
-        samples += 1;
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-    (samples, waits)
 }
 
 /// Sixteen workers on one hot entity, never two at once. Every round makes progress, and all rows are done in bounded time,
