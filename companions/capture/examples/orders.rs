@@ -25,7 +25,7 @@ type Result<T, E = Box<dyn Error + Send + Sync>> = std::result::Result<T, E>;
 
 const SCHEMA: &str = "leasehold_orders";
 
-/// Time limit that only a broken server exceeds.
+/// A time limit that the example only reaches if the server is broken.
 const LONG: Duration = Duration::from_secs(60);
 
 const TABLES: &str = "
@@ -59,8 +59,8 @@ pub const SEARCH: &str = "
     WHERE document @@ websearch_to_tsquery('simple', $1)
     ORDER BY ts_rank(document, websearch_to_tsquery('simple', $1)) DESC, order_id LIMIT 20";
 
-/// Searches the changes, settled or not, from the newest on. Finds first and sorts then, because a plan that reads all
-/// changes from the newest on would be slow for rare words.
+/// Searches the changes, settled or not, newest first. First finds all matches and then sorts them, because a plan that
+/// reads all changes in order would be slow for rare words.
 pub const SEARCH_HISTORY: &str = "
     WITH found AS MATERIALIZED (
         SELECT id, order_id, source, operation FROM change WHERE document @@ websearch_to_tsquery('simple', $1)
@@ -115,7 +115,7 @@ fn spec() -> Result<ClaimSpec, ClaimError> {
         .error("error")
         .work(["order_id"])
         .retention(Retention::KeepFor(Duration::from_secs(30 * 24 * 60 * 60)))
-        // A notification would make the sales commit one after the other.
+        // No notification, because notifying transactions commit one after the other.
         .notify_on_insert(false)
         .build()
 }
@@ -207,7 +207,8 @@ impl Shop {
                 query(REMOVE).bind(order).execute(&mut *transaction).await?;
                 query(REBUILD).bind(order).execute(&mut *transaction).await?;
             }
-            // Inserts a change for each order, because only the holder of an order's claim can rebuild its row.
+            // The change names no order. Inserts a change for each order, because only the holder of an order's claim
+            // can rebuild its row.
             None => {
                 query(SPREAD).execute(&mut *transaction).await?;
                 self.claims.notify(&mut transaction).await?;
@@ -238,12 +239,12 @@ impl Shop {
         Ok(query_scalar("SELECT count(*) FROM change").fetch_one(&self.pool).await?)
     }
 
-    /// Returns whether a change waits for a worker.
+    /// Returns whether a change is not settled yet.
     pub async fn is_behind(&self) -> Result<bool, ClaimError> {
         self.claims.pending(&Take::up_to(1)).await
     }
 
-    /// Deletes changes that were settled long ago, in small batches.
+    /// Deletes changes that were settled more than 30 days ago, in small batches.
     pub async fn purge(&self) -> Result<u64, ClaimError> {
         let mut purged = 0;
         loop {

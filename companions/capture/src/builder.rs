@@ -28,17 +28,17 @@ pub struct Source {
     mistake: Option<ClaimError>,
 }
 
-/// The values of the target's columns.
+/// How one source table's changes fill the columns of the target.
 #[derive(Clone, Debug)]
 pub(super) struct Mapping {
     pub(super) table: Table,
-    /// The table's name as given by the caller, for records.
+    /// The table's name as given by the caller, which each record repeats.
     pub(super) label: String,
     /// Pairs of target column and source column.
     pub(super) copied: Vec<(Column, Column)>,
     /// Pairs of target column and literal.
     pub(super) constants: Vec<(Column, String)>,
-    /// Pairs of target column and literal for a TRUNCATE, instead of the above.
+    /// Pairs of target column and literal that replace the copied values and constants if the change is a TRUNCATE.
     pub(super) truncated: Vec<(Column, String)>,
     pub(super) image: Option<Column>,
     pub(super) operation: Option<Column>,
@@ -59,8 +59,8 @@ impl Source {
         Self { mapping, mistake: None }
     }
 
-    /// Copies the column `from` of the changed row to the column `into` of the claimed table, for example the group.
-    /// If an update changes a copied column, the old values get a separate row.
+    /// Copies the column `from` of the changed row to the column `into` of the claimed table, in which changes are
+    /// recorded, for example to its group. If an update changes a copied column, the old values get a separate row.
     pub fn copy(mut self, into: &str, from: &str) -> Self {
         if let (Some(into), Some(from)) = (self.column(into), self.column(from)) {
             self.mapping.copied.push((into, from));
@@ -68,7 +68,7 @@ impl Source {
         self
     }
 
-    /// Sets the column `into` of the claimed table to `value`, for example the kind or the queue.
+    /// Sets the column `into` of each recorded row in the claimed table to `value`, for example its kind or its queue.
     pub fn constant(mut self, into: &str, value: &str) -> Self {
         if let (Some(into), Some(value)) = (self.column(into), self.value(value)) {
             self.mapping.constants.push((into, value));
@@ -76,7 +76,7 @@ impl Source {
         self
     }
 
-    /// Sets the column `into` of the claimed table to `value` for a TRUNCATE, instead of NULL or a constant.
+    /// Sets the column `into` of the row that records a TRUNCATE to `value`, instead of NULL or a constant.
     pub fn truncated_as(mut self, into: &str, value: &str) -> Self {
         if let (Some(into), Some(value)) = (self.column(into), self.value(value)) {
             self.mapping.truncated.push((into, value));
@@ -84,14 +84,14 @@ impl Source {
         self
     }
 
-    /// Fills the `jsonb` column `into` with the changed table's name, the operation, and the row before and after:
-    /// `{"table": "orders", "op": "UPDATE", "old": {..}, "new": {..}}`.
+    /// Fills the `jsonb` column `into` of each recorded row with the changed table's name, the operation, and the row
+    /// before and after: `{"table": "orders", "op": "UPDATE", "old": {..}, "new": {..}}`.
     pub fn image(mut self, into: &str) -> Self {
         self.mapping.image = self.column(into);
         self
     }
 
-    /// Fills the `text` column `into` with `INSERT`, `UPDATE`, `DELETE` or `TRUNCATE`.
+    /// Fills the `text` column `into` of each recorded row with `INSERT`, `UPDATE`, `DELETE` or `TRUNCATE`.
     pub fn operation(mut self, into: &str) -> Self {
         self.mapping.operation = self.column(into);
         self
@@ -162,8 +162,8 @@ impl CaptureBuilder {
         self
     }
 
-    /// Makes the triggers fire even if `session_replication_role` is `replica`. A replicated change that arrives
-    /// together with its record is then recorded twice.
+    /// Makes the triggers fire even if `session_replication_role` is `replica`. If replication also copies the recorded
+    /// row, the replicated change is then recorded twice.
     pub fn always(mut self) -> Self {
         self.capture.is_always = true;
         self

@@ -29,10 +29,10 @@ const LONGEST: Duration = Duration::from_secs(600);
 ///   [`check`](Self::check) finds that afterwards.
 /// - If `session_replication_role` is `replica`, as in sessions that apply logical replication, triggers only fire if
 ///   installed with [`CaptureBuilder::always`].
-/// - A load of data only (`pg_restore --data-only`) fires them, so each loaded row would be recorded again. If the
-///   recorded rows are loaded too, the load of the source fails because their ids exist. Load with
+/// - A load of data only (`pg_restore --data-only`) fires the triggers, so each loaded row would be recorded again. If
+///   the recorded rows are loaded too, the load of the source fails because their ids exist. Load with
 ///   `--disable-triggers`, or before the installation. A full dump creates the triggers after the data.
-/// - Changes below SQL (a restored file, `pg_resetwal`) fire nothing.
+/// - Changes below SQL (a restored file, `pg_resetwal`) do not fire triggers.
 /// - A row refused by the claimed table fails the change itself. No change is lost silently, but a constraint on the
 ///   claimed table thereby becomes a constraint on its sources.
 /// - Writers of a source need the right to insert into the claimed table, or the installer's right through
@@ -51,12 +51,12 @@ pub struct Capture {
 }
 
 impl Capture {
-    /// Begins a capture that records in `target`.
+    /// Begins the description of a capture that records changes in `target`.
     pub fn into(target: Table) -> CaptureBuilder {
         CaptureBuilder::new(target)
     }
 
-    /// Returns the statements that install it, in order. Each can be run again.
+    /// Returns the statements that install the triggers, in order. Each can be run again.
     ///
     /// A table named without a schema is found by the search path of the session that runs them.
     /// [`install`](Self::install) looks up the schema first and names the triggers differently. Use only one of the
@@ -123,7 +123,8 @@ impl Capture {
     pub async fn check(&self, pool: &PgPool) -> Result<Vec<Finding>, ClaimError> {
         let findings = self.resolved(pool).await?.look(pool, true).await?;
         if findings.iter().any(Finding::is_error) {
-            // Checks the unresolved names too, because the printed statements install triggers for them.
+            // Also checks with the table names as given, because the statements of `statements` install triggers under
+            // them.
             let printed = self.look(pool, true).await?;
             if !printed.iter().any(Finding::is_error) {
                 return Ok(printed);

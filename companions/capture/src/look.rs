@@ -13,8 +13,8 @@ use crate::{Capture, Mapping};
 const LONGEST: Duration = Duration::from_secs(60);
 
 impl Capture {
-    /// Adds the schema to each table named without one, as a connection of the pool resolves it. A missing table
-    /// stays unchanged.
+    /// Returns a copy in which each table has a schema. A missing schema is looked up by the search path of a
+    /// connection of the pool. A table that does not exist stays unchanged.
     pub(super) async fn resolved(&self, pool: &PgPool) -> Result<Self, ClaimError> {
         let mut reader = CatalogReader::open(pool, LONGEST, "find the tables").await?;
         let mut all = self.clone();
@@ -33,7 +33,7 @@ impl Capture {
         Ok(all)
     }
 
-    /// Returns the findings that prevent recording. Before the installation, triggers are not checked.
+    /// Returns the problems that prevent recording. If `is_installed` is false, triggers are not checked.
     pub(super) async fn look(&self, pool: &PgPool, is_installed: bool) -> Result<Vec<Finding>, ClaimError> {
         let mut reader = CatalogReader::open(pool, LONGEST, "check the triggers").await?;
         let mut findings = Vec::new();
@@ -88,7 +88,8 @@ impl Capture {
         Ok(())
     }
 
-    /// Checks that the target accepts the recorded row. The server plans the insert without executing it.
+    /// Checks that the target accepts the rows that the capture would insert. The server plans the insert without
+    /// executing it.
     async fn look_at_columns(
         &self,
         source: &Mapping,
@@ -137,13 +138,13 @@ impl Capture {
         Ok(())
     }
 
-    /// Finds triggers of the target that notify workers although the capture does not.
+    /// Warns of triggers of the target that notify workers on each insert, although this capture does not notify.
     async fn look_at_target(
         &self,
         reader: &mut CatalogReader,
         findings: &mut Vec<Finding>,
     ) -> Result<(), ClaimError> {
-        // Matches statement triggers after INSERT.
+        // `tgtype` 4 is a statement trigger AFTER INSERT.
         let sql = format!(
             "SELECT tgname::pg_catalog.text FROM pg_catalog.pg_trigger AS t \
              JOIN pg_catalog.pg_proc AS p ON p.oid = t.tgfoid WHERE tgrelid = {} AND tgtype = 4 \
@@ -170,7 +171,8 @@ impl Capture {
         let table = &source.table;
         let function = literal(&format!("{}()", self.function(source).quoted()));
         let [row, truncate] = self.triggers();
-        // Bits of `tgtype`. Row triggers fire AFTER INSERT, DELETE and UPDATE, statement triggers AFTER TRUNCATE.
+        // The expected bits of `tgtype`: a row trigger AFTER INSERT, DELETE and UPDATE, and a statement trigger AFTER
+        // TRUNCATE.
         for (name, what, bits, is_row) in
             [(row, "rows", 1 | 4 | 8 | 16, true), (truncate, "TRUNCATE", 32, false)]
         {

@@ -1,4 +1,4 @@
-//! The statements of a capture.
+//! Builds the SQL of a capture: functions and triggers.
 
 use leasehold_claim::inserted;
 use leasehold_table_schema::sql::{block, derived, dollar_tag, hash, literal, quote, regclass};
@@ -6,12 +6,12 @@ use leasehold_table_schema::{Column, MigrationStep, Table};
 
 use crate::{Capture, Mapping};
 
-/// The row that the function records.
+/// The version of the changed row that the trigger function records.
 #[derive(Clone, Copy)]
 enum RecordedRow {
     Old,
     New,
-    /// No row, because a TRUNCATE removed all.
+    /// Neither version, because a TRUNCATE removed all rows.
     Truncated,
 }
 
@@ -21,7 +21,7 @@ fn mark(table: &Table) -> String {
 }
 
 impl Capture {
-    /// Returns the function of a source, in the schema of the target.
+    /// Returns the name of the trigger function of a source, in the schema of the target.
     pub(super) fn function(&self, source: &Mapping) -> Table {
         let (source, target) = (&source.table, &self.target);
         let name = derived(&[target.name(), "capture", source.name(), &mark(source)]);
@@ -53,7 +53,8 @@ impl Capture {
                 on_row.push_str(&format!("\n  ALTER TABLE {table} ENABLE ALWAYS TRIGGER {row};"));
             }
             steps.push(MigrationStep::new("The trigger for changed rows.", block("", &on_row)));
-            // Repeats this for each partition, because a TRUNCATE of a partition fires only its own triggers.
+            // The TRUNCATE trigger is created on each partition too, because a TRUNCATE of a partition fires only its
+            // own triggers.
             let always = if self.is_always {
                 format!(
                     "\n    EXECUTE pg_catalog.format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %s', part.name, {});",
@@ -178,7 +179,7 @@ impl Capture {
             };
             let rows = match row {
                 RecordedRow::Truncated => String::new(),
-                // In a row trigger for another operation the record is NULL.
+                // Restricts each image to its operations, because for other operations `OLD` or `NEW` is NULL.
                 RecordedRow::Old | RecordedRow::New => format!(
                     " || {} || {}",
                     image("old", "OLD", "'UPDATE', 'DELETE'"),
@@ -202,7 +203,7 @@ impl Capture {
     }
 }
 
-/// Returns a query for a table and its partitions.
+/// Builds a query that lists a table and its partitions.
 pub(super) fn parts(table: &Table) -> String {
     let here = regclass(table);
     format!(

@@ -38,15 +38,15 @@ const TABLES: &str = "
 /// The status of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// It was run, or never yet, and can be run again.
+    /// The task was run or is new, and can be run.
     Done,
-    /// A worker is running it, and no other worker can.
+    /// A worker is running the task, and no other worker can.
     InProgress,
-    /// It has failed, or took too long.
+    /// The task has failed, or took too long.
     Failed,
-    /// No retries are left.
+    /// The task has no retries left.
     Exhausted,
-    /// It must not be run again.
+    /// The task must not be run again.
     Retired,
 }
 
@@ -63,8 +63,8 @@ impl From<Status> for State {
     }
 }
 
-/// Describes the tasks and their transitions. A captured task can become `done` or `failed`, from which it can be
-/// captured again, or `retired`, from which it cannot. A sweep returns tasks to the first claimable state, `failed`.
+/// Describes the tasks and their transitions. A captured task can become `done` or `failed`, states from which it can
+/// be captured again, or `retired`, from which it cannot. A sweep returns tasks to the first claimable state, `failed`.
 fn spec() -> Result<ClaimSpec, ClaimError> {
     let states =
         States::enumeration(Table::new("task_status")?, [Status::Failed, Status::Done], Status::Retired);
@@ -170,7 +170,7 @@ impl Example {
     pub async fn one_is_too_late(&self) -> Result<Vec<String>> {
         let (mut a, mut b) = (Tasks::new(self.claims.clone()), Tasks::new(self.claims.clone()));
         let mut said = vec![format!("A captures {:?}", a.capture(1, &[Status::Done]).await?)];
-        // Simulates the end of its timeout of a minute.
+        // Simulates the end of the timeout, which is a minute.
         raw_sql("UPDATE task SET lease_until = lease_until - interval '1 minute' WHERE id = 1")
             .execute(&self.pool)
             .await?;
@@ -209,7 +209,7 @@ impl Example {
     }
 }
 
-/// Describes the result of a call by the kind of its error.
+/// Formats the result of a call for the printed protocol. An error is shown by its kind.
 fn told(what: &str, result: Result<(), ClaimError>) -> String {
     match result {
         Ok(()) => what.to_owned(),

@@ -47,7 +47,7 @@ pub struct Books {
     pub bookings: i64,
     /// The number of payments with a booking.
     pub booked_payments: i64,
-    /// The number of bookings of the worker that died.
+    /// The number of bookings by the worker that died before its commit.
     pub booked_by_the_dead: i64,
 }
 
@@ -95,7 +95,7 @@ async fn work(held: &PgHeld, worker: &str) -> Result<()> {
     }
 }
 
-/// Books payments without a commit, which leaves no trace.
+/// Books payments and then stops without a commit, which leaves no trace.
 async fn die_in_between(held: &PgHeld) -> Result<()> {
     let mut hold = held.begin(&Take::up_to(10)).await?.ok_or("there are payments")?;
     for claimed in hold.taken().claims.clone() {

@@ -31,7 +31,8 @@ use crate::error::ClaimError;
 use crate::store::ClaimStore;
 use shared::{ClaimerCore, WaitingWorker};
 
-/// Takes claims from a store and hands them to the workers of this process.
+/// Takes claims from a store and passes them to the workers of this process. A claim is a row, or a group of rows, that
+/// one worker has for a time.
 ///
 /// One claimer feeds any number of workers: clones are handles of the same claimer, and each can request claims. The
 /// claimer batches their work: one statement takes claims for many workers, one renews all leases, and ends that come
@@ -64,14 +65,14 @@ use shared::{ClaimerCore, WaitingWorker};
 /// ```
 ///
 /// When the last handle is dropped, the claimer takes nothing more and puts back claims that no worker has started.
-/// Claims of workers are renewed and can be settled until they end, while the runtime lives.
+/// Claims that workers already have are renewed and can be settled, while the runtime lives.
 #[derive(Clone)]
 pub struct Claimer {
     pub(crate) shared: Arc<ClaimerCore>,
     handle: Arc<Handle>,
 }
 
-/// Shuts the claimer when the last handle is dropped.
+/// Closes the claimer when the last clone of the handle is dropped.
 struct Handle(Arc<ClaimerCore>);
 
 impl Drop for Handle {
@@ -81,7 +82,7 @@ impl Drop for Handle {
 }
 
 impl Claimer {
-    /// Sets up a claimer of `store`.
+    /// Begins the setup of a claimer of `store`.
     pub fn builder(store: Arc<dyn ClaimStore>) -> ClaimerBuilder {
         ClaimerBuilder::new(store)
     }
@@ -101,7 +102,7 @@ impl Claimer {
         let mut waiting = None;
         loop {
             let mut arrived = std::pin::pin!(shared.arrived.notified());
-            // The notification is registered before the check, so that no arrival is missed.
+            // Registers for the notification before it checks the queue, so that no arrival is missed.
             arrived.as_mut().enable();
             if shared.stop.is_cancelled() {
                 return None;
@@ -114,8 +115,8 @@ impl Claimer {
         }
     }
 
-    /// Closes all handles. Takes nothing more, puts back claims that no worker has started, and waits until workers
-    /// have ended theirs, up to [`close_limit`](ClaimerBuilder::close_limit).
+    /// Closes all handles. The claimer takes nothing more, puts back claims that no worker has started, and waits until
+    /// workers have ended theirs, up to [`close_limit`](ClaimerBuilder::close_limit).
     ///
     /// # Errors
     ///
@@ -138,7 +139,7 @@ impl Claimer {
         Err(Error::new(ErrorKind::Timeout, message).into())
     }
 
-    /// Announces possible new work, as a notification of the store does.
+    /// Tells the claimer that new work might exist, as a notification of the store does.
     pub fn wake(&self) {
         self.shared.wake_now();
     }

@@ -25,9 +25,9 @@ pub enum ClaimError {
     )]
     #[non_exhaustive]
     Superseded {
-        /// A row that the claim has lost.
+        /// The row that the claim has lost.
         row: RowKey,
-        /// The epoch under which it was claimed.
+        /// The epoch of the row when it was claimed.
         epoch: i64,
         /// The current epoch of the row. `None` if the row does not exist, or has no epoch.
         current_epoch: Option<i64>,
@@ -47,7 +47,7 @@ pub enum ClaimError {
     #[error("{what} is locked by somebody else; go on with the next row and come back")]
     #[non_exhaustive]
     Busy {
-        /// The locked object.
+        /// What is locked, for the message.
         what: String,
     },
 
@@ -55,14 +55,14 @@ pub enum ClaimError {
     #[error("it is there already: unique constraint {constraint}")]
     #[non_exhaustive]
     Duplicate {
-        /// The constraint or index.
+        /// The name of the violated constraint or index.
         constraint: Arc<str>,
         /// The error of the server.
         source: sqlx::Error,
     },
 
-    /// A constraint of the table does not allow the write, for example because another row is now in the place to which
-    /// this row would return. Nothing was written.
+    /// A constraint of the table does not allow the write, for example because another row now has the unique value
+    /// that this row would get back. Nothing was written.
     #[error(
         "constraint {constraint} of the table does not allow to {doing}; change the row or the constraint"
     )]
@@ -70,7 +70,7 @@ pub enum ClaimError {
     Constraint {
         /// The constraint that was violated.
         constraint: Arc<str>,
-        /// The refused operation.
+        /// The refused operation, for the message.
         doing: &'static str,
         /// The error of the server.
         source: sqlx::Error,
@@ -84,7 +84,7 @@ pub enum ClaimError {
     )]
     #[non_exhaustive]
     Refused {
-        /// The refused operation.
+        /// The refused operation, for the message.
         doing: &'static str,
         /// The error of the server.
         source: sqlx::Error,
@@ -94,7 +94,7 @@ pub enum ClaimError {
     #[error("row {row} is left alone: {source}")]
     #[non_exhaustive]
     Row {
-        /// The key of the row.
+        /// The key of the row that could not be written.
         row: RowKey,
         /// The reason.
         source: Arc<ClaimError>,
@@ -123,7 +123,7 @@ pub enum ClaimError {
     #[error("this is no text of {what}: {why}; pass it on as it was written")]
     #[non_exhaustive]
     Malformed {
-        /// The expected object.
+        /// What the text should have been, for the message.
         what: &'static str,
         /// The mistake in the text.
         why: String,
@@ -157,7 +157,7 @@ impl ClaimError {
         Self::Unsupported(message.into())
     }
 
-    #[doc(hidden)] // For `leasehold-plain-tables`, which is released together with this package.
+    #[doc(hidden)] // Public for `leasehold-plain-tables`, which is released together with this package.
     #[must_use]
     pub fn superseded(row: RowKey, epoch: i64, current_epoch: Option<i64>, state: Option<State>) -> Self {
         Self::Superseded { row, epoch, current_epoch, state }
@@ -188,19 +188,19 @@ impl ClaimError {
     }
 }
 
-/// Returns whether a write failed because of one row: by a constraint, a trigger, a domain or a generated column. The
-/// excluded codes are about the session, the server or the whole statement. A trigger can raise a code of its author's
-/// choice.
+/// Returns whether a write failed because of one row: by a constraint, a trigger, a domain or a generated column.
+/// Excludes the codes about the session, the server or the whole statement, and counts every other code, because a
+/// trigger can raise a code of its author's choice.
 pub(crate) fn refuses_row(error: &sqlx::Error) -> bool {
     let Some(state) = sqlstate(error) else { return false };
     match state.as_str() {
-        // Unreadable values come from the statement itself, unless the error names a function as its context.
+        // An unreadable value comes from the statement itself, unless the error names a function as its context.
         "22P02" | "22007" => {
             let answer =
                 error.as_database_error().and_then(|answer| answer.try_downcast_ref::<PgDatabaseError>());
             answer.is_some_and(|answer| answer.r#where().is_some())
         }
-        // A sequence is used up.
+        // A used-up sequence is not the fault of one row.
         "2200H" => false,
         state => !matches!(
             state.get(..2),

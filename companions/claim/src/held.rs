@@ -1,7 +1,7 @@
 //! Claims that an open transaction holds.
 //!
-//! The take locks rows and writes nothing. The work and its end are written in the same transaction, and the commit
-//! makes all of it visible at once. See [`PgHeld`].
+//! Taking a claim locks rows and writes nothing. The work and its end are written in the same transaction, and the
+//! commit makes all of it visible at once. See [`PgHeld`].
 
 mod groups;
 mod lock;
@@ -76,12 +76,12 @@ use crate::store::{Take, Taken};
 /// - **Behind a pooler in transaction mode** use [`behind_pooler`](Self::behind_pooler).
 #[derive(Clone, Debug)]
 pub struct PgHeld {
-    /// Leases on the same table, and all calls that do not depend on the kind of claim.
+    /// The same table under leases, for all calls that do not depend on the kind of claim.
     table: PgClaims,
     sql: Arc<HeldSql>,
 }
 
-/// The SQL that depends on the spec and the table.
+/// SQL that was built from the spec and the table's columns, so that it is built once.
 #[derive(Debug)]
 struct HeldSql {
     parts: SqlParts,
@@ -113,8 +113,8 @@ impl PgHeld {
     }
 
     /// Takes rows in the transaction of `connection`, which holds them until it ends. Rows that are locked, or that
-    /// depend on a locked or unfinished row, count as [`skipped`](Taken::skipped), and the [`cursor`](Taken::cursor)
-    /// is behind them. Rows that this transaction already holds are not offered again.
+    /// depend on a locked or unfinished row, count as [`skipped`](Taken::skipped), and the returned
+    /// [`cursor`](Taken::cursor) lies behind them. Rows that this transaction already holds are not offered again.
     ///
     /// # Errors
     ///
@@ -130,8 +130,8 @@ impl PgHeld {
         Ok(self.try_take(connection, take).await?.taken)
     }
 
-    /// Returns whether a row could be taken if other workers had not claimed it. The position of the pass does not
-    /// matter. Rows that other transactions hold count until their commit.
+    /// Returns whether a row could be taken if other workers had not claimed it. The cursor in `take` does not matter.
+    /// Rows that other transactions hold count until their commit.
     ///
     /// # Errors
     ///

@@ -63,7 +63,7 @@ pub struct PgClaims {
     sql: Arc<LeasedSql>,
 }
 
-/// The SQL that depends on the spec and the table.
+/// SQL that was built from the spec and the table's columns, so that it is built once.
 struct LeasedSql {
     spec: ClaimSpec,
     parts: SqlParts,
@@ -117,7 +117,7 @@ impl PgClaims {
         self.server.limit
     }
 
-    /// Returns whether statements are prepared.
+    /// Returns whether statements are prepared, which is not possible behind a pooler.
     pub(crate) fn prepares(&self) -> bool {
         !self.server.pooled
     }
@@ -130,7 +130,7 @@ impl PgClaims {
         &self.server
     }
 
-    /// Returns the statement of that name, and builds it on first use.
+    /// Returns the SQL that was remembered under `name`. Builds it on first use.
     fn remembered(&self, name: String, make: impl FnOnce() -> String) -> Arc<str> {
         let mut texts = self.sql.texts.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(texts.entry(name).or_insert_with(|| make().into()))
@@ -166,7 +166,7 @@ impl ClaimStore for PgClaims {
         let mut wanted = ClaimParameters::default();
         for (at, claim) in claims.iter().enumerate() {
             match claim.rows.first().filter(|_| !claim.fits(self.parts().inner())) {
-                // The claim is of another table.
+                // Lost, because the claim is of another table.
                 Some((row, _)) => {
                     renewals[at] = Renewal::Lost { row: row.clone(), current_epoch: None, state: None };
                 }
@@ -208,7 +208,8 @@ impl ClaimStore for PgClaims {
         self.spec().needs_lease()?;
         let mut answers: Vec<Option<Result<Settled, ClaimError>>> = Vec::new();
         answers.resize_with(settlements.len(), || None);
-        // Claims with the same ending are written together, in the order of the call.
+        // Groups the claims by the kind of their end, because claims with the same end are written in one statement.
+        // The order of the call stays.
         let mut alike: Vec<(Ending, Vec<usize>)> = Vec::new();
         for (at, (claim, outcome)) in settlements.iter().enumerate() {
             match Ending::of(self.parts(), outcome) {
@@ -256,7 +257,8 @@ impl ClaimStore for PgClaims {
             let sql = self.remembered("use up".to_owned(), || sql);
             match self.server().rows(&Query::new(sql).bind(left)?).await {
                 Ok(rows) => self.add_swept(&mut swept, &rows)?,
-                // Not an error, because the caller must get the rows that were returned before.
+                // Logs the error and returns what was swept, because the caller must learn of the rows that were put
+                // back before.
                 Err(fault) if swept != Swept::default() => {
                     tracing::warn!(error = %fault.error(SWEEP), "rows without attempts were not looked for");
                 }
@@ -266,7 +268,7 @@ impl ClaimStore for PgClaims {
         Ok(swept)
     }
 
-    /// Sends one statement if no lease has ended.
+    /// Puts back rows with ended leases. If no lease has ended, sends one statement only.
     async fn upkeep(&self, limit: u32) -> Result<Upkeep, ClaimError> {
         let next = self.next_end().await?;
         if next.is_none_or(|next| !next.is_zero()) {
@@ -353,7 +355,8 @@ impl ClaimStore for PgClaims {
         let sql = self.remembered("purge".to_owned(), || purge::purge(parts, &oldest()));
         match claims.server().rows(&Query::new(sql).bind(i64::from(limit))?).await {
             Ok(rows) => Ok(rows.len() as u64),
-            // For example by a foreign key of a row that is still needed.
+            // The table refuses to delete a row, for example because of a foreign key from a row that is still needed.
+            // Deletes the others.
             Err(fault) if fault.is_of_row() => {
                 let all = purge::oldest(parts, &parts.key_text());
                 let some = purge::purge(parts, &purge::picked_by_key(parts));

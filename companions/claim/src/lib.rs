@@ -39,7 +39,7 @@ pub use leasehold_postgres::LockWait;
 pub use leasehold_postgres::sqlx;
 pub use leasehold_table_schema::{Finding, Table, TableError};
 
-// Hidden: for the packages beside this one and its test suite, which are released together with it.
+// Public but hidden, for the packages beside this one and its test suite, which are released together with it.
 #[doc(hidden)]
 pub use claimer::pass::{Pass, PassEnd};
 #[doc(hidden)]

@@ -1,4 +1,4 @@
-//! Claims in memory: the same rules on a table inside this process.
+//! Claims on a table in memory, by the same rules as on a table in Postgres.
 
 mod end;
 mod order;
@@ -28,7 +28,7 @@ use crate::spec::ids::RowKey;
 use crate::spec::{ClaimSpec, Inner};
 use table::{TableState, Transaction};
 
-/// The longest wait of a change for a locked row.
+/// How long, at most, a change of a row waits until the row is unlocked.
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// Claims on a table in the memory of this process, for tests of code that uses claims, and for work that need not
@@ -67,9 +67,9 @@ struct MemoryShared {
     spec: ClaimSpec,
     clock: MemoryClock,
     table: Mutex<TableState>,
-    /// Counts events that wake listeners.
+    /// The number of events so far that wake listeners. A change of it wakes them.
     news: watch::Sender<u64>,
-    /// Counts the transactions that have ended.
+    /// The number of transactions that have ended so far. A change of it wakes changes that wait for a lock.
     ended: watch::Sender<u64>,
     is_silent: AtomicBool,
 }
@@ -154,8 +154,8 @@ impl MemoryClaims {
         self.table().rows.values().cloned().collect()
     }
 
-    /// Changes one column of a row by hand, past every claim on it, as an UPDATE of another application would. Wakes
-    /// no listener.
+    /// Changes one column of a row, regardless of claims on it, as an UPDATE of another application would. Wakes no
+    /// listener.
     ///
     /// # Errors
     ///
@@ -181,7 +181,7 @@ impl MemoryClaims {
         Ok(())
     }
 
-    /// Deletes a row by hand, past every claim on it.
+    /// Deletes a row, regardless of claims on it, and returns it.
     ///
     /// # Errors
     ///
@@ -231,7 +231,7 @@ impl MemoryClaims {
         }
     }
 
-    /// Sets whether wake-ups are lost.
+    /// Sets whether wake-ups are lost, to test that polls find the work.
     pub fn lose_wake_ups(&self, lose: bool) {
         self.shared.is_silent.store(lose, Ordering::SeqCst);
     }
@@ -241,7 +241,7 @@ impl MemoryClaims {
     }
 
     fn table(&self) -> MutexGuard<'_, TableState> {
-        // Code under the lock never leaves the table half changed, so a panic elsewhere does not matter.
+        // Ignores poisoning, because code under the lock never leaves the table half changed.
         self.shared.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -259,12 +259,12 @@ impl fmt::Display for MemoryClaims {
     }
 }
 
-/// A row that is locked by hand. Dropping it unlocks the row.
+/// The lock of [`MemoryClaims::lock`]. Dropping it unlocks the row.
 #[derive(Debug)]
 #[must_use = "dropping it unlocks the row"]
 pub struct MemoryLock(#[expect(dead_code, reason = "it is there to be dropped")] TransactionGuard);
 
-/// An open transaction, which ends on drop.
+/// An open transaction. Dropping it ends the transaction and releases its locks.
 struct TransactionGuard {
     claims: MemoryClaims,
     transaction: Transaction,

@@ -80,7 +80,8 @@ mod on {
             self.at_work.increment(1.0);
         }
 
-        /// Counts a claim that is gone. `worked` is the time with a worker, `lost` the reason of a loss.
+        /// Counts a claim that this process no longer has. `worked` is the time that a worker had it, and `lost` the
+        /// reason if it was lost.
         pub(crate) fn gone(&self, worked: Option<Duration>, lost: Option<LossReason>) {
             match worked {
                 Some(worked) => {
@@ -121,7 +122,7 @@ mod on {
         }
     }
 
-    /// Records the result of `stats`.
+    /// Records the counts that `stats` returned.
     pub(crate) fn record_depth(store: &dyn Display, take: &Take, stats: &Stats) {
         describe();
         let (store, queue) = (store.to_string(), take.queue.as_deref().unwrap_or("all").to_owned());

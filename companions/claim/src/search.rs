@@ -1,11 +1,12 @@
-//! Takes rows of groups, and of tenants that have a limit, under leases and in open transactions.
+//! Takes rows of groups and of tenants, under leases and in open transactions. A tenant is a value of the column by
+//! which the spec limits the rows in progress.
 //!
 //! A take is a transaction of three statements. The first finds rows. The second locks their groups or tenants, so
 //! that each goes to one of several workers. The third sees the commits of other workers before the lock, and takes
 //! the rows. A single statement would see the table as it was before the lock.
 //!
-//! The first statement reads a window of rows, and this module counts each group once. A statement that did so itself
-//! would read every row of a very large group.
+//! The first statement reads a limited number of rows, its window, and this module counts each group once. A statement
+//! that did so itself would read every row of a very large group.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -27,12 +28,12 @@ use crate::store::{Claimed, PassCursor, Taken};
 /// The number of rows that a query reads beyond the requested claims, because several can be of one group.
 const WINDOW: u32 = 64;
 
-/// The transaction in which rows are searched and taken.
+/// The transaction in which a search finds and takes rows: one under leases, or the caller's.
 pub(crate) trait SearchTransaction: Send {
-    /// The error of a statement.
+    /// The error of a failed statement.
     type Error: From<ClaimError> + Send;
 
-    /// Runs a statement.
+    /// Runs a statement and returns its rows.
     fn rows(&mut self, query: &Query) -> impl Future<Output = Result<Vec<PgRow>, Self::Error>> + Send;
 
     /// Locks the groups or tenants of `found`, and takes rows of the locked ones.
@@ -42,10 +43,11 @@ pub(crate) trait SearchTransaction: Send {
         found: Vec<Candidate>,
     ) -> impl Future<Output = Result<Vec<Claimed>, Self::Error>> + Send;
 
-    /// Called before each query for rows.
+    /// Prepares a query for rows. The search calls it before each.
     fn begin_look(&mut self) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
-    /// Called before the next query, if nothing was taken.
+    /// Undoes the effects of a query for rows, such as places. The search calls it before the next query, if nothing
+    /// was taken.
     fn undo_look(&mut self) -> impl Future<Output = Result<(), Self::Error>> + Send;
 }
 
@@ -55,9 +57,9 @@ pub(crate) struct Candidate {
     id: String,
     queue: Option<String>,
     pub(crate) group: Option<String>,
-    /// The number of its claim in the batch.
+    /// The number of the claim that would take it, counted from 1 in this call.
     pub(crate) number: i64,
-    /// The lock number of its group or tenant.
+    /// The number of the advisory lock of its group or tenant. `None` if it has neither.
     lock: Option<i64>,
 }
 
@@ -67,24 +69,27 @@ impl Candidate {
         Ok(RowKey { queue: self.queue.as_deref().map(Arc::from), id })
     }
 
-    /// Returns the half of the place numbers that identifies the tenant. Two tenants with the same half share places.
+    /// Returns the first of the two numbers of the advisory locks that are the tenant's places. Tenants with the same
+    /// number share their places.
     fn class(&self) -> i32 {
         let [a, b, c, d, ..] = self.lock.unwrap_or_default().to_le_bytes();
         i32::from_le_bytes([a, b, c, d])
     }
 }
 
-/// A search through the table.
+/// A search through the table for rows of groups or of tenants.
 pub(crate) struct Search<'a> {
     pub(crate) selection: Selection<'a>,
-    /// The position of the search.
+    /// The cursor: the position up to which rows were found.
     pub(crate) cursor: Option<PassCursor>,
-    /// Groups that were found, or tenants without room.
+    /// Groups that were already found. If tenants have a limit, tenants that the search skips because they have no
+    /// room.
     seen: HashSet<String>,
 }
 
 impl<'a> Search<'a> {
-    /// Builds a search behind `cursor` for at most `limit` groups, or rows if tenants have a limit.
+    /// Builds a search that starts behind `cursor`, for at most `limit` groups. If tenants have a limit, for at most
+    /// `limit` rows.
     pub(crate) fn new(
         parts: &'a SqlParts,
         order: &'a RowOrder,
@@ -96,7 +101,7 @@ impl<'a> Search<'a> {
         Ok(Self { selection, cursor, seen: HashSet::new() })
     }
 
-    /// Searches up to `looks` times, until rows are taken.
+    /// Searches until rows are taken, at most `looks` times.
     pub(crate) async fn take<T: SearchTransaction>(
         &mut self,
         transaction: &mut T,
@@ -126,7 +131,7 @@ impl<'a> Search<'a> {
         Ok(Taken { claims, skipped, cursor, ..Taken::default() })
     }
 
-    /// Returns the first rows of new groups, without locks, and whether none are left.
+    /// Returns the first row of each group that was not found before, without locks, and whether no more rows are left.
     async fn look<T: SearchTransaction>(
         &mut self,
         transaction: &mut T,
@@ -148,7 +153,7 @@ impl<'a> Search<'a> {
         Ok((found, !is_full))
     }
 
-    /// Returns the first rows behind the cursor whose tenants have room, and whether there are none.
+    /// Returns the first rows behind the cursor whose tenants have room, without locks, and whether no such row exists.
     async fn look_for_room<T: SearchTransaction>(
         &mut self,
         transaction: &mut T,
@@ -156,8 +161,8 @@ impl<'a> Search<'a> {
         let (rows, is_full) = self.rows(transaction, Selection::look_in_order).await?;
         let mut found = self.choose(&rows)?;
         if found.is_empty() && is_full {
-            // The first rows are of tenants without room, so this goes from tenant to tenant, independent of the
-            // number of their rows.
+            // All rows of the window are of tenants without room. Therefore queries the tenants one by one, independent
+            // of the number of their rows.
             let (rows, _) = self.rows(transaction, Selection::look_by_tenant).await?;
             found = self.choose(&rows)?;
         }
@@ -165,7 +170,7 @@ impl<'a> Search<'a> {
         Ok((found, is_last))
     }
 
-    /// Runs a statement that finds rows. Returns them, and whether more might exist.
+    /// Runs a statement that finds rows. Returns the rows, and whether more might exist.
     async fn rows<T: SearchTransaction>(
         &self,
         transaction: &mut T,
@@ -213,10 +218,11 @@ impl<'a> Search<'a> {
     }
 
     fn candidate(&self, row: &PgRow, group: Option<String>, number: usize) -> Result<Candidate, ClaimError> {
-        // From the same statement as the row, because another might run with another search path.
+        // Reads the table's OID from the same reply as the row, because another statement might run with another search
+        // path.
         let relation = get(row, "relation", TAKE)?;
         let lock = group.as_ref().map(|group| match &self.selection.parts.inner().limit {
-            // Differs from the group's own lock number, which stays locked while a claim is held.
+            // A tenant's lock number differs from the lock number of a group, which stays locked while a claim is held.
             Some(limit) => group_number(relation, &format!("limit of {}\0{group}", limit.column)),
             None => group_number(relation, group),
         });
@@ -224,7 +230,7 @@ impl<'a> Search<'a> {
         Ok(Candidate { id: get(row, "id", TAKE)?, queue: get(row, "queue", TAKE)?, group, number, lock })
     }
 
-    /// Skips the candidate's tenant in the rest of the search.
+    /// Skips all rows of the candidate's tenant in the rest of the search.
     pub(crate) fn pass_over(&mut self, one: &Candidate) {
         self.seen.extend(one.group.clone());
     }
@@ -234,7 +240,8 @@ impl<'a> Search<'a> {
         one.group.as_ref().is_some_and(|tenant| self.seen.contains(tenant))
     }
 
-    /// Returns the candidates whose locks were granted. The locks last until the transaction ends.
+    /// Tries to lock the groups or tenants of the candidates. Returns the candidates whose locks were granted. The
+    /// locks last until the transaction ends.
     pub(crate) async fn lock<T: SearchTransaction>(
         &self,
         transaction: &mut T,
@@ -254,7 +261,7 @@ impl<'a> Search<'a> {
         Ok(locked)
     }
 
-    /// Locks as [`lock`](Self::lock) does, and skips tenants that it could not lock.
+    /// Locks as [`lock`](Self::lock) does. Tenants that could not be locked are skipped in the rest of the search.
     pub(crate) async fn lock_or_pass_over<T: SearchTransaction>(
         &mut self,
         transaction: &mut T,
@@ -269,7 +276,7 @@ impl<'a> Search<'a> {
         Ok(locked)
     }
 
-    /// Binds the values of a statement that takes `candidates`.
+    /// Builds the query that runs `sql` with the keys, groups and claim numbers of `candidates` as parameters.
     pub(crate) fn bind<'c>(
         &self,
         sql: String,
@@ -289,13 +296,13 @@ impl<'a> Search<'a> {
         if self.selection.is_limited() { query.bind(classes) } else { Ok(query) }
     }
 
-    /// Builds the statement that takes a place of the candidate's tenant.
+    /// Builds the query that takes a free place of the candidate's tenant.
     pub(crate) fn place(&self, of: &Candidate) -> Result<Query, ClaimError> {
         let most = self.selection.parts.inner().limit.as_ref().map_or(0, |limit| limit.most);
         Query::new(PLACE).bind(of.class())?.bind(i32::try_from(most).unwrap_or(i32::MAX))
     }
 
-    /// Builds the statement that counts the places that leases leave to its tenant.
+    /// Builds the query that counts the places that rows under leases leave to the candidate's tenant.
     pub(crate) fn count(&self, of: &Candidate) -> Result<Query, ClaimError> {
         Query::new(self.selection.count()).bind(vec![of.id.clone()])?.bind(vec![of.queue.clone()])
     }

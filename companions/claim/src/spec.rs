@@ -38,7 +38,7 @@ pub enum OrderType {
     Uuid,
 }
 
-/// A column in the order of rows.
+/// A column by which rows are ordered.
 #[derive(Clone, Debug)]
 pub(crate) struct Order {
     pub(crate) column: Column,
@@ -46,31 +46,31 @@ pub(crate) struct Order {
     pub(crate) descending: bool,
 }
 
-/// The place of owner, epoch and end of the lease.
+/// Where owner, epoch and end of a lease are stored.
 #[derive(Clone, Debug)]
 pub(crate) enum Tracking {
-    /// None: only held claims are possible.
+    /// Nowhere: rows can only be claimed in open transactions.
     None,
-    /// Columns of the table.
+    /// In columns of the claimed table.
     Columns { owner: Column, epoch: Column, until: Column },
-    /// A separate table with one row for each taken row, because the claimed table must not get columns. See
+    /// In a separate table with one row for each taken row, for a claimed table that must not get columns. See
     /// `migration`.
     Side(Table),
 }
 
-/// The largest number of rows in progress for each value of a column.
+/// A limit on the rows in progress with the same value in a column, for example a tenant.
 #[derive(Clone, Debug)]
 pub(crate) struct TenantLimit {
     pub(crate) column: Column,
     pub(crate) most: u32,
 }
 
-/// A precondition of rows of one kind.
+/// A rule that rows of one kind wait for rows of another kind.
 #[derive(Clone, Debug)]
 pub(crate) struct Precondition {
-    /// The kind of the rows that wait.
+    /// The kind of rows that wait.
     pub(crate) kind: Arc<str>,
-    /// The kind of the rows in the same group that must be done first.
+    /// The kind of rows in the same group that must be done first.
     pub(crate) on: Arc<str>,
     pub(crate) failed: Unmet,
     pub(crate) missing: Unmet,
@@ -80,7 +80,7 @@ pub(crate) struct Precondition {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unmet {
-    /// The row is worked on anyway.
+    /// Workers take the row anyway.
     Run,
     /// The row is not taken and is listed as blocked, and workers can idle. It becomes claimable if the row that it
     /// depends on is done after all.
@@ -114,7 +114,7 @@ pub(crate) struct Inner {
     pub(crate) id_type: IdType,
     pub(crate) state: Column,
     pub(crate) states: States,
-    /// The columns in front of the id. The id always comes last and makes the order total.
+    /// The columns of the order before the id. The id always comes last, so that no two rows are equal.
     pub(crate) order: Vec<Order>,
     pub(crate) queue: Option<Column>,
     pub(crate) group: Option<Column>,
@@ -126,30 +126,30 @@ pub(crate) struct Inner {
     pub(crate) kind: Option<Column>,
     pub(crate) preconditions: Vec<Precondition>,
     pub(crate) attempts: Option<Column>,
-    /// The number of attempts of a new row.
+    /// The number of attempts that a new row has.
     pub(crate) max_attempts: Option<u32>,
     pub(crate) tracking: Tracking,
-    /// The sequence of numeric owners, instead of random UUIDs.
+    /// The sequence that numbers the owners. `None` if owners are random UUIDs.
     pub(crate) owner_sequence: Option<Table>,
-    /// The sequence of epochs, instead of a counter per row.
+    /// The sequence that numbers the epochs. `None` if each row has a counter.
     pub(crate) epoch_sequence: Option<Table>,
     pub(crate) taken_at: Option<Column>,
     pub(crate) settled_at: Option<Column>,
-    /// The owner of the claim that settled the row last.
+    /// The column with the owner of the claim that settled the row last.
     pub(crate) settled_by: Option<Column>,
-    /// The time before which a row is not taken.
+    /// The column of the time before which a row is not taken.
     pub(crate) ready_at: Option<Column>,
-    /// The lease of a row in seconds, instead of the requested lease.
+    /// The column of the row's own lease in seconds, which replaces the requested lease.
     pub(crate) timeout: Option<Column>,
     pub(crate) error: Option<Column>,
     /// Columns that a claim returns.
     pub(crate) work: Vec<Column>,
     pub(crate) filter: Option<Sql>,
     pub(crate) retention: Retention,
-    /// Whether a lease expires on read: for claims, and for all users of the migration's function.
+    /// Whether an ended lease counts as ended on every read, before a sweep puts the row back.
     pub(crate) on_read: bool,
     pub(crate) channel: Arc<str>,
-    /// Whether a trigger of the migration announces inserted rows.
+    /// Whether the migration makes a trigger that announces inserted rows.
     pub(crate) notify_on_insert: bool,
 }
 
@@ -223,7 +223,7 @@ impl ClaimSpec {
         )))
     }
 
-    /// Returns the attempts to add to a requeued row.
+    /// Returns the number of attempts that requeuing adds to a row, or an error if the spec does not allow it.
     pub(crate) fn attempts_to_add(&self, attempts: u32) -> Result<i64, ClaimError> {
         let (states, counts) = (self.states(), self.inner.attempts.is_some());
         if !counts && states.failed.is_none() && states.exhausted.is_none() {
@@ -247,7 +247,7 @@ impl ClaimSpec {
         })
     }
 
-    /// Checks that rows in this state were given up.
+    /// Returns an error unless rows in this state were given up (failed or exhausted).
     pub(crate) fn is_given_up(&self, state: &State) -> Result<(), ClaimError> {
         if [&self.states().failed, &self.states().exhausted].into_iter().flatten().any(|known| known == state)
         {

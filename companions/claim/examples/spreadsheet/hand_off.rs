@@ -1,7 +1,7 @@
 //! A table through which recorders pass work to workers: its definition, its spec, and the recording of a row.
 //!
-//! Its rows have a number, a state and a kind from closed sets, and their entity, which is created once and then
-//! updated any number of times. All outstanding rows of an entity are one claim.
+//! Its rows have a number, a state and a kind from closed sets, and an entity that they are about. The entity is
+//! created once and then updated any number of times. One claim takes all outstanding rows of an entity.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ const TABLE: &str = "
     );
     CREATE UNIQUE INDEX IF NOT EXISTS request_one_create ON request (entity_id) WHERE kind = 'create'";
 
-/// The trigger of the migration wakes workers with the commit.
+/// Inserts a row. The trigger that the migration makes wakes workers at the commit.
 const RECORD: &str = "
     INSERT INTO request (kind, entity_id, document) VALUES ($1, $2, $3::jsonb)
     ON CONFLICT (entity_id) WHERE kind = 'create' DO NOTHING RETURNING id";

@@ -69,7 +69,7 @@ pub async fn hand_over(url: &str, start: impl Fn(&str) -> Command) -> Result<Vec
             told.push(recorder.ask(&format!("update {sheet}")).await?);
         }
     }
-    // The database refuses a second creation of a sheet.
+    // Refused by the database, because the sheet already has a creation.
     told.push(recorder.ask("create 1").await?);
     recorder.end().await?;
 
@@ -87,15 +87,15 @@ pub async fn replay(url: &str, start: impl Fn(&str) -> Command) -> Result<Vec<St
     let changes = ["create 10", "update 10", "update 10", "create 20", "update 10"];
     let mut told = recorded(url, &start, &changes).await?;
     let schedule = [
-        ("A", "take"),   // Row 1, the creation of 10, and starts the work.
-        ("B", "take"),   // Row 4, because rows 2 and 3 wait for row 1.
-        ("B", "settle"), // Row 4.
-        ("B", "take"),   // Nothing, because row 5 waits too. In the next pass
+        ("A", "take"),   // A takes row 1, the creation of 10, and starts the work.
+        ("B", "take"),   // B takes row 4, because rows 2 and 3 wait for row 1.
+        ("B", "settle"), // B ends row 4.
+        ("B", "take"),   // B gets nothing, because row 5 waits too. In the next pass
         ("B", "take"),   // rows 2 and 3 still wait for row 1.
-        ("A", "settle"), // Row 1.
-        ("B", "take"),   // Rows 2, 3 and 5 together.
-        ("A", "take"),   // Nothing, because B has the sheet.
-        ("B", "settle"), // All three at once.
+        ("A", "settle"), // A ends row 1.
+        ("B", "take"),   // B takes rows 2, 3 and 5 together.
+        ("A", "take"),   // A gets nothing, because B has the sheet.
+        ("B", "settle"), // B ends all three at once.
         ("A", "take"),   // Nothing is left.
     ];
     told.extend(steps(url, start, "stepper", &schedule).await?);
@@ -111,23 +111,23 @@ pub async fn replay_held(url: &str, start: impl Fn(&str) -> Command) -> Result<V
     raw_sql("UPDATE request SET status = 'complete' WHERE id = 4").execute(&pool).await?;
     pool.close().await;
     let schedule = [
-        ("A", "take"),   // Row 1, the creation of 10, and starts the work.
-        ("B", "try"),    // Refused at once because row 1 is locked. Rolls back.
-        ("B", "take"),   // Row 5 of sheet 20, because rows 2 and 3 wait for row 1.
-        ("B", "settle"), // Row 5, while A is still at work.
-        ("B", "take"),   // Nothing is left in this pass,
-        ("B", "take"),   // and in the next one rows 2 and 3 wait for row 1. Rolls back.
-        ("A", "settle"), // Row 1.
-        ("B", "take"),   // Rows 2 and 3 together.
-        ("A", "take"),   // Nothing, because B has the sheet.
-        ("B", "settle"), // Both at once.
+        ("A", "take"),   // A takes row 1, the creation of 10, and starts the work.
+        ("B", "try"),    // B is refused at once, because row 1 is locked, and rolls back.
+        ("B", "take"),   // B takes row 5 of sheet 20, because rows 2 and 3 wait for row 1.
+        ("B", "settle"), // B ends row 5, while A is still at work.
+        ("B", "take"),   // B finds nothing more in this pass,
+        ("B", "take"),   // and in the next one rows 2 and 3 wait for row 1. B rolls back.
+        ("A", "settle"), // A ends row 1.
+        ("B", "take"),   // B takes rows 2 and 3 together.
+        ("A", "take"),   // A gets nothing, because B has the sheet.
+        ("B", "settle"), // B ends both at once.
         ("A", "take"),   // Nothing is left.
     ];
     told.extend(steps(url, start, "holder", &schedule).await?);
     Ok(told)
 }
 
-/// Returns the answers of a recorder to `changes`.
+/// Runs a recorder that gets `changes` one by one. Returns its answers.
 async fn recorded(url: &str, start: impl Fn(&str) -> Command, changes: &[&str]) -> Result<Vec<String>> {
     let mut told = Vec::new();
     let mut recorder = Process::start(start("recorder"), url)?;
@@ -138,7 +138,8 @@ async fn recorded(url: &str, start: impl Fn(&str) -> Command, changes: &[&str]) 
     Ok(told)
 }
 
-/// Returns the answers of two processes in this role to the orders of `schedule`.
+/// Runs two processes in this role, A and B, and passes them the orders of `schedule` step by step. Returns their
+/// answers.
 async fn steps(
     url: &str,
     start: impl Fn(&str) -> Command,
@@ -196,7 +197,7 @@ async fn record(pool: &PgPool) -> Result<()> {
     Ok(())
 }
 
-/// Does all work until its input ends.
+/// Takes and settles claims until the input of the process ends.
 async fn work(pool: PgPool, requests: &ClaimSpec) -> Result<()> {
     let claimer = Claimer::builder(Arc::new(PgClaims::new(pool, requests.clone()))).start()?;
     let closer = claimer.clone();
@@ -219,7 +220,7 @@ async fn work(pool: PgPool, requests: &ClaimSpec) -> Result<()> {
 /// Takes one claim on the order `take`, and settles it on the order `settle`.
 async fn step(pool: PgPool, requests: &ClaimSpec) -> Result<()> {
     let claims = PgClaims::new(pool, requests.clone());
-    // The cursor of the pass, which does not offer a row twice.
+    // The cursor of the pass over the table, which does not offer a row twice.
     let (mut cursor, mut at_work) = (None, VecDeque::<Claimed>::new());
     for order in io::stdin().lines() {
         if order? == "take" {
@@ -294,7 +295,7 @@ fn say(what: &str) {
     println!("> {what}");
 }
 
-/// Another process, ended at the latest with this one.
+/// Another process, which is killed if this one ends first.
 struct Process {
     child: Child,
     orders: ChildStdin,
@@ -324,7 +325,7 @@ impl Process {
         }
     }
 
-    /// Ends its input, and waits for its end.
+    /// Closes the input of the process, and waits until the process has ended.
     async fn end(mut self) -> Result<()> {
         drop(self.orders);
         let status = timeout(LONG, self.child.wait()).await??;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// A hundred years, because times beyond it would overflow.
+/// The longest pause: a hundred years, because times beyond it would overflow.
 const CENTURY: Duration = Duration::from_secs(100 * 366 * 86_400);
 
 /// The pause before a row is tried again.

@@ -16,11 +16,12 @@ use crate::spec::ids::RowKey;
 use crate::spec::states::State;
 use crate::store::{ClaimStore, Claimed, Take};
 
-/// The longest sleep of an idle claimer if new work is known to be announced, and if not.
+/// The longest time between polls of an idle claimer: `ANNOUNCED` if notifications of new work arrive, otherwise
+/// `UNANNOUNCED`.
 const ANNOUNCED: Duration = Duration::from_secs(30);
 const UNANNOUNCED: Duration = Duration::from_secs(2);
 
-/// A year, which is as good as never.
+/// The longest interval for sweeps: a year, which is as good as never.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
 pub(crate) type OnExhausted = Arc<dyn Fn(&[RowKey]) + Send + Sync>;
@@ -38,7 +39,8 @@ pub(crate) struct Config {
     pub(crate) close_limit: Duration,
     max_hold: Option<Duration>,
     is_timeout_max_hold: bool,
-    /// `None` if it was not set and the spec lacks the state for the default: then `run` is refused.
+    /// The treatment of failed claims. `None` if the caller set none and the spec lacks the state for the default.
+    /// [`run`](super::Claimer::run) then returns an error.
     pub(crate) on_failure: Option<OnFailure>,
     pub(crate) on_exhausted: Option<OnExhausted>,
     pub(crate) on_error: Option<OnError>,
@@ -52,7 +54,7 @@ impl Config {
         take
     }
 
-    /// Returns the longest sleep, depending on whether new work is announced.
+    /// Returns the longest time between polls, which is longer if new work is announced.
     pub(crate) fn poll(&self, announced: bool) -> Duration {
         self.poll.unwrap_or(if announced { ANNOUNCED } else { UNANNOUNCED })
     }
@@ -68,12 +70,12 @@ impl Config {
         own.into_iter().chain(self.max_hold).min()
     }
 
-    /// Returns whether claims have such a bound.
+    /// Returns whether the time of a claim with its worker is limited.
     pub(crate) fn is_bounded(&self) -> bool {
         self.max_hold.is_some() || self.is_timeout_max_hold
     }
 
-    /// Returns the part of a lease after which it is renewed.
+    /// Returns the part of a lease after which it is renewed, for example a third.
     pub(crate) fn renewal_part(&self) -> f64 {
         self.renew_every.as_secs_f64() / self.lease.as_secs_f64()
     }
@@ -93,7 +95,7 @@ impl Config {
 #[must_use = "call `start`"]
 pub struct ClaimerBuilder {
     store: Arc<dyn ClaimStore>,
-    /// The same store, if claims are held.
+    /// The same store, if the claims are held in open transactions.
     held: Option<Arc<HeldStore>>,
     clock: Arc<dyn Clock>,
     renew_every: Option<Duration>,
@@ -173,9 +175,9 @@ impl ClaimerBuilder {
         self
     }
 
-    /// Sets the longest time between polls of an idle claimer. A random part of up to a fifth is subtracted. Polls
-    /// find work whose notification was lost, or that became ready by time. The default is 2 seconds. It is 30
-    /// seconds while the claimer listens and knows that new work is announced. It knows this from an earlier
+    /// Sets the longest time between polls of an idle claimer. A random part of up to a fifth is subtracted. Polls find
+    /// work whose notification was lost, or that became ready by time. The default is 2 seconds. While the claimer
+    /// listens and knows that new work is announced, the default is 30 seconds. It knows this from an earlier
     /// notification, or because the insert trigger ([`notify_on_insert`](crate::ClaimSpecBuilder::notify_on_insert))
     /// exists and a test notification came back.
     pub fn poll(mut self, interval: Duration) -> Self {
@@ -192,7 +194,8 @@ impl ClaimerBuilder {
         self
     }
 
-    /// Sets the time for which [`close`](super::Claimer::close) waits for claims of workers. The default is 10 seconds.
+    /// Sets the time for which [`close`](super::Claimer::close) waits until workers have ended their claims. The
+    /// default is 10 seconds.
     pub fn close_limit(mut self, limit: Duration) -> Self {
         self.config.close_limit = limit;
         self
@@ -237,9 +240,9 @@ impl ClaimerBuilder {
         self
     }
 
-    /// Sets a callback for errors that no caller gets: errors of taking, sweeping and listening, which are all
-    /// retried, and each row that the table refuses to write ([`Row`](ClaimError::Row)), which is skipped for a time.
-    /// A task of the claimer calls it, so it must be quick.
+    /// Sets a callback for errors that no call returns: errors of taking, sweeping and listening, which are all
+    /// retried, and each row that the table refuses to write ([`Row`](ClaimError::Row)), which is skipped for a time. A
+    /// task of the claimer calls it, so it must be quick.
     pub fn on_error(mut self, tell: impl Fn(&ClaimError) + Send + Sync + 'static) -> Self {
         self.config.on_error = Some(Arc::new(tell));
         self
@@ -269,7 +272,7 @@ impl ClaimerBuilder {
         }
         config.on_failure = match config.on_failure {
             Some(policy) => Some(policy.check(store.spec())?),
-            // Workers that call `next` need no policy.
+            // `None` is allowed here, because workers that call `next` need no policy.
             None => OnFailure::usual(store.spec()).ok(),
         };
         let wrong = |message: String| Err(Error::new(ErrorKind::InvalidOption, message).into());
@@ -294,7 +297,7 @@ impl ClaimerBuilder {
         config.renew_every = renew_every.unwrap_or(config.lease / 3).min(config.lease / 2);
         let is_timed = store.spec().inner.timeout.is_some();
         let usual = if is_timed { config.lease.min(Duration::from_secs(1)) } else { config.lease };
-        // Longer times would overflow when added to the current time.
+        // Limits the interval, because a longer one would overflow when added to the current time.
         config.sweep_every = sweep_every.unwrap_or(usual).min(LONGEST);
         config.poll = config.poll.map(|poll| poll.min(LONGEST));
         if let Some(held) = held.as_ref().filter(|_| config.is_bounded()) {

@@ -17,17 +17,17 @@ use crate::leased::PgClaims;
 use crate::spec::ids::OwnerToken;
 use crate::store::{ClaimRef, ClaimedRow, Outcome, Settled};
 
-/// The message of a claim that was dropped without an end.
+/// The error message that is written for a claim that was dropped without an end.
 const DROPPED: &str = "dropped";
 
 /// A row, or all outstanding rows of a group, that this worker has until the lease ends. The claimer renews the lease
 /// in the background.
 ///
 /// End it with [`done`](Self::done), [`fail`](Self::fail), [`retry`](Self::retry), [`put_back`](Self::put_back) or
-/// [`snooze`](Self::snooze). A dropped claim is returned and its attempt counts, unless the claimer was closed
-/// before. In [`Claimer::run`](crate::Claimer::run) the result of the handler ends the claim instead. If the store
-/// refuses an end and nothing was written, [`on_failure`](crate::ClaimerBuilder::on_failure) applies, because the
-/// work counts as tried.
+/// [`snooze`](Self::snooze). A dropped claim is put back and its attempt counts, unless the claimer was closed before.
+/// In [`Claimer::run`](crate::Claimer::run) the result of the handler ends the claim instead. If the store refuses an
+/// end and nothing was written, [`on_failure`](crate::ClaimerBuilder::on_failure) applies, because the work counts as
+/// tried.
 ///
 /// A process that was paused can resume after another worker has claimed the row. Its writes through the claim then
 /// return [`Superseded`](ClaimError::Superseded) and change nothing. For other resources, pass [`epoch`](Self::epoch)
@@ -36,9 +36,9 @@ const DROPPED: &str = "dropped";
 pub struct Claim {
     hold: Arc<InFlight>,
     shared: Arc<ClaimerCore>,
-    /// The transaction of a held claim, while its worker has it.
+    /// The open transaction that holds the claim, while the worker has it. `None` under a lease.
     transaction: Option<PgHold>,
-    /// Whether a drop returns the claim.
+    /// Whether dropping this value puts the claim back.
     returns: bool,
 }
 
@@ -47,13 +47,14 @@ impl Claim {
         Self { hold, shared, transaction: None, returns: true }
     }
 
-    /// Makes the same claim for a handler. The handler's result ends it, unless the handler does.
+    /// Makes a handle of the same claim for a handler. Dropping it does not put the claim back.
     pub(crate) fn for_handler(&self) -> Self {
         let (hold, shared) = (Arc::clone(&self.hold), Arc::clone(&self.shared));
         Self { hold, shared, transaction: None, returns: false }
     }
 
-    /// Resolves like [`lost`](Self::lost), but not while a worker writes the end, because the end says more.
+    /// Waits until the claim is lost, and returns the reason. If the end is being written, waits indefinitely, because
+    /// the result of that write says more, unless the worker has had the claim for too long.
     pub(crate) async fn lost_in_hand(&self) -> LossReason {
         let reason = self.lost().await;
         if reason != LossReason::HeldTooLong && !self.hold.is_begun() {
@@ -62,7 +63,7 @@ impl Claim {
         reason
     }
 
-    /// Ends a claim that its worker held for too long, after the handler was dropped.
+    /// Ends the claim, which its worker held for too long, after the handler was dropped.
     pub(crate) fn overdue(&self) {
         self.shared.end_overdue(&self.hold);
     }
@@ -116,12 +117,12 @@ impl Claim {
         self.hold.attempt(self.shared.store.spec())
     }
 
-    /// Adds the row to an error.
+    /// Adds the row's key to an error that names no row.
     pub(crate) fn named(&self, error: ClaimError) -> ClaimError {
         self.hold.named(error)
     }
 
-    /// Returns the number of tries, for a backoff.
+    /// Returns the number of times that the row was tried, from which a backoff computes its pause.
     pub(crate) fn tries(&self) -> u32 {
         self.hold.tries(self.shared.store.spec())
     }
@@ -146,7 +147,7 @@ impl Claim {
         })
     }
 
-    /// Returns the transaction to the store, which ends it.
+    /// Returns the open transaction of a held claim to the store, which ends it.
     fn leave_transaction(&mut self) {
         let (Some(transaction), Some(held)) = (self.transaction.take(), &self.shared.held) else { return };
         held.take_back(self.owner(), transaction);
@@ -169,8 +170,8 @@ impl Claim {
         !self.remaining().is_zero()
     }
 
-    /// Returns the time for which no other worker can have the row without a renewal. It counts from the request of
-    /// the claim or renewal, and is a tenth less than the lease. Zero if the claim is lost.
+    /// Returns the time for which no other worker can have the row without a renewal. The time counts from the request
+    /// of the claim or of its last renewal, and is a tenth shorter than the lease. Returns zero if the claim is lost.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.hold.remaining(&*self.shared.clock)
@@ -208,8 +209,8 @@ impl Claim {
         self.settle(Outcome::Failed(message.into())).await
     }
 
-    /// Ends the claim as failed this time. It is tried again `after` a pause, if attempts are left. The result lists
-    /// rows without attempts left.
+    /// Ends the claim as failed this time. Its rows are tried again after the pause `after`, if attempts are left. The
+    /// result lists rows without attempts left.
     ///
     /// # Errors
     ///
@@ -222,7 +223,7 @@ impl Claim {
         self.settle(Outcome::Retry { error: Some(message.into()), after }).await
     }
 
-    /// Returns the rows untried. They are claimable at once, and the attempt does not count.
+    /// Puts the rows back untried. Workers can take them at once, and the attempt does not count.
     ///
     /// # Errors
     ///
@@ -260,14 +261,14 @@ impl Claim {
     ///
     /// # Cancel safety
     ///
-    /// If dropped after its first poll, the call goes on in the background without a result. If dropped before, it
-    /// returns the claim.
+    /// If dropped after its first poll, the call goes on in the background without a result. If dropped before, it puts
+    /// the claim back.
     pub async fn settle(mut self, outcome: Outcome) -> Result<Settled, ClaimError> {
         self.leave_transaction();
         self.settle_shared(outcome).await.unwrap_or_else(|| Err(self.ended()))
     }
 
-    /// Ends the claim. `None` if it was settled already.
+    /// Ends the claim with `outcome`. `None` if the claim was settled already.
     pub(crate) async fn settle_shared(&self, outcome: Outcome) -> Option<Result<Settled, ClaimError>> {
         if !self.hold.try_settle() {
             return None;
@@ -277,7 +278,7 @@ impl Claim {
         Some(answer.await.unwrap_or_else(|_| Err(closed())))
     }
 
-    /// Returns the reason why the claim cannot be ended any longer.
+    /// Builds the error that tells why the claim can no longer be ended.
     fn ended(&self) -> ClaimError {
         match self.hold.signal.reason() {
             Some(LossReason::HeldTooLong) => Error::lost(LossReason::HeldTooLong).into(),
@@ -333,7 +334,8 @@ impl Drop for Claim {
         if !self.returns {
             return;
         }
-        // After `close` the program ends, which is not a failure of the work.
+        // A claim dropped after `close` is put back without counting the attempt, because the program ends and the work
+        // has not failed.
         let outcome = if self.shared.stop.is_cancelled() && !std::thread::panicking() {
             Outcome::PutBack
         } else {
@@ -343,13 +345,14 @@ impl Drop for Claim {
     }
 }
 
-/// A claim whose worker is writing its end. Afterwards the claim is held on, unless it has ended.
+/// A claim whose worker is writing its end in a transaction. Dropping this value makes the claim active again, unless
+/// it has ended.
 struct Settling<'a>(&'a Claim);
 
 impl Drop for Settling<'_> {
     fn drop(&mut self) {
         self.0.hold.unsettled();
-        // The deadline might have passed while the end was written.
+        // Wakes the keeper, because the claim's deadline might have passed while the end was written.
         self.0.shared.new_holds.notify_one();
     }
 }

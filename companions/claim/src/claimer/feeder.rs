@@ -1,4 +1,4 @@
-//! Takes claims for the workers, in passes over the table with pauses and sleep.
+//! Takes claims for the workers, in passes: each is a scan over the table, and pauses and sleep lie between them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,23 +16,24 @@ use crate::store::Outcome;
 /// The time for which the first take waits for the listener, so that no notification is missed.
 const PRIMING: Duration = Duration::from_secs(1);
 
-/// The longest pass that still finds work. After it the pass restarts, so that new rows before the cursor do not wait
-/// for the end of a table that others keep filling.
+/// The longest time that a pass runs while it still finds work. Then the next pass starts at the top, because new rows
+/// before the cursor must not wait until a table that others keep filling is empty.
 const LONGEST_PASS: Duration = Duration::from_secs(1);
 
-/// Pauses after passes that found only locked or returned rows, and after failures.
+/// The pauses after passes that found only locked rows or rows that were put back.
 const PAUSES: Backoff = Backoff::exponential(Duration::from_millis(20));
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 const FAILURES: Backoff = Backoff::exponential(Duration::from_millis(200));
 const LONGEST_FAILURE: Duration = Duration::from_secs(10);
 
-/// The number of calls in a row with only refused rows before the feeder pauses.
+/// The number of consecutive calls that find only rows which the table refuses to write. After more of them, the feeder
+/// pauses.
 const FRUITLESS: u32 = 8;
 
 /// The shortest time from a pass that found nothing to the next, so that many notifications in a row cause few passes.
 const GAP: Duration = Duration::from_millis(10);
 
-/// The action after a step.
+/// What the feeder does after a step.
 enum Next {
     Go,
     Pause(Duration),
@@ -56,12 +57,12 @@ pub(crate) async fn run(shared: Arc<ClaimerCore>) {
 struct Feeder {
     shared: Arc<ClaimerCore>,
     pass: Pass,
-    /// The start of the pass, or `None` before it.
+    /// The start of the current pass, or `None` between passes.
     began: Option<Instant>,
-    /// The number of pauses in a row.
+    /// The number of consecutive pauses.
     pauses: u32,
     failures: u32,
-    /// The number of calls in a row with only refused rows.
+    /// The number of consecutive calls that found only rows which the table refuses to write.
     refusals: u32,
 }
 
@@ -102,7 +103,7 @@ impl Feeder {
         let began = match self.began {
             Some(began) => began,
             None => {
-                // A pass that starts now sees all work announced before.
+                // Resets the signal of new work, because a pass that starts now sees all work announced before.
                 self.shared.take_woken();
                 *self.began.insert(Instant::now())
             }
@@ -122,7 +123,7 @@ impl Feeder {
             self.shared.refused(refused);
         }
         if self.refusals > FRUITLESS {
-            // All rows might be refused, so the pass goes on after a pause.
+            // The pass goes on after a pause, because the table might refuse all rows.
             return Ok(Next::Pause(self.at_most(FAILURES, LONGEST_PAUSE).after(self.refusals - FRUITLESS)));
         }
         let is_end = taken.claims.is_empty() && (taken.cursor.is_none() || taken.cursor == cursor);
@@ -148,7 +149,8 @@ impl Feeder {
         })
     }
 
-    /// Sleeps until work might exist. A poll is one query, because the result is usually no.
+    /// Sleeps until work might exist. At each poll, sends only a query whether rows are claimable, because the result
+    /// is usually no.
     async fn idle(&mut self) {
         while self.sleep().await && self.shared.wanted() > 0 {
             let take = self.shared.take(1);
@@ -185,7 +187,7 @@ impl Feeder {
         false
     }
 
-    /// Sleeps for `pause`, or until new work might exist, but at least for `least`.
+    /// Sleeps for `pause`. Ends earlier if new work might exist, but not before `least` has passed.
     async fn rest(&self, pause: Duration, least: Duration) {
         let now = Instant::now();
         let (least, until) = (now + least, now + pause);
@@ -210,7 +212,7 @@ impl Feeder {
         self.at_most(PAUSES, LONGEST_PAUSE).after(self.pauses)
     }
 
-    /// Limits the pauses to the usual time between two polls, on average.
+    /// Limits the pauses of `pauses` to `longest` and to twice the time between polls.
     fn at_most(&self, pauses: Backoff, longest: Duration) -> Backoff {
         pauses.at_most(longest.min(self.shared.config.poll(true) * 2))
     }
@@ -228,7 +230,8 @@ impl Feeder {
 
 impl Drop for Feeder {
     fn drop(&mut self) {
-        // Also runs when the runtime ends, because waiting workers must learn that no claim will come.
+        // Puts back claims that no worker has started. This also runs when the runtime ends, because waiting workers
+        // must learn that no claim will come.
         for hold in self.shared.unbegun(None) {
             self.shared.give_back(&hold, Outcome::PutBack);
         }

@@ -12,37 +12,37 @@ use crate::error::ClaimError;
 use crate::spec::{ClaimSpec, Tracking};
 use crate::store::{Claimed, ClaimedRow};
 
-/// Taken, and not started by a worker.
+/// The claim was taken, and no worker has started it.
 const READY: u8 = 0;
-/// A worker has started it.
+/// A worker has started the claim.
 const BEGUN: u8 = 1;
-/// The settler writes its end.
+/// The settler is writing the end of the claim.
 const SETTLING: u8 = 2;
-/// The worker writes the end in its own transaction.
+/// The worker is writing the end in its own transaction.
 const COMMITTING: u8 = 4;
-/// It has ended.
+/// The claim has ended.
 const ENDED: u8 = 3;
 
-/// A claim of this process. Only the keeper extends its deadline.
+/// A claim of this process, with its stage and deadline. Only the keeper extends the deadline.
 pub(crate) struct InFlight {
     pub(crate) serial: u64,
     pub(crate) claimed: Claimed,
     pub(crate) signal: Arc<LossSignal>,
     stage: AtomicU8,
-    /// The longest time for which a worker can have it.
+    /// The longest time for which a worker can have the claim. `None` without a limit.
     most: Option<Duration>,
-    /// The time at which a worker started it.
+    /// The time at which a worker started the claim.
     pub(crate) begun_at: OnceLock<Moment>,
-    /// Time (ns) after which another worker can have it.
+    /// The time after which another worker can have the claim, in nanoseconds of the claimer's clock.
     deadline: AtomicU64,
-    /// Time (ns) of the next renewal.
+    /// The time of the next renewal, in nanoseconds of the claimer's clock.
     due: AtomicU64,
     /// Whether a renewal is in flight. There is at most one, so that no older reply overtakes a newer one.
     pub(crate) renewing: AtomicBool,
 }
 
 impl InFlight {
-    /// Builds a claim that was requested at `asked`. It is due for renewal after `part` of its lease.
+    /// Builds a claim that was requested at `asked`. The claim is due for renewal after `part` of its lease.
     pub(crate) fn new(
         serial: u64,
         claimed: Claimed,
@@ -65,9 +65,9 @@ impl InFlight {
         hold
     }
 
-    /// Records a renewal that was requested at `sent`. The next is due after `part` of the lease.
+    /// Records a renewal that was requested at `sent`. The next renewal is due after `part` of the lease.
     pub(crate) fn renewed(&self, sent: Moment, part: f64) {
-        // The lease ends a tenth earlier here than in the store, because the clocks might differ.
+        // The lease ends a tenth earlier in this process than in the store, because the clocks might differ.
         let safe = self.lease() - self.lease() / 10;
         self.deadline.store(sent.after(safe).as_nanos(), Ordering::Release);
         self.due_at(sent.after(self.lease().mul_f64(part)));
@@ -81,8 +81,8 @@ impl InFlight {
         self.claimed.rows.iter().filter_map(attempt).max()
     }
 
-    /// Returns the number of tries, for a backoff. Without numbered attempts it counts claims, which includes rows
-    /// that were put back or swept.
+    /// Returns the number of times that the row was tried, for a backoff. If attempts are not numbered, every earlier
+    /// claim of the row counts, even if it was put back or swept.
     pub(crate) fn tries(&self, spec: &ClaimSpec) -> u32 {
         let counts =
             spec.inner.epoch_sequence.is_none() && matches!(spec.inner.tracking, Tracking::Columns { .. });
@@ -91,7 +91,7 @@ impl InFlight {
         self.attempt(spec).unwrap_or_else(epoch)
     }
 
-    /// Adds the row to an error, if the error does not name one.
+    /// Adds the row's key to an error, if the error does not name a row.
     pub(crate) fn named(&self, error: ClaimError) -> ClaimError {
         match (&error, self.claimed.rows.first()) {
             (ClaimError::Superseded { .. } | ClaimError::NotFound { .. } | ClaimError::Row { .. }, _)
@@ -112,7 +112,7 @@ impl InFlight {
         Moment::from_nanos(self.deadline.load(Ordering::Acquire))
     }
 
-    /// Returns the shortest lease of its rows.
+    /// Returns the lease of the claim, which is the shortest of its rows.
     pub(crate) fn lease(&self) -> Duration {
         self.claimed.lease
     }
@@ -125,7 +125,7 @@ impl InFlight {
         self.signal.reason().is_some()
     }
 
-    /// Returns whether the store has reported that another worker has it.
+    /// Returns whether the store has reported that another worker has the claim.
     pub(crate) fn is_gone(&self) -> bool {
         self.signal.reason() == Some(LossReason::Gone)
     }
@@ -134,23 +134,25 @@ impl InFlight {
         self.signal.subscribe()
     }
 
-    /// Marks the claim as lost, unless its end is being written, because the store's reply then decides.
+    /// Marks the claim as lost. Does nothing while its end is being written, because the store's reply then decides.
+    /// Returns whether this call marked it.
     pub(crate) fn lose(&self, reason: LossReason) -> bool {
         matches!(self.stage.load(Ordering::Acquire), READY | BEGUN) && self.signal.fire(reason)
     }
 
-    /// Returns the time at which the worker has had it for too long.
+    /// Returns the time after which the worker has had the claim for too long. `None` without a limit, before the start
+    /// and after the end.
     pub(crate) fn over(&self) -> Option<Moment> {
         Some(self.begun_at.get()?.after(self.most?)).filter(|_| !self.has_ended())
     }
 
-    /// Returns the longest time for which a worker can have it.
+    /// Returns the longest time for which a worker can have the claim. `None` without a limit.
     pub(crate) fn most(&self) -> Option<Duration> {
         self.most
     }
 
-    /// Marks the claim as held for too long. Returns whether it was not marked before. An end at the settler is still
-    /// written, because it has a time limit, but the worker's own transaction can wait for anything.
+    /// Marks the claim as held for too long. Returns whether this call marked it. An end that the settler writes is not
+    /// stopped, because that write has a time limit. The worker's own transaction is, because it can wait for anything.
     pub(crate) fn lose_over(&self) -> bool {
         matches!(self.stage.load(Ordering::Acquire), READY | BEGUN | COMMITTING)
             && self.signal.fire(LossReason::HeldTooLong)
@@ -161,24 +163,25 @@ impl InFlight {
         self.stage.store(BEGUN, Ordering::Release);
     }
 
-    /// Returns whether a worker has it and is not writing its end.
+    /// Returns whether a worker has started the claim and is not writing its end.
     pub(crate) fn is_begun(&self) -> bool {
         self.stage.load(Ordering::Acquire) == BEGUN
     }
 
-    /// Reserves the end for the caller. Returns false if another caller was first.
+    /// Reserves the right to end the claim for the caller. Returns false if another caller was first.
     pub(crate) fn try_settle(&self) -> bool {
         let from =
             |stage| self.stage.compare_exchange(stage, SETTLING, Ordering::AcqRel, Ordering::Acquire).is_ok();
         from(BEGUN) || from(READY)
     }
 
-    /// Reserves the end for the worker's transaction. Returns false if another caller was first.
+    /// Reserves the right to end the claim for the worker's transaction. Returns false if another caller was first.
     pub(crate) fn try_commit(&self) -> bool {
         self.stage.compare_exchange(BEGUN, COMMITTING, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 
-    /// Marks the worker's end as not written.
+    /// Takes back the reservation of [`try_commit`](Self::try_commit), because the worker's transaction has not written
+    /// the end.
     pub(crate) fn unsettled(&self) {
         let _ = self.stage.compare_exchange(COMMITTING, BEGUN, Ordering::AcqRel, Ordering::Acquire);
     }

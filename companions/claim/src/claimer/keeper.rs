@@ -1,7 +1,7 @@
 //! Renews the leases of all claims in one statement, and reports lost claims.
 //!
-//! It never awaits the store itself. Calls are futures in a separate set, so that a silent store delays neither a
-//! loss nor the next renewal.
+//! Its loop does not wait for the store: calls are futures in a separate set, so that a silent store delays neither the
+//! report of a loss nor the next renewal.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -19,14 +19,14 @@ use super::shared::ClaimerCore;
 use crate::error::ClaimError;
 use crate::store::{Outcome, Renewal};
 
-/// The longest sleep while claims are held, because leases also end while the machine is suspended and the runtime's
-/// timers might stand still.
+/// The longest sleep of the keeper while claims are held, because leases also end while the machine is suspended and
+/// the runtime's timers might stand still.
 const GLANCE: Duration = Duration::from_secs(1);
 
-/// The interval of checks with a maximum hold, independent of the runtime's timers.
+/// The interval of checks if claims have a maximum hold, measured independently of the runtime's timers.
 const PULSE: Duration = Duration::from_millis(250);
 
-/// The interval of checks of a claim that was held for too long and has not ended.
+/// The interval of checks while a claim has been held for too long and has not ended.
 const OVERDUE: Duration = Duration::from_millis(20);
 
 pub(crate) async fn run(shared: Arc<ClaimerCore>) {
@@ -57,7 +57,7 @@ fn pulse(shared: &Arc<ClaimerCore>) {
 struct Keeper {
     shared: Arc<ClaimerCore>,
     calls: FuturesUnordered<BoxFuture<'static, RenewalReply>>,
-    /// The part of a lease after which it is renewed.
+    /// The part of a lease after which it is renewed, for example a third.
     part: f64,
 }
 
@@ -92,7 +92,8 @@ impl Keeper {
         for hold in &holds {
             self.shared.overdue(hold, now);
         }
-        // Checks again at that time, and then until such claims have ended.
+        // The next check is at the first time at which a claim is held for too long, and then every `OVERDUE` until
+        // such claims have ended.
         let over = holds.iter().filter_map(|hold| hold.over());
         let over = over.min().map(|over| over.since(now).min(GLANCE).max(OVERDUE));
         holds.retain(|hold| {
@@ -116,7 +117,7 @@ impl Keeper {
         look.into_iter().chain(stale).min()
     }
 
-    /// Returns claims that no worker has started, because other processes can use them.
+    /// Puts back claims that no worker has started for too long, because other processes can use them.
     fn return_unbegun(&self) {
         for hold in self.shared.unbegun(Some(self.shared.config.patience() * 2)) {
             self.shared.give_back(&hold, Outcome::PutBack);
@@ -177,7 +178,8 @@ impl Keeper {
                 Renewal::Renewed => hold.renewed(sent, part),
                 Renewal::Busy => self.again_soon(hold, now),
                 Renewal::Lost { row, current_epoch, .. } => {
-                    // The store might have seen this claim's own end, which is being written.
+                    // Asks again, because the store might report a loss only because this claim's own end is being
+                    // written.
                     self.again_soon(hold, now);
                     if hold.lose(LossReason::Gone) {
                         tracing::warn!(%row, ?current_epoch, "a claim was lost to somebody else");

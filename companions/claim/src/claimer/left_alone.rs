@@ -11,13 +11,13 @@ use crate::spec::ClaimSpec;
 use crate::spec::ids::RowKey;
 use crate::store::{ClaimedRow, Excluded};
 
-/// The pause doubles each time that a row could not be written.
+/// The pauses for which a row is skipped. The pause doubles each time that the row could not be written.
 const PAUSES: Backoff = Backoff::exponential(Duration::from_secs(2)).at_most(Duration::from_secs(600));
 
-/// The largest number of skipped rows. One more makes the row with the earliest return claimable at once.
+/// The largest number of skipped rows. If it is exceeded, the row whose pause ends first is no longer skipped.
 const MOST: usize = 500;
 
-/// A skipped row, or group if the spec groups rows, because rows of a group are done in order.
+/// A skipped row. If the spec groups rows, its group is skipped, because rows of a group are done in order.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum LeftAloneKey {
     Row(RowKey),
@@ -30,12 +30,13 @@ struct Entry {
     until: Instant,
 }
 
-/// The rows that this claimer skips.
+/// The rows and groups that this claimer skips for a time.
 #[derive(Debug, Default)]
 pub(super) struct LeftAlone(HashMap<LeftAloneKey, Entry>);
 
 impl LeftAlone {
-    /// Skips a row for longer than the last time. Returns for how long.
+    /// Skips the row, or its group if the spec groups rows, for about twice as long as the last time. Returns the
+    /// length of this pause.
     pub(super) fn leave(&mut self, spec: &ClaimSpec, row: &RowKey, group: Option<&Arc<str>>) -> Duration {
         let (what, now) = (of(spec, row, group), Instant::now());
         let times = self.0.get(&what).map_or(1, |entry| entry.times.saturating_add(1));
@@ -48,7 +49,7 @@ impl LeftAlone {
         pause
     }
 
-    /// Removes rows that were written.
+    /// Stops skipping rows after they were written.
     pub(super) fn forget(&mut self, spec: &ClaimSpec, rows: &[ClaimedRow], group: Option<&Arc<str>>) {
         if !self.0.is_empty() {
             for row in rows {

@@ -1,4 +1,4 @@
-//! Listens for new work. Notifications are only hints: without them work is found later.
+//! Listens for notifications of new work. They are only hints, because polls find the work later without them.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -21,7 +21,7 @@ pub(crate) async fn run(shared: Arc<ClaimerCore>) {
             () = shared.stop.cancelled() => return,
             error = listen(&shared, &mut failures) => error,
         };
-        // Not listening: check once for missed work, then rely on polls.
+        // While not listening: wakes the feeder once for missed work, and then relies on polls.
         shared.announced.store(false, Ordering::Release);
         shared.wake_now();
         if matches!(error, ClaimError::Unsupported(_)) {
@@ -36,7 +36,7 @@ pub(crate) async fn run(shared: Arc<ClaimerCore>) {
     }
 }
 
-/// Listens until an error.
+/// Listens until an error, which it returns.
 async fn listen(shared: &ClaimerCore, failures: &mut u32) -> ClaimError {
     let mut wake = match timeout(shared.config.call_limit(), shared.store.listen()).await {
         Ok(Ok(wake)) => wake,
@@ -49,7 +49,8 @@ async fn listen(shared: &ClaimerCore, failures: &mut u32) -> ClaimError {
     *failures = 0;
     loop {
         shared.announced.store(wake.announces(), Ordering::Release);
-        // Earlier notifications were missed, so listen first and then check. Check again at each notification.
+        // Wakes the feeder after the start of listening and at each notification, because earlier notifications were
+        // missed.
         shared.wake_now();
         if let Err(error) = wake.woken().await {
             return error;

@@ -8,21 +8,22 @@ use crate::spec::ClaimSpec;
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnFailure {
-    /// Settles it as failed, with the message. Needs a state for failed rows.
+    /// Settles the claim as failed, with the error's message. Needs a state for failed rows.
     Fail,
-    /// Tries it again after a pause, if attempts are left. Otherwise it becomes exhausted
-    /// ([`States::exhausted`](crate::States::exhausted)), not failed. A pause above zero needs the column `ready_at`.
-    /// A handler that panics is tried again after the same pause.
+    /// Tries the row again after a pause, if attempts are left. Otherwise the row becomes exhausted
+    /// ([`States::exhausted`](crate::States::exhausted)), not failed. A pause above zero needs the column `ready_at`. A
+    /// handler that panics is tried again after the same pause.
     Retry(Backoff),
 }
 
 impl OnFailure {
-    /// Returns the default of `run`, if the spec has the state for it.
+    /// Returns the default treatment, [`Fail`](Self::Fail), if the spec has the state for it.
     pub(super) fn usual(spec: &ClaimSpec) -> Result<Self, ClaimError> {
         Self::Fail.check(spec)
     }
 
-    /// Refuses a policy that rows of `spec` cannot follow, because a second error would hide each error of a handler.
+    /// Returns an error if rows of `spec` cannot follow the policy, because otherwise a second error would hide each
+    /// error of a handler.
     pub(super) fn check(self, spec: &ClaimSpec) -> Result<Self, ClaimError> {
         let (inner, table) = (&spec.inner, spec.table());
         match self {

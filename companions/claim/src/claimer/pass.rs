@@ -1,12 +1,13 @@
-//! Passes over the table, and the decision whether work is left.
+//! Passes, which are scans over the table, and the decision whether work is left.
 
 use crate::store::{PassCursor, Taken};
 
-/// A pass over the table in order, with a cursor. The pass does not offer a row twice, so a row that is put back or
-/// skipped does not block the rows behind it.
+/// A pass over the table in order, with a cursor. One pass consists of several calls of
+/// [`take`](crate::ClaimStore::take). It does not offer a row twice, so a row that is put back or skipped does not
+/// block the rows behind it.
 ///
-/// A worker must only idle after a whole pass *from the start* that found nothing and skipped nothing. After any
-/// other pass it starts again. Another reason for a new pass is that rows can become visible out of order, because a
+/// A worker must only idle after a whole pass *from the start* that found nothing and skipped nothing. After any other
+/// pass it starts a new one. Another reason for a new pass is that rows can become visible out of order, because a
 /// transaction with a smaller id can commit later.
 ///
 /// ```
@@ -26,32 +27,32 @@ pub struct Pass {
     returned: u64,
 }
 
-/// The result of a pass.
+/// The result of a pass, which says what the worker does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // What a worker has to tell apart.
+#[allow(clippy::exhaustive_enums)] // A worker must handle each result, so a new one has to break its `match`.
 pub enum PassEnd {
-    /// It found work: start again at once.
+    /// The pass found work: start the next one at once.
     Found,
-    /// It found no work but skipped rows that other workers have claimed: start again after a pause.
+    /// The pass found no work but skipped rows that other workers have claimed: start the next one after a pause.
     Skipped,
     /// There is no work: idle until woken.
     Clean,
 }
 
 impl Pass {
-    /// Builds a pass from the start.
+    /// Builds a pass that starts before the first row.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Returns the position, or `None` at the start.
+    /// Returns the cursor, which is the position of the pass, or `None` at the start.
     #[must_use]
     pub fn cursor(&self) -> Option<PassCursor> {
         self.cursor.clone()
     }
 
-    /// Records a reply of the store.
+    /// Adds the claims and the cursor of a reply of the store.
     pub fn record(&mut self, taken: &Taken) {
         self.found += taken.claims.len() as u64;
         self.skipped += taken.skipped;
@@ -60,32 +61,32 @@ impl Pass {
         }
     }
 
-    /// Returns whether the pass must ask the store for pending rows before its end: only if it found nothing and
-    /// skipped nothing.
+    /// Returns whether the caller must query [`pending`](crate::ClaimStore::pending) before [`end`](Self::end). This is
+    /// so only if the pass found nothing and skipped nothing.
     #[must_use]
     pub fn must_ask(&self) -> bool {
         self.found == 0 && self.skipped == 0 && self.returned == 0
     }
 
     /// Records claims of this or an earlier pass that were put back since the last pass ended. A pass that found no
-    /// more than that has made no progress.
+    /// more claims than were put back has made no progress.
     pub fn returned(&mut self, claims: u64) {
         self.returned += claims;
     }
 
-    /// Returns the number of claims that were found minus the number put back.
+    /// Returns the number of claims that the pass found minus the number put back.
     #[must_use]
     pub fn net_claims(&self) -> u64 {
         self.found.saturating_sub(self.returned)
     }
 
-    /// Records rows that were claimed and put back, or were locked.
+    /// Adds rows that the caller put back, or could not take because they were locked.
     pub fn skipped(&mut self, rows: u64) {
         self.skipped += rows;
     }
 
-    /// Ends the pass, whose last call found nothing behind the cursor, and starts the next one. `pending` says
-    /// whether the store sees rows that would be claimable without other workers.
+    /// Ends the pass, whose last call found nothing behind the cursor, and starts the next one. `pending` says whether
+    /// the store has rows that would be claimable if other workers had not claimed them.
     pub fn end(&mut self, pending: bool) -> PassEnd {
         let pass = std::mem::take(self);
         if pass.net_claims() > 0 {

@@ -9,18 +9,18 @@ use super::shared::ClaimerCore;
 use crate::error::ClaimError;
 use crate::spec::Retention;
 
-/// The largest number of rows per statement, and the pause between two, because others use the server too.
+/// The largest number of rows that one statement deletes. A pause follows each, because others use the server too.
 const BATCH: u32 = 500;
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Rows stay up to a tenth longer than their retention, within these limits.
+/// The shortest and the longest interval of purges. In between, it is a tenth of the retention.
 const OFTEN: Duration = Duration::from_secs(60);
 const SELDOM: Duration = Duration::from_secs(3600);
 
 pub(crate) async fn run(shared: Arc<ClaimerCore>) {
     let Retention::KeepFor(keep) = shared.store.spec().inner.retention else { return };
     let every = (keep / 10).clamp(OFTEN, SELDOM);
-    // Up to half of it earlier, because any number of processes purge, one at a time.
+    // Waits for half to all of the interval, at random, so that processes do not purge together.
     while shared.rest(every.mul_f64(1.0 - fastrand::f64() / 2.0)).await {
         if let Err(error) = purge(&shared).await {
             shared.report(&error);

@@ -1,4 +1,4 @@
-//! Handlers, the shortest way to work on claims.
+//! Runs handlers, which are the shortest way to work on claims.
 
 use std::any::Any;
 use std::fmt::Display;
@@ -23,14 +23,15 @@ impl Claimer {
     /// handler is a task of the current runtime.
     ///
     /// The result of the handler ends its claim: `Ok(())` as done, `Ok` of an [`Outcome`] with that outcome. After an
-    /// error, [`on_failure`](super::ClaimerBuilder::on_failure) decides whether the claim fails or is tried again,
-    /// with the error's text as the message. A handler can also end the claim itself, for example with
-    /// [`Claim::settle_with`] in the transaction of its work. Then its result does not count. A part of the claim
-    /// that outlives the handler cannot be settled any longer.
+    /// error, [`on_failure`](super::ClaimerBuilder::on_failure) decides whether the claim fails or is tried again, with
+    /// the error's text as the message. A handler can also end the claim itself, for example with
+    /// [`Claim::settle_with`] in the transaction of its work. Then its result does not count. If the handler moves the
+    /// claim elsewhere, it cannot be settled after the handler has ended.
     ///
-    /// If a handler panics or is dropped, the claim is returned and the attempt counts. After a panic the pause is
-    /// the one of an error that is retried. If a claim is lost, its handler is dropped, unless it is writing the end
-    /// itself. A handler that hangs loses its claim if a [`max_hold`](super::ClaimerBuilder::max_hold) is set.
+    /// If a handler panics or is dropped, the claim is put back and the attempt counts. After a panic, the row waits
+    /// for the same pause as after an error that is retried. If a claim is lost, its handler is dropped, unless it is
+    /// writing the end itself. A handler that hangs loses its claim if a [`max_hold`](super::ClaimerBuilder::max_hold)
+    /// is set.
     ///
     /// Errors of settling go to [`on_error`](super::ClaimerBuilder::on_error).
     ///
@@ -41,7 +42,7 @@ impl Claimer {
     ///
     /// # Cancel safety
     ///
-    /// If dropped, the running handlers are dropped and their claims returned. The attempts count, unless the claimer
+    /// If dropped, the running handlers are dropped and their claims put back. The attempts count, unless the claimer
     /// was closed before.
     ///
     /// ```
@@ -84,7 +85,7 @@ impl Claimer {
             };
             let Some(claim) = claim else { break };
             let theirs = claim.for_handler();
-            // A handler can panic before it has built its future.
+            // Catches a panic of the call, because a handler can panic before it has built its future.
             let begun = catch_unwind(AssertUnwindSafe(|| handler(theirs)));
             let work = work(claim, begun, on_failure);
             let shared = Arc::clone(&self.shared);

@@ -1,4 +1,4 @@
-//! Writes the ends of claims: a single one at once, many together.
+//! Writes the ends of claims. A single end is written at once, and ends that come together are written in one call.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,13 +21,13 @@ use crate::store::{Outcome, Settled};
 /// The number of concurrent calls. While all are in flight, further ends are collected for the next call.
 const CALLS: usize = 2;
 
-/// The largest number of claims in one call.
+/// The largest number of claims in one call of the store.
 const BATCH: usize = 100;
 
-/// The pauses before an end is written again.
+/// The pauses before a failed write of an end is retried.
 const PAUSES: Backoff = Backoff::exponential(Duration::from_millis(40)).at_most(Duration::from_secs(2));
 
-/// The pauses before a claim with a refused end is tried again, if the failure policy has no pause.
+/// The pauses before a row is tried again after its end was refused, if the failure policy has no pause.
 const REFUSED: Backoff = Backoff::exponential(Duration::from_secs(1));
 
 type Answers = Result<Vec<Result<Settled, ClaimError>>, ClaimError>;
@@ -42,18 +42,18 @@ struct Settler {
     shared: Arc<ClaimerCore>,
     inbox: mpsc::UnboundedReceiver<SettleRequest>,
     queue: Vec<PendingSettlement>,
-    /// Ends to write again later.
+    /// Ends whose write is retried later, with the time of the retry.
     resting: Vec<(Instant, PendingSettlement)>,
     calls: FuturesUnordered<BoxFuture<'static, (Vec<PendingSettlement>, Answers)>>,
 }
 
 struct PendingSettlement {
     settle: SettleRequest,
-    /// Whether an earlier call might have written it.
+    /// Whether an earlier call might have written this end.
     doubtful: bool,
-    /// Whether it is sent alone, because the call for many failed.
+    /// Whether this end is sent alone, because the call with others failed.
     alone: bool,
-    /// The number of its pauses.
+    /// The number of pauses before retries so far.
     rests: u32,
 }
 
@@ -132,8 +132,8 @@ impl Settler {
         }
     }
 
-    /// Handles a failed call, of which each end might be written. Retries them until their leases end. If a single
-    /// claim might have caused the failure, sends them one by one.
+    /// Handles a call that failed and whose ends might be written all the same. Retries the ends until their leases
+    /// end. If the error is not one to retry, sends them one by one, because a single claim might have caused it.
     fn failed(&mut self, jobs: Vec<PendingSettlement>, error: ClaimError) {
         let now = self.shared.clock.now();
         let (is_many, is_retryable) = (jobs.len() > 1, error.is_retryable());
@@ -160,7 +160,8 @@ impl Settler {
         if matches!(answer, Err(ClaimError::Busy { .. }))
             && job.settle.hold.deadline() > self.shared.clock.now()
         {
-            // Another transaction has locked the row briefly. The other claims of the batch are written.
+            // Retries only this end, because another transaction has locked the row briefly. The other ends of the
+            // batch are written.
             self.rest(job);
             return;
         }
@@ -199,10 +200,10 @@ impl Settler {
             }
         }
         match (reply, answer) {
-            // The caller might have gone, which does not matter.
+            // Ignores a failed send, because the caller might have stopped waiting.
             (Some(reply), answer) => drop(reply.send(answer)),
             (None, Ok(_)) => {}
-            // A claim that was only to be returned has been returned by another way.
+            // Not an error, because the claim was only to be put back and already is.
             (None, Err(ClaimError::Superseded { .. })) if is_return => {}
             // Reports the error, because either no caller waits for it or it is the last of several refused ends.
             (None, Err(error)) => self.shared.report(&hold.named(error)),
@@ -262,8 +263,8 @@ impl Drop for Settler {
     }
 }
 
-/// Interprets the reply to a repeated call. If the row is in the intended state with an unchanged epoch, no other
-/// worker has had it, so the first call was carried out.
+/// Interprets the reply to a call that was repeated. If the row is in the intended state with an unchanged epoch, no
+/// other worker has had it, so an earlier call was carried out. That counts as success.
 fn resolve(
     answer: Result<Settled, ClaimError>,
     outcome: &Outcome,
@@ -284,13 +285,13 @@ fn resolve(
         return Ok(Settled { exhausted: Vec::new() });
     }
     if current_epoch.is_none() {
-        // The row is deleted, as settling can leave it, or it has no epoch to decide by.
+        // The outcome is unknown, because settling can delete the row, or the row has no epoch to compare.
         return Err(unknown(Some(Arc::new(ClaimError::Superseded { row, epoch, current_epoch, state }))));
     }
     Err(ClaimError::Superseded { row, epoch, current_epoch, state })
 }
 
-/// Returns whether a row with this end is claimable at once.
+/// Returns whether other workers can take the row at once after this end.
 fn is_at_once(outcome: &Outcome) -> bool {
     match outcome {
         Outcome::Retry { after: pause, .. } | Outcome::Snooze(pause) => pause.is_zero(),
@@ -299,7 +300,8 @@ fn is_at_once(outcome: &Outcome) -> bool {
     }
 }
 
-/// Returns whether the spec lacks a state or a column, so that the message was not the refused part.
+/// Returns whether the end was refused because the spec lacks a state or a column. Then a shorter message does not
+/// help.
 fn is_lacking(refusal: &ClaimError) -> bool {
     matches!(refusal, ClaimError::Unsupported(_))
 }

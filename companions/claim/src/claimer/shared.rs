@@ -26,10 +26,10 @@ mod waiting;
 
 pub(crate) use waiting::WaitingWorker;
 
-/// The precision of wake times, so that a thousand retries after the same pause cause one take.
+/// Wake times are rounded up to this precision, so that a thousand retries after the same pause cause one take.
 const GRAIN: Duration = Duration::from_millis(20);
 
-/// The time within which a handler must release the claim's transaction.
+/// The time within which a worker must release the transaction of a claim that it held for too long.
 pub(super) const LET_GO: Duration = Duration::from_secs(1);
 
 pub(crate) type SettleReply = oneshot::Sender<Result<Settled, ClaimError>>;
@@ -45,54 +45,54 @@ pub(crate) struct SettleRequest {
 
 pub(crate) struct ClaimerCore {
     pub(crate) store: Arc<dyn ClaimStore>,
-    /// The same store, if each claim has an open transaction.
+    /// The same store, if each claim is held in an open transaction. `None` under leases.
     pub(crate) held: Option<Arc<HeldStore>>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) config: Config,
     pub(crate) metrics: ClaimerMetrics,
-    /// All claims of this process, waiting or started, until their ends are written.
+    /// All claims of this process, until their ends are written.
     holds: Mutex<HashMap<u64, Arc<InFlight>>>,
     serial: AtomicU64,
     ready: Mutex<ReadyQueue>,
     /// The number of workers that wait for a claim.
     waiting: AtomicUsize,
-    /// Notified if a claim might exist for a waiting worker.
+    /// Notifies waiting workers that a claim might be queued.
     pub(crate) arrived: Notify,
-    /// Notified if more claims might be wanted.
+    /// Notifies the feeder that workers might want more claims.
     pub(crate) demand: Notify,
-    /// Whether new work might exist.
+    /// Whether new work might exist since the feeder last checked.
     woken: AtomicBool,
     pub(crate) wake: Notify,
     /// Whether the listener knows that new work is announced.
     pub(crate) announced: AtomicBool,
-    /// Times at which rows become ready.
+    /// Times at which rows become claimable, for example after a retry's pause.
     wake_times: Mutex<BTreeSet<Instant>>,
-    /// The number of claims put back since the feeder's last read.
+    /// The number of claims put back since the feeder last read it.
     returned: AtomicU64,
-    /// Rows that could not be written.
+    /// Rows that are skipped for a time, because they could not be written.
     left_alone: Mutex<LeftAlone>,
-    /// Notified for the keeper about new claims.
+    /// Wakes the keeper, for example if new claims arrived.
     pub(crate) new_holds: Notify,
     settlements: mpsc::UnboundedSender<SettleRequest>,
     pub(crate) stop: CancellationToken,
     /// Whether the feeder has stopped.
     feeder_stopped: AtomicBool,
-    /// Notified if the last claim might have ended.
+    /// Notifies waiting tasks that the last claim might have ended.
     drained: Notify,
 }
 
-/// Claims that wait for a worker, and the prefetch target.
+/// Claims that wait for a worker, and the number of claims to prefetch.
 #[derive(Default)]
 struct ReadyQueue {
     queue: VecDeque<(Arc<InFlight>, Instant)>,
-    /// Prefetch target beyond waiting workers. Doubles while prefetched claims are started in time, halves when one
-    /// waited too long, and drops to 0 when claims go unused.
+    /// The number of claims to prefetch beyond the waiting workers. Doubles while prefetched claims are started in
+    /// time, halves when one waited too long, and drops to 0 when claims go unused.
     ahead: u32,
-    /// The number of prefetched claims started since `ahead` last changed.
+    /// The number of prefetched claims that workers have started since `ahead` last changed.
     credit: i64,
-    /// The time of the last arrival of claims.
+    /// The time at which the feeder last queued claims.
     filled: Option<Instant>,
-    /// Whether a claim of the last arrival waited too long.
+    /// Whether a claim of the last delivery waited too long.
     late: bool,
 }
 
@@ -133,7 +133,7 @@ impl ClaimerCore {
 
     // ---- claims between the feeder and the workers ----
 
-    /// Accepts claims that were requested from the store at `asked`.
+    /// Queues claims for the workers. They were requested from the store at `asked`.
     pub(crate) fn accept(&self, claims: Vec<Claimed>, asked: Moment) {
         if claims.is_empty() {
             return;
@@ -159,7 +159,7 @@ impl ClaimerCore {
         self.arrived.notify_waiters();
     }
 
-    /// Starts the next claim that is still valid, for the waiting worker.
+    /// Starts the next queued claim that is still valid, for the waiting worker. `None` if no claim is queued.
     pub(crate) fn begin(&self, waiting: &mut Option<WaitingWorker<'_>>) -> Option<Arc<InFlight>> {
         let mut spoiled = Vec::new();
         let mut ready = lock(&self.ready);
@@ -183,8 +183,8 @@ impl ClaimerCore {
             spoiled.push(hold);
         };
         if found.is_some() {
-            // Under the lock, because otherwise the feeder sees a waiter and no claim, and takes a row that no worker
-            // wants.
+            // Deregisters the worker under the lock. Otherwise the feeder could see a waiting worker and no claim, and
+            // take a row that no worker wants.
             *waiting = None;
         }
         let is_low = ready.queue.len() <= ready.ahead as usize / 2;
@@ -207,7 +207,7 @@ impl ClaimerCore {
             ready.ahead = ready.ahead.saturating_mul(2).min(self.config.ahead);
             ready.credit = 0;
         } else if ready.ahead == 0 && waiting > 0 {
-            // A worker came back for more within the time for which a claim can wait.
+            // Whether a worker returned for more before the claims have waited too long.
             let is_quick = ready.filled.is_some_and(|filled| filled.elapsed() < self.config.patience());
             ready.ahead = u32::from(is_quick).min(self.config.ahead);
         }
@@ -218,7 +218,8 @@ impl ClaimerCore {
         u32::try_from(wanted).unwrap_or(u32::MAX).min(self.config.batch)
     }
 
-    /// Removes claims that no worker has started: all, or only claims that waited for longer than `patience`.
+    /// Removes and returns claims that no worker has started: all of them, or only claims that waited for longer than
+    /// `patience`.
     pub(crate) fn unbegun(&self, patience: Option<Duration>) -> Vec<Arc<InFlight>> {
         let mut ready = lock(&self.ready);
         let is_over = |since: &Instant| patience.is_none_or(|patience| since.elapsed() >= patience);
@@ -231,19 +232,19 @@ impl ClaimerCore {
         ready.queue.drain(..over).map(|(hold, _)| hold).collect()
     }
 
-    /// Returns the time since which the first queued claim waits.
+    /// Returns the time at which the first queued claim arrived. `None` if the queue is empty.
     pub(crate) fn ready_since(&self) -> Option<Instant> {
         lock(&self.ready).queue.front().map(|(_, since)| *since)
     }
 
     // ---- the ends of claims ----
 
-    /// Queues the end of a claim, which must be `Settling`.
+    /// Queues the end of a claim for the settler. The claim's stage must be `SETTLING`.
     pub(crate) fn settle(&self, hold: Arc<InFlight>, outcome: Outcome, reply: Option<SettleReply>) {
         if let Err(unsent) = self.settlements.send(SettleRequest { hold, outcome, reply, is_instead: false })
         {
-            // The runtime has ended, and the settler with it. The dropped reply reports that to the caller. The row
-            // is free when its lease has ended.
+            // Removes the claim, because the runtime and with it the settler have ended. Dropping the reply reports
+            // that to the caller. The row is free when its lease ends.
             self.release(&unsent.0.hold);
         }
     }
@@ -254,20 +255,20 @@ impl ClaimerCore {
             return;
         }
         if hold.is_gone() {
-            // The store has reported that another worker has the row, so there is nothing to return.
+            // Writes nothing, because the store has reported that another worker has the row.
             return self.release(hold);
         }
         self.settle(Arc::clone(hold), outcome, None);
     }
 
-    /// Handles a claim that a worker has had for too long: reports the loss and writes the end. If a handler has the
-    /// claim's transaction, it is dropped first, because the end needs the transaction. If the handler does not
-    /// release it, another session ends it.
+    /// Handles a claim that a worker has had for too long: reports the loss and writes the end. If a handler uses the
+    /// claim's transaction, the handler is dropped first, because the end needs the transaction. If that does not
+    /// release the transaction, another session ends it.
     pub(crate) fn overdue(&self, hold: &Arc<InFlight>, now: Moment) {
         let Some(over) = hold.over().filter(|over| *over <= now) else { return };
         if hold.lose_over() {
             if self.held.is_some() {
-                // Skipped until its end is written, because ending the session releases the row earlier.
+                // Skips the row until its end is written, because ending the session releases the row earlier.
                 self.set_apart(hold);
             }
             self.report(&hold.named(Error::lost(LossReason::HeldTooLong).into()));
@@ -279,7 +280,8 @@ impl ClaimerCore {
         }
     }
 
-    /// Returns an overdue claim. The attempt counts, and the pause is the one after a panic.
+    /// Ends a claim that was held for too long. The row is put back, the attempt counts, and the pause is the one after
+    /// a panic.
     pub(crate) fn end_overdue(&self, hold: &Arc<InFlight>) {
         let after = match self.config.on_failure {
             Some(OnFailure::Retry(backoff)) => backoff.after(hold.tries(self.store.spec())),
@@ -292,7 +294,7 @@ impl ClaimerCore {
     /// Removes a claim that has ended for this process.
     pub(crate) fn release(&self, hold: &InFlight) {
         hold.end();
-        // Uncommitted work is rolled back.
+        // Drops the claim's transaction, which rolls back uncommitted work.
         drop(self.held.as_ref().and_then(|held| held.forget(hold.claimed.claim.owner)));
         if lock(&self.holds).remove(&hold.serial).is_some() {
             let worked = hold.begun_at.get().map(|begun| self.clock.now().since(*begun));
@@ -301,7 +303,7 @@ impl ClaimerCore {
         self.drained.notify_waiters();
     }
 
-    /// Wakes the feeder for rows that might be ready after this end.
+    /// Counts the end of a claim, and wakes the feeder when rows might be claimable after this end.
     pub(crate) fn after(&self, outcome: &Outcome) {
         self.metrics.ended(outcome);
         let inner = &self.store.spec().inner;
@@ -313,7 +315,7 @@ impl ClaimerCore {
                 self.returned.fetch_add(1, Ordering::AcqRel);
                 self.wake.notify_one();
             }
-            // Another row might have waited for this one.
+            // Wakes at once, because another row might have waited for this one.
             _ if inner.grouped || inner.limit.is_some() || !inner.preconditions.is_empty() => self.wake_now(),
             // The new state is claimable.
             Outcome::To(state) if inner.states.takeable.contains(state) => self.wake_now(),
@@ -323,12 +325,12 @@ impl ClaimerCore {
 
     // ---- rows that cannot be written ----
 
-    /// Returns the request for at most `limit` claims, without skipped rows.
+    /// Returns the request for at most `limit` claims, which excludes the skipped rows.
     pub(crate) fn take(&self, limit: u32) -> Take {
         Take { excluded: lock(&self.left_alone).now(), ..self.config.take(limit) }
     }
 
-    /// Skips a row that the table refused, for a growing pause, and reports it.
+    /// Skips a row that the table refused to write, for a growing pause, and reports the error.
     pub(crate) fn refused(&self, refused: RefusedRow) {
         let RefusedRow { key, group, error } = refused;
         let pause = lock(&self.left_alone).leave(self.store.spec(), &key, group.as_ref());
@@ -360,13 +362,13 @@ impl ClaimerCore {
 
     // ---- wake-ups ----
 
-    /// Signals possible new work.
+    /// Tells the feeder that new work might exist.
     pub(crate) fn wake_now(&self) {
         self.woken.store(true, Ordering::Release);
         self.wake.notify_one();
     }
 
-    /// Signals possible new work after `pause`. Times later than the next poll are left to the poll.
+    /// Tells the feeder that new work might exist after `pause`. A time later than the next poll is left to the poll.
     pub(crate) fn wake_after(&self, pause: Duration) {
         if pause >= self.config.poll(true) {
             return;
@@ -378,7 +380,7 @@ impl ClaimerCore {
         self.wake.notify_one();
     }
 
-    /// Returns whether new work might exist, and resets the signal.
+    /// Returns whether new work might exist, and resets that signal.
     pub(crate) fn take_woken(&self) -> bool {
         let now = Instant::now();
         let mut later = lock(&self.wake_times);
@@ -388,7 +390,7 @@ impl ClaimerCore {
         self.woken.swap(false, Ordering::AcqRel) || is_due
     }
 
-    /// Returns the next time at which a row becomes ready.
+    /// Returns the next time at which a row becomes claimable. `None` if none is known.
     pub(crate) fn next_wake_time(&self) -> Option<Instant> {
         lock(&self.wake_times).first().copied()
     }
@@ -414,7 +416,7 @@ impl ClaimerCore {
 
     // ---- the end ----
 
-    /// Stops taking claims and handing them out.
+    /// Stops the claimer: no more claims are taken or given to workers.
     pub(crate) fn shut(&self) {
         self.stop.cancel();
         self.arrived.notify_waiters();
@@ -427,7 +429,7 @@ impl ClaimerCore {
         self.shut();
     }
 
-    /// Sleeps. Returns false when the claimer is shut.
+    /// Sleeps for `pause`. Returns false if the claimer was stopped.
     pub(crate) async fn rest(&self, pause: Duration) -> bool {
         self.stop.run_until_cancelled(sleep(pause)).await.is_some()
     }
@@ -444,7 +446,7 @@ impl ClaimerCore {
         }
     }
 
-    /// Marks all claims as lost, because the runtime has ended and nothing renews them.
+    /// Marks all claims as lost, because the runtime has ended and no task renews their leases.
     pub(crate) fn abandon(&self) {
         for hold in self.held() {
             hold.lose(LossReason::RuntimeGone);
@@ -457,7 +459,7 @@ impl ClaimerCore {
         self.metrics.failed();
         tracing::warn!(store = %self.store, %error, "the claimer goes on after an error");
         if let Some(tell) = &self.config.on_error {
-            // A callback that panics must not end a task on which leases depend.
+            // Catches a panic of the callback, because it must not end a task on which leases depend.
             let _ = catch_unwind(AssertUnwindSafe(|| tell(error)));
         }
     }
@@ -480,6 +482,6 @@ pub(crate) fn closed() -> ClaimError {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Code under these locks cannot panic half-way, so a poisoned state is complete.
+    // Ignores poisoning, because code under these locks cannot panic half-way and the state is complete.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

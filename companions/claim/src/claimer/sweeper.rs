@@ -1,5 +1,5 @@
-//! Returns rows with ended leases of all processes. It sleeps until the first lease ends, so an idle table costs next
-//! to nothing.
+//! Puts back rows whose leases have ended, for all processes. It sleeps until the first lease ends, so an idle table
+//! costs next to nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,10 +13,10 @@ use crate::store::{Swept, Upkeep};
 /// The largest number of rows in one sweep.
 const LIMIT: u32 = 1000;
 
-/// A random delay, so that processes do not all sweep at the same end of a lease.
+/// The longest random delay before a sweep, so that processes do not all sweep when the same lease ends.
 const SPREAD: Duration = Duration::from_millis(250);
 
-/// The number of times the pause doubles after fruitless sweeps.
+/// The number of times that the pause doubles after consecutive fruitless sweeps.
 const GROWTH: u32 = 3;
 
 pub(crate) async fn run(shared: Arc<ClaimerCore>) {
@@ -33,10 +33,11 @@ pub(crate) async fn run(shared: Arc<ClaimerCore>) {
             Err(_) => fruitless.saturating_add(1),
         };
         pause = match looked {
-            // New claims last for a whole lease.
+            // No lease is running, so the next sweep is about a lease later: new claims last for that long.
             Ok(Upkeep { next: None, .. }) => longest.mul_f64(1.0 - fastrand::f64() / 5.0),
             Ok(Upkeep { next: Some(next), .. }) if !next.is_zero() => next + SPREAD.mul_f64(fastrand::f64()),
-            // More might be left to sweep, or the rows are locked, or a refusal by the table must be fixed first.
+            // Sweeps again after a short but growing pause. More might be left to sweep, or rows are locked, or the
+            // table refuses a row until that is fixed.
             Ok(_) | Err(_) => least.mul_f64(1.0 - fastrand::f64() / 2.0) * 2_u32.pow(fruitless.min(GROWTH)),
         };
         pause = pause.min(longest);
@@ -49,7 +50,7 @@ pub(crate) async fn run(shared: Arc<ClaimerCore>) {
 async fn look(shared: &ClaimerCore) -> Result<Upkeep, ClaimError> {
     loop {
         let Ok(upkeep) = timeout(shared.config.call_limit(), shared.store.upkeep(LIMIT)).await else {
-            // The call got no answer, so it is retried after the pause.
+            // Retries after the pause, because the call got no answer.
             return Ok(Upkeep { next: Some(Duration::ZERO), ..Upkeep::default() });
         };
         let upkeep = upkeep?;

@@ -1,4 +1,5 @@
-//! Takes all ready rows of a group as one claim, and rows of tenants that have a limit.
+//! Takes rows in an open transaction: all ready rows of a group as one claim, or rows of tenants. A tenant is a value
+//! of the column by which the spec limits the rows in progress.
 
 use std::collections::BTreeMap;
 
@@ -20,8 +21,9 @@ use crate::statements::with::With;
 use crate::store::{Claimed, PassCursor, Taken};
 
 impl PgHeld {
-    /// Takes rows of groups, or rows of tenants with room. Each of the latter takes a place of its tenant until the
-    /// transaction ends. Sets `reached` to the position of the search, also after an error.
+    /// Takes rows of groups, or rows of tenants that are below their limit. Each row of a tenant takes one of its
+    /// places (numbered advisory locks) until the transaction ends. Sets `reached` to the position of the search, also
+    /// after an error.
     pub(super) async fn pick_selected(
         &self,
         connection: &mut PgConnection,
@@ -65,7 +67,7 @@ impl SearchTransaction for HeldSearch<'_> {
             }
         } else {
             let locked = search.lock(self, found).await?;
-            // For a group all rows or none. Locked rows without a group are skipped.
+            // For a group, takes all rows or fails. Locked rows without a group are skipped.
             let (grouped, alone): (Vec<_>, Vec<_>) = locked.into_iter().partition(|one| one.group.is_some());
             for (of, how) in [(grouped, Locked::Refuse), (alone, Locked::Skip)] {
                 if !of.is_empty() {
@@ -88,7 +90,7 @@ impl SearchTransaction for HeldSearch<'_> {
 }
 
 impl HeldSearch<'_> {
-    /// Holds the rows that `picked` locks.
+    /// Runs the statement that locks and takes the rows `picked`. Returns the claims by their number in the batch.
     async fn hold(
         &mut self,
         search: &Search<'_>,
@@ -106,12 +108,14 @@ impl HeldSearch<'_> {
         self.held.executor().plain(self.connection, text.to_owned(), TAKE).await.map(drop)
     }
 
-    /// Runs a savepoint statement if tenants have a limit, because a search without a row must release its places.
+    /// Runs a statement about a savepoint if tenants have a limit, because a search that takes no row must release the
+    /// places that it took.
     async fn plain_if_limited(&mut self, text: &str) -> Result<(), ClaimError> {
         if self.held.parts().inner().limit.is_some() { self.plain(text).await } else { Ok(()) }
     }
 
-    /// Takes a place for each candidate of `found`. Returns the candidates with a place and skips the other tenants.
+    /// Takes one of the tenant's places for each candidate of `found`. Returns the candidates that got a place. The
+    /// other tenants are skipped in the rest of the search.
     async fn place_all(
         &mut self,
         search: &mut Search<'_>,
@@ -130,8 +134,8 @@ impl HeldSearch<'_> {
         Ok(placed)
     }
 
-    /// Takes a place of the candidate's tenant that leases leave free, if one exists. A row without a tenant needs
-    /// none.
+    /// Takes a place of the candidate's tenant, if one is left beside the rows under leases. Returns whether the
+    /// candidate can be taken. A row without a tenant needs no place.
     async fn place(&mut self, search: &Search<'_>, one: &Candidate) -> Result<bool, ClaimError> {
         if one.group.is_none() {
             return Ok(true);
@@ -142,7 +146,7 @@ impl HeldSearch<'_> {
             place = Some(get(row, "place", TAKE)?);
         }
         if let Some(number) = place.filter(|_| self.held.spec().has_lease()) {
-            // The tenant is locked only while its leases are counted. The place stays locked.
+            // Locks the tenant only while its leases are counted. The place stays locked.
             self.plain("SAVEPOINT leasehold_counted").await?;
             let mut fits = false;
             if !search.lock(self, vec![one.clone()]).await?.is_empty()

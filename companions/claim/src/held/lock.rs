@@ -22,16 +22,16 @@ use crate::store::ClaimedRow;
 
 const LOCK: &str = "lock a row";
 
-/// Saves and lifts the statement timeout, because the wait has its own limit. A separate statement, because the
-/// server reads the limit when a statement starts.
+/// Saves and lifts the statement timeout, because the wait has its own limit. This is a separate statement, because the
+/// server reads the timeout when a statement starts.
 const PREPARE: &str = "\
 SELECT pg_catalog.set_config('leasehold.outcome', '', true),
     pg_catalog.set_config('leasehold.statement_timeout', pg_catalog.current_setting('statement_timeout'), true),
     pg_catalog.set_config('statement_timeout', '0', true);
 ";
 
-/// Waits for the lock. The block has a handler and is thus a subtransaction: if the wait fails, its settings are
-/// undone and the caller's transaction goes on.
+/// Waits for the lock. The block has an exception handler and is thus a subtransaction, so if the wait fails, its
+/// settings are undone and the caller's transaction goes on.
 const WAIT: &str = "\
 DO $leasehold$
 DECLARE saved CONSTANT pg_catalog.text := pg_catalog.current_setting('lock_timeout');
@@ -46,7 +46,7 @@ END
 $leasehold$;
 ";
 
-/// Reads the result of the wait, and restores the timeout.
+/// Reads the result of the wait, and restores the statement timeout.
 const FINISH: &str = "\
 SELECT pg_catalog.current_setting('leasehold.outcome'),
     pg_catalog.set_config('statement_timeout', pg_catalog.current_setting('leasehold.statement_timeout'), true)";
@@ -81,7 +81,7 @@ impl PgHeld {
         wait: LockWait,
     ) -> Result<Option<ClaimedRow>, ClaimError> {
         self.inside(connection).await?;
-        // A try comes first, because it usually suffices and its failure does not end the transaction.
+        // First tries without a wait, because that usually suffices and its failure does not end the transaction.
         if let Some(row) = self.try_row(connection, key).await? {
             return Ok(Some(row));
         }
@@ -92,7 +92,7 @@ impl PgHeld {
             LockWait::Skip => Ok(None),
             LockWait::Block(budget) if !budget.is_zero() => {
                 self.wait_for(connection, key, budget).await?;
-                // A statement after the wait, because it must read the current row.
+                // Reads the row with a separate statement after the wait, because the row might have changed during it.
                 let row = self.try_row(connection, key).await?;
                 row.map(Some).ok_or_else(|| ClaimError::NotFound { row: key.clone() })
             }
@@ -122,7 +122,7 @@ impl PgHeld {
         rows.first().map_or(Ok(false), is_there)
     }
 
-    /// Waits in the server's queue, at most for `budget`.
+    /// Waits in the server's lock queue, at most for `budget`.
     async fn wait_for(
         &self,
         connection: &mut PgConnection,
@@ -133,9 +133,9 @@ impl PgHeld {
         let text = WAIT
             .replace("{table}", &self.parts().table)
             .replace("{millis}", &millis.to_string())
-            // Last, because a value can contain another placeholder.
+            // Replaced last, because the key can contain the text of another placeholder.
             .replace("{key}", &is_row(self.parts().inner(), key));
-        // A dollar-quoted body cannot contain its own end.
+        // Refuses a key with the quote, because a dollar-quoted body cannot contain its own end.
         if text.matches("$leasehold$").count() != 2 {
             return Err(ClaimError::spec(format!(
                 "row {key} cannot be locked with a wait, because its key or table contains the text $leasehold$"
@@ -157,12 +157,13 @@ impl PgHeld {
     }
 }
 
-/// Builds the condition that `t` is the row, with values in the text, because a block takes no parameters.
+/// Builds the condition that `t` is the row with this key. The values are literals in the text, because a `DO` block
+/// takes no parameters.
 fn is_row(inner: &Inner, key: &RowKey) -> String {
     let id = format!("t.{} = {}::{}", inner.id.quoted(), literal(&key.id.to_string()), inner.id_type.sql());
     match (&inner.queue, &key.queue) {
         (Some(column), Some(queue)) => format!("{id} AND t.{} = {}", column.quoted(), literal(queue)),
-        // With queues, a key without a queue matches no row, as in the other statements.
+        // If the spec has queues, a key without a queue matches no row, as in the other statements.
         (Some(_), None) => format!("{id} AND false"),
         (None, _) => id,
     }

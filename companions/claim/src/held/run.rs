@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use crate::error::ClaimError;
 use crate::statements::query::Query;
 
-/// The settings with which statements run.
+/// The time limit and the preparation with which statements run.
 #[derive(Clone, Copy)]
 pub(super) struct Executor {
     pub(super) answer: Duration,
@@ -39,7 +39,7 @@ impl Executor {
     }
 }
 
-/// Bounds a reply of the server, and converts its error.
+/// Waits for a reply of the server, at most for `limit`, and converts its error.
 pub(super) async fn bounded<T>(
     limit: Duration,
     doing: &'static str,

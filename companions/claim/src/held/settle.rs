@@ -50,7 +50,8 @@ impl PgHeld {
         }
         let query = ClaimParameters::of(claim, Some(outcome)).bind(many(parts, &ending, false, by), true)?;
         let rows = self.executor().rows(connection, &query, SETTLE).await.map_err(|error| match error {
-            // A constraint error, because another row is in the place, not the same row twice.
+            // Reported as a constraint error, because another row has the unique value. `Duplicate` would mean that the
+            // same row exists twice.
             ClaimError::Duplicate { constraint, source } => {
                 ClaimError::Constraint { constraint, doing: "let a claimed row go on", source }
             }

@@ -22,7 +22,8 @@ use crate::store::{
     Wake,
 };
 
-/// The lease that the claimer sees. It needs no renewals, because the claim lasts as long as its transaction.
+/// The length of lease that the claimer is given. It needs no renewals, because the claim lasts as long as its
+/// transaction.
 const YEAR: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
 impl PgHeld {
@@ -30,14 +31,14 @@ impl PgHeld {
     /// work as with leases, with the same passes, pauses and wake-ups. Each claim is a transaction on a connection of
     /// the pool, which the work uses through [`Claim::connection`](crate::Claim::connection).
     ///
-    /// The end as done, or [`To`](Outcome::To) another state, is committed together with the work. Every other end
-    /// first rolls back the work and then writes only the end, also after an error or a panic of a handler. A worker
-    /// that dies leaves nothing behind. If the session has ended, the next statement or the end returns the error,
-    /// not [`Claim::lost`](crate::Claim::lost).
+    /// The end as done, or [`To`](Outcome::To) another state, is committed together with the work. Every other end,
+    /// also after an error or a panic of a handler, first rolls back the work. Then only the end is written. A worker
+    /// that dies leaves nothing behind. If the session has ended, the next statement or the end returns the error, not
+    /// [`Claim::lost`](crate::Claim::lost).
     ///
     /// The pool needs one connection for each held claim, and one more. Nothing is prefetched unless
-    /// [`ahead`](ClaimerBuilder::ahead) is set, because such a transaction is open and idle. The lease of the builder
-    /// only limits the time of a call.
+    /// [`ahead`](ClaimerBuilder::ahead) is set, because the transaction of a prefetched claim is open and idle. The
+    /// lease of the builder only limits the time of a call.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -64,23 +65,23 @@ impl PgHeld {
     }
 }
 
-/// The transactions of held claims by owner, while no worker works in them.
+/// The open transactions of held claims by owner. A transaction is missing here while a worker uses it.
 #[derive(Debug)]
 pub(crate) struct HeldStore {
     held: PgHeld,
     open: Mutex<HashMap<OwnerToken, PgHold>>,
     watches: AtomicBool,
-    /// Data to end transactions whose workers might not release them.
+    /// For each transaction, what another session needs to end it if its worker does not release it.
     watched: Mutex<HashMap<OwnerToken, OpenTransaction>>,
 }
 
 impl HeldStore {
-    /// Removes and returns the transaction of a claim, for its worker.
+    /// Removes the open transaction of a claim and returns it, for its worker. `None` if a worker already has it.
     pub(crate) fn lend(&self, owner: OwnerToken) -> Option<PgHold> {
         self.open().remove(&owner)
     }
 
-    /// Returns a transaction from the worker to the store, which ends it.
+    /// Puts a transaction back that a worker has released, so that the store can end it.
     pub(crate) fn take_back(&self, owner: OwnerToken, hold: PgHold) {
         self.open().insert(owner, hold);
     }
@@ -95,7 +96,7 @@ impl HeldStore {
         self.lend(owner)
     }
 
-    /// Starts to record the data that another session needs to end a transaction.
+    /// Makes the store record, for new claims, what another session needs to end their transactions.
     pub(crate) fn watch(&self) {
         self.watches.store(true, Ordering::Relaxed);
     }
@@ -130,16 +131,16 @@ impl HeldStore {
         match hold.settle(claim, outcome).await {
             Ok(settled) => hold.commit().await.map(|()| settled),
             Err(error) => {
-                // Kept for another end.
+                // Keeps the transaction, so that another end can be written.
                 self.take_back(claim.owner, hold);
                 Err(error)
             }
         }
     }
 
-    /// Writes an end without the work in a new transaction, because the claim's own is unusable: the worker does not
-    /// release it, or its session or commit has failed. Returns `error` if another worker has had the rows since, or
-    /// has them now.
+    /// Writes an end without the work in a new transaction. The claim's own transaction is unusable because the worker
+    /// does not release it, or because its session or commit has failed. Returns `error` if another worker has had the
+    /// rows since, or has them now.
     async fn end_anew(
         &self,
         claim: &ClaimRef,
@@ -158,7 +159,7 @@ impl HeldStore {
             self.retake(claim, outcome, error).await
         };
         match ended.await {
-            // The settler tries it again.
+            // Returns the error, after which the settler retries.
             Err(error) if error.is_retryable() => {
                 tracing::warn!(?claim, %error, "the transaction of a claim cannot be ended yet");
                 Err(ClaimError::Busy { what: "the transaction of a claim".to_owned() })
@@ -245,7 +246,7 @@ impl ClaimStore for HeldStore {
         self.held.table.sweep(limit).await
     }
 
-    /// Sweeps leases that other processes have had on the table.
+    /// Sweeps leases of other processes on the same table. Held claims have none.
     async fn upkeep(&self, limit: u32) -> Result<Upkeep, ClaimError> {
         if self.spec().has_lease() { self.held.table.upkeep(limit).await } else { Ok(Upkeep::default()) }
     }

@@ -16,24 +16,24 @@ use crate::statements::query::{Query, failed, get};
 use crate::statements::row::{cursor_of, key_of, taken};
 use crate::store::{PassCursor, Take, Taken};
 
-/// Checks for an isolation level at which a locked row is read as it is now.
+/// Checks for READ COMMITTED, at which a locked row is read as it is now. `verdict` is NULL if the level is right.
 const ISOLATION: &str = "SELECT CASE \
     WHEN pg_catalog.current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') \
     THEN 'isolation' END AS verdict";
 
-/// The result of a call.
+/// The result of one call that takes rows.
 #[derive(Default)]
 pub(super) struct TakeAttempt {
     pub(super) taken: Taken,
-    /// The reason why a row was skipped.
+    /// What blocked a skipped row, for the error. `None` if no row was skipped as locked or waiting.
     pub(super) busy: Option<String>,
 }
 
-/// The result of one attempt.
+/// The result of one try within a call.
 enum PickResult {
     Taken(Taken),
-    /// A row of the batch, or a row on which it depends, is locked. With a batch of one, this is the cursor to go on
-    /// from.
+    /// A row of the batch, or a row on which it depends, is locked. If only one row was requested, this is the cursor
+    /// behind it.
     Busy(Option<PassCursor>),
 }
 
@@ -63,8 +63,8 @@ impl PgHeld {
         Ok(taking)
     }
 
-    /// Checks that a transaction is open. The driver knows the transactions that it began. For others the server
-    /// decides: outside a transaction, the start of the transaction is the receipt of the statement.
+    /// Checks that a transaction is open. The driver knows the transactions that it began. For others it asks the
+    /// server: if the transaction started when the statement was received, none was open.
     pub(super) async fn inside(&self, connection: &mut PgConnection) -> Result<(), ClaimError> {
         if connection.is_in_transaction() {
             return Ok(());
@@ -73,7 +73,7 @@ impl PgHeld {
         check_transaction(self.executor().plain(connection, question.to_owned(), TAKE).await?.first())
     }
 
-    /// Returns the order of rows. The first call reads the table's columns.
+    /// Returns the order in which rows are taken. The first call reads the table's columns.
     async fn order(&self, connection: &mut PgConnection) -> Result<&RowOrder, ClaimError> {
         let read = async || {
             let columns = RowOrder::columns_query(self.parts())?;
@@ -82,8 +82,8 @@ impl PgHeld {
         self.sql.order.get_or_try_init(read).await
     }
 
-    /// Takes rows with groups or preconditions, which might need a rollback of an attempt. Skips locked rows and
-    /// tries the next at once.
+    /// Takes rows whose groups or preconditions might require that a try is rolled back. If a row is locked, skips it
+    /// and tries the next one at once.
     async fn take_past_busy(
         &self,
         connection: &mut PgConnection,
@@ -112,7 +112,7 @@ impl PgHeld {
                     self.executor()
                         .plain(connection, "ROLLBACK TO SAVEPOINT leasehold_take".to_owned(), TAKE)
                         .await?;
-                    // One by one, to find the locked row.
+                    // Tries one row at a time, to find the locked one.
                     let Some(passed) = passed.filter(|_| limit == 1) else {
                         limit = 1;
                         continue;
@@ -178,7 +178,7 @@ impl PgHeld {
         Ok(until_transaction_ends(taken))
     }
 
-    /// Returns the cursor at the last row behind `cursor` that depends on another row.
+    /// Returns the cursor at the last row behind `cursor` that waits for an unfinished row. `None` if no row does.
     async fn waiting(
         &self,
         connection: &mut PgConnection,
@@ -242,7 +242,8 @@ impl PgHeld {
     }
 }
 
-/// Builds a statement with the values of the cursor at its end. `make` gets the flags of NULL values.
+/// Builds a statement whose last parameters are the values of the cursor. `make` gets a flag for each value: whether it
+/// is NULL.
 fn behind(
     order: &RowOrder,
     cursor: &Option<PassCursor>,
@@ -257,12 +258,12 @@ fn behind(
     Ok(query)
 }
 
-/// Removes the row that only has the verdict on the transaction.
+/// Returns the rows of the reply without the row that carries only the verdict (`check_transaction`).
 pub(super) fn taken_rows(rows: &[PgRow]) -> impl Iterator<Item = &PgRow> {
     rows.iter().filter(|row| matches!(row.try_get::<Option<&str>, _>("id"), Ok(Some(_))))
 }
 
-/// Sets the lease to the longest time, because the rows are held until the transaction ends.
+/// Sets the lease of each claim to the longest time, because the transaction holds the rows until it ends.
 pub(super) fn until_transaction_ends(mut taken: Taken) -> Taken {
     for claimed in &mut taken.claims {
         claimed.lease = std::time::Duration::MAX;
@@ -270,7 +271,8 @@ pub(super) fn until_transaction_ends(mut taken: Taken) -> Taken {
     taken
 }
 
-/// Checks the verdict on the transaction.
+/// Returns an error if the column `verdict` of the reply says that no transaction is open, or that its isolation level
+/// is not READ COMMITTED. Without a row or a verdict the transaction is usable.
 pub(super) fn check_transaction(row: Option<&PgRow>) -> Result<(), ClaimError> {
     let verdict: Option<String> =
         row.map_or(Ok(None), |row| row.try_get("verdict")).map_err(|error| failed(error, TAKE))?;

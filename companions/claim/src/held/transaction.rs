@@ -18,7 +18,7 @@ use crate::statements::parts::SqlParts;
 use crate::statements::query::failed;
 use crate::store::{ClaimRef, Outcome, Settled, Take, Taken};
 
-/// Explicit, because the database might have other defaults.
+/// Names level and access mode, because the database might have other defaults.
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
 
 const WORK: &str = "work on claimed rows";
@@ -61,8 +61,8 @@ impl PgHeld {
         }
     }
 
-    /// Takes as [`begin`](Self::begin) does. If nothing was taken, returns the attempt, so that the pass can go on
-    /// behind it.
+    /// Opens a transaction and takes rows as [`begin`](Self::begin) does. If no row was taken, the transaction is
+    /// `None`, and the attempt has the cursor from which the pass can go on.
     pub(super) async fn try_begin(&self, take: &Take) -> Result<(Option<PgHold>, TakeAttempt), ClaimError> {
         let mut transaction = self.open().await?;
         let taking = self.try_take(&mut transaction, take).await?;
@@ -78,8 +78,8 @@ impl PgHeld {
     pub(super) async fn open(&self) -> Result<Transaction<'static, Postgres>, ClaimError> {
         const DOING: &str = "begin a transaction";
         let acquired = bounded(self.table.limit(), DOING, self.pool().acquire()).await?;
-        // In a task, because the driver does not know of a `BEGIN` in flight. If it were dropped here, the connection
-        // would return to the pool with an open transaction.
+        // Begins in a task, because the driver does not know of a `BEGIN` in flight. If the future were dropped here,
+        // the connection would return to the pool with an open transaction.
         let begun = tokio::spawn(Transaction::begin(acquired, Some(SqlStr::from_static(BEGIN))));
         let begun = bounded(self.table.limit(), DOING, async { Ok(begun.await) }).await?;
         begun.map_err(|_| Error::closed())?.map_err(|error| ClaimError::of(error, DOING))
@@ -95,9 +95,10 @@ pub struct PgHold {
     transaction: Transaction<'static, Postgres>,
     held: PgHeld,
     taken: Taken,
-    /// Whether the caller has had the connection since the last successful statement.
+    /// Whether the caller has used the connection since the last successful statement of this type, so that the
+    /// transaction might have failed.
     unsure: bool,
-    /// Whether a statement was started and not finished.
+    /// Whether a statement was started and not finished, so that the transaction can only be rolled back.
     broken: bool,
 }
 
@@ -145,9 +146,9 @@ impl PgHold {
         settled
     }
 
-    /// Commits: the work and the ends of the claims become visible at once. Unsettled rows are unchanged. `Ok`
-    /// guarantees the commit, whereas the driver's own commit also succeeds for a failed transaction, which is rolled
-    /// back.
+    /// Commits the transaction: the work and the ends of the claims become visible at once. Unsettled rows are
+    /// unchanged. `Ok` guarantees the commit, whereas the driver's own commit also succeeds for a failed transaction,
+    /// which is rolled back.
     ///
     /// # Errors
     ///
@@ -161,7 +162,7 @@ impl PgHold {
     pub async fn commit(mut self) -> Result<(), ClaimError> {
         self.sound()?;
         if self.unsure {
-            // Fails if the transaction has failed.
+            // A test statement, which returns an error if the transaction has failed.
             self.held.executor().plain(&mut self.transaction, "SELECT 1".to_owned(), "commit").await?;
         }
         match timeout(self.held.table.limit(), self.transaction.commit()).await {
@@ -176,7 +177,7 @@ impl PgHold {
         }
     }
 
-    /// Rolls back: all rows are unchanged.
+    /// Rolls back the transaction: all rows are unchanged.
     ///
     /// # Errors
     ///
@@ -189,12 +190,13 @@ impl PgHold {
         bounded(self.held.table.limit(), "roll back", self.transaction.rollback()).await
     }
 
-    /// Sets the savepoint before the work.
+    /// Sets a savepoint before the work, to which [`undo_work`](Self::undo_work) rolls back.
     pub(super) async fn begin_work(&mut self) -> Result<(), ClaimError> {
         self.plain("SAVEPOINT leasehold_work").await.map(drop)
     }
 
-    /// Sets the savepoint. Returns the data that another session needs to end the transaction.
+    /// Sets the savepoint as [`begin_work`](Self::begin_work) does. Returns the data that another session needs to end
+    /// the transaction.
     pub(super) async fn begin_watched_work(&mut self) -> Result<OpenTransaction, ClaimError> {
         let text = format!("SAVEPOINT leasehold_work; {}", OpenTransaction::STATEMENT);
         let rows = self.plain(&text).await?;
@@ -202,7 +204,7 @@ impl PgHold {
         OpenTransaction::read(row).map_err(|error| failed(error, WORK))
     }
 
-    /// Rolls back the work. The rows stay held.
+    /// Rolls back the work to the savepoint. The rows stay held.
     pub(super) async fn undo_work(&mut self) -> Result<(), ClaimError> {
         self.plain("ROLLBACK TO SAVEPOINT leasehold_work").await.map(drop)
     }

@@ -1,4 +1,5 @@
-//! Takes rows of groups, and rows of tenants that have a limit.
+//! Takes rows of groups, and rows of tenants. A tenant is a value of the column by which the spec limits the rows in
+//! progress.
 
 use sqlx::postgres::PgRow;
 
@@ -13,8 +14,8 @@ use crate::statements::row::claims;
 use crate::statements::take::take_selected;
 use crate::store::{Claimed, Taken};
 
-/// The number of times that a call searches past groups that other workers have claimed. The next call of the pass
-/// goes on behind them.
+/// How often, at most, one call searches on after it found only groups that other workers have claimed. The next call
+/// of the same pass continues behind those groups.
 const LOOKS: usize = 8;
 
 impl PgClaims {

@@ -18,11 +18,11 @@ use crate::store::Wake;
 
 const LISTEN: &str = "listen for new work";
 
-/// The time limit of the test notification.
+/// How long a new listener waits for its own test notification.
 const PROOF: Duration = Duration::from_secs(2);
 
-/// The interval of checks whether the session still listens. It is once to twice this long, at random, so that
-/// listeners of many processes do not check together.
+/// The shortest time between two checks whether the session still listens. The actual time is once to twice this long,
+/// at random, so that listeners of many processes do not check together.
 const CHECK: Duration = Duration::from_secs(15);
 
 /// The time limit of the session's reply to a check.
@@ -51,7 +51,7 @@ impl PgClaims {
         rows.map(|_| ()).map_err(|error| failed(error, "announce new work"))
     }
 
-    /// Wakes workers for rows that came back. An error does not matter, because polls find the rows.
+    /// Notifies workers of rows that were put back. An error is only logged, because polls find the rows.
     pub(super) async fn announce_returned(&self) {
         let sql = format!("SELECT {}", notify_returned(self.spec()));
         if let Err(fault) = self.server().rows(&Query::new(sql)).await {
@@ -65,12 +65,12 @@ impl PgClaims {
 pub(super) struct PgWake {
     listener: PgListener,
     channel: String,
-    /// The schema of the table, if known.
+    /// The schema of the table, by which notifications are filtered. `None` if it could not be read.
     schema: Option<String>,
     announces: bool,
-    /// The time of the next check.
+    /// The time of the next check whether the session still listens.
     check: Instant,
-    /// The time limit of a check.
+    /// The time limit of the session's reply to that check.
     limit: Duration,
 }
 
@@ -83,7 +83,7 @@ impl PgWake {
                 "behind a pooler in transaction mode no notification arrives; polls find new work",
             ));
         }
-        // A separate connection, because a connection of the pool would be missing there indefinitely.
+        // Opens a separate connection, because a connection that listens would be missing in the pool indefinitely.
         let pool = PgPoolOptions::new()
             .max_connections(1)
             .max_lifetime(None)
@@ -94,7 +94,8 @@ impl PgWake {
         let begin = async {
             let mut listener = PgListener::connect_with(&pool).await?;
             listener.ignore_pool_close_event(true);
-            // No silent reconnect, because notifications are lost in the gap and the caller must check for work.
+            // Turns off silent reconnects, because notifications are lost in the gap and the caller must then check for
+            // work.
             listener.eager_reconnect(false);
             listener.listen(channel).await?;
             Ok(listener)
@@ -115,8 +116,8 @@ impl PgWake {
             Err(_) => tracing::warn!(store = %claims, "no notification came within {PROOF:?}; {POLLING}"),
         }
         if wake.schema.is_none() {
-            // The pool is busy. If this connection does not find the table either, the listener accepts notifications
-            // of all schemas.
+            // The schema is still unknown, because the pool was busy. If this connection does not find the table
+            // either, the listener accepts notifications of all schemas.
             wake.schema = wake.read_schema(claims).await;
         }
         Ok(wake)
@@ -166,7 +167,8 @@ impl PgWake {
 
     async fn next(&mut self) -> Result<PgNotification, ClaimError> {
         let next = self.listener.try_recv().await.map_err(|error| failed(error, LISTEN))?;
-        // The driver would reconnect, and nothing would check for work that came before.
+        // Ends the listener instead of letting the driver reconnect, because notifications in the gap would be lost and
+        // nothing would check for that work.
         next.ok_or_else(|| {
             let message = "the connection that listened for new work has ended; listen again, and look then";
             Error::new(ErrorKind::Unavailable, message).into()
@@ -190,8 +192,8 @@ impl PgWake {
         }
     }
 
-    /// Checks whether the session still listens. A query is cheaper than a test notification, which is written to the
-    /// WAL and reaches every listener of the table.
+    /// Checks whether the session still listens, with a query. That is cheaper than a test notification, which is
+    /// written to the WAL and reaches every listener of the table.
     async fn ask(&mut self) -> Result<(), ClaimError> {
         let sql = format!(
             "SELECT {} IN (SELECT pg_catalog.pg_listening_channels()) AS listens",
@@ -199,7 +201,8 @@ impl PgWake {
         );
         let answer = timeout(self.limit, self.listener.fetch_one(raw_sql(AssertSqlSafe(sql)))).await;
         let row: PgRow = answer.map_err(|_| dead(self.limit))?.map_err(|error| failed(error, LISTEN))?;
-        // Behind a pooler the session never listened, and `announces` is false.
+        // Checks only if this session has received an announcement. Behind a pooler it never does, and `announces` is
+        // false.
         if self.announces && !row.try_get_unchecked::<&str, _>("listens").is_ok_and(|listens| listens == "t")
         {
             let message = "the session that listened for new work does not listen any more; listen again, and look then";

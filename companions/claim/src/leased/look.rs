@@ -1,4 +1,4 @@
-//! Reads the state of the table: work to do, and rows that are taken.
+//! Reads the state of the table: whether work is left, counts, and rows that are taken.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::store::{Stats, Take, TakenRow};
 impl PgClaims {
     /// Returns whether a row could be taken if no other worker had claimed it. The spec needs no lease.
     pub(crate) async fn is_any_pending(&self, take: &Take) -> Result<bool, ClaimError> {
-        // The columns also decide which conditions an index can search.
+        // Reads the columns first, because they decide which conditions an index can search.
         let order = self.order().await?;
         let request = TakeRequest::new(self.parts(), take)?;
         let sql = pending(self.parts(), order, &request);
@@ -28,7 +28,7 @@ impl PgClaims {
         get(first, "is_there", LOOK)
     }
 
-    /// Returns the order of rows. The first call reads the table's columns.
+    /// Returns the order in which rows are taken. The first call reads the table's columns.
     pub(super) async fn order(&self) -> Result<&RowOrder, ClaimError> {
         let read = async || {
             let rows = self.server().rows(&RowOrder::columns_query(self.parts())?).await;
@@ -38,7 +38,7 @@ impl PgClaims {
     }
 }
 
-/// Reads the counts of a statement.
+/// Converts the reply of the statement that counts rows.
 pub(super) fn read_stats(row: &PgRow) -> Result<Stats, ClaimError> {
     let number = |name: &str| {
         let number: Option<i64> = get(row, name, LOOK)?;
@@ -58,7 +58,7 @@ pub(super) fn read_stats(row: &PgRow) -> Result<Stats, ClaimError> {
     })
 }
 
-/// Reads a row that is taken.
+/// Converts a row of the list of taken rows.
 pub(super) fn taken_row(parts: &SqlParts, row: &PgRow) -> Result<TakenRow, ClaimError> {
     let owner: Option<String> = get(row, "owner", LOOK)?;
     let span = |name: &str| {

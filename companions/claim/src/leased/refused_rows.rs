@@ -1,4 +1,4 @@
-//! Goes on with the other rows if the table refuses to write some.
+//! Writes many rows although the table refuses to write some of them.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -12,12 +12,12 @@ use crate::statements::query::Query;
 use crate::statements::requeue::{given_up, requeue};
 use crate::statements::row::key_of;
 
-/// The number of further rows that are read if some cannot be written.
+/// How many keys are read beyond the limit, because rows that cannot be written are skipped.
 pub(super) const BEYOND: i64 = 1_000;
 
 impl PgClaims {
-    /// Writes the due rows that the table does not refuse. `all` lists due rows, and `some` writes a part of
-    /// them. Returns the errors of [`write_in_halves`](Self::write_in_halves).
+    /// Writes due rows and skips those that the table refuses. `all` is the SQL that lists due rows, and `some` the SQL
+    /// that writes some of them. Returns the errors of [`write_in_halves`](Self::write_in_halves).
     pub(super) async fn skip_refused(
         &self,
         doing: &'static str,
@@ -32,7 +32,7 @@ impl PgClaims {
         self.write_in_halves(doing, limit.into(), &keys, make, note).await
     }
 
-    /// Returns the first `limit` keys that `all` lists.
+    /// Returns the keys of the first `limit` rows that the SQL `all` lists.
     pub(super) async fn keys(
         &self,
         doing: &'static str,
@@ -44,9 +44,9 @@ impl PgClaims {
         rows.iter().map(|row| key_of(self.parts(), row, doing)).collect()
     }
 
-    /// Writes rows of `keys` by halves, until each half is written or is one refused row. `make` builds the statement
-    /// from the number of rows left to write and their keys. Returns an error with the first refused row only if no
-    /// row was written.
+    /// Writes the rows of `keys`. If the table refuses a part, writes its halves separately, until each part is written
+    /// or is a single refused row. `make` builds the statement from the number of rows left to write and their keys.
+    /// Returns an error with the first refused row only if no row was written.
     pub(super) async fn write_in_halves(
         &self,
         doing: &'static str,
@@ -89,7 +89,7 @@ impl PgClaims {
         }
     }
 
-    /// Requeues at most `limit` of these rows.
+    /// Requeues at most `limit` of the rows with these keys. Returns the number of requeued rows.
     pub(super) async fn requeue_keys(
         &self,
         keys: &[RowKey],
@@ -101,8 +101,8 @@ impl PgClaims {
         self.count_written(REQUEUE, keys, limit, make).await
     }
 
-    /// Writes at most `limit` of these rows, in one statement or without the refused ones. Returns the number of
-    /// written rows.
+    /// Writes at most `limit` of the rows with these keys: all in one statement, or without the rows that the table
+    /// refuses. Returns the number of written rows.
     pub(super) async fn count_written(
         &self,
         doing: &'static str,
@@ -119,7 +119,7 @@ impl PgClaims {
         Ok(count)
     }
 
-    /// Wakes workers if any row was requeued. Returns `count`.
+    /// Notifies workers if `count` rows, more than none, were requeued. Returns `count`.
     pub(super) async fn announce_requeued(&self, count: u64) -> Result<u64, ClaimError> {
         if count > 0 {
             self.announce_returned().await;
@@ -128,7 +128,7 @@ impl PgClaims {
     }
 }
 
-/// Removes duplicates, because a statement writes a row once.
+/// Returns the keys without duplicates, because a statement writes a row once.
 pub(super) fn each_once(rows: &[RowKey]) -> Vec<RowKey> {
     rows.iter().collect::<HashSet<_>>().into_iter().cloned().collect()
 }

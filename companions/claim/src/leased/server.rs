@@ -15,7 +15,7 @@ use crate::error::{ClaimError, refuses_row};
 use crate::statements::BEGIN;
 use crate::statements::query::{Query, failed};
 
-/// The number of tries of a statement that conflicts with others.
+/// How often, at most, a statement that conflicts with others is sent.
 const TRIES: u32 = 5;
 
 /// The reason why a statement has no result.
@@ -72,9 +72,11 @@ pub(super) struct Server {
     pub(super) limit: Duration,
     /// Whether a pooler gives each transaction another session.
     pub(super) pooled: bool,
-    /// Whether statements need an explicit transaction, because sessions have another isolation level or are read-only.
+    /// Whether statements need an explicit transaction, because sessions have another isolation level by default or are
+    /// read-only.
     explicit: Arc<AtomicBool>,
-    /// SQL for the number of an advisory lock. Statements run only if the lock is free. Otherwise they return no rows.
+    /// The number of an advisory lock, as SQL. If set, statements run only if the lock is free, and otherwise return no
+    /// rows.
     pub(super) turn: Option<Arc<str>>,
 }
 
@@ -83,7 +85,8 @@ impl Server {
         Self { pool, limit, pooled: false, explicit: Arc::default(), turn: None }
     }
 
-    /// Runs one statement: alone, or in an explicit transaction if that fails.
+    /// Runs one statement on its own, or in an explicit transaction if the session has other defaults. Retries it after
+    /// a conflict.
     pub(super) async fn rows(&self, query: &Query) -> Result<Vec<PgRow>, Fault> {
         let deadline = self.deadline();
         let mut tries = 1;
@@ -172,7 +175,8 @@ impl PooledSession {
         self.judge(answer.ok()).await
     }
 
-    /// Tries to get the advisory lock until the end of the transaction.
+    /// Tries to lock the advisory lock with this number until the end of the transaction. Returns whether the lock was
+    /// free.
     async fn takes(&mut self, number: &str) -> Result<bool, Fault> {
         let sql = format!("SELECT pg_catalog.pg_try_advisory_xact_lock({number}) AS is_mine");
         let rows = self.rows(&Query::new(sql)).await?;
@@ -182,7 +186,8 @@ impl PooledSession {
 
     async fn run(&mut self, sql: &'static str) -> Result<(), Fault> {
         let deadline = self.deadline;
-        // Set before the reply, because the server might refuse only a later part of the text.
+        // Marks the transaction as open before the reply, because the server might refuse only a later part of the
+        // text.
         self.in_transaction |= sql == BEGIN;
         let answer = timeout_at(deadline, self.connection()?.execute(raw_sql(sql))).await;
         self.judge(answer.ok()).await?;
@@ -202,7 +207,8 @@ impl PooledSession {
         Ok(())
     }
 
-    /// Releases the connection after a refusal by the server, because its state is known.
+    /// Returns the result of a statement. If the server refused it, the connection goes back to the pool, because its
+    /// state is known.
     async fn judge<T>(&mut self, answer: Option<Result<T, sqlx::Error>>) -> Result<T, Fault> {
         let error = match answer {
             None => return Err(Fault::Silent(self.limit)),
@@ -215,8 +221,8 @@ impl PooledSession {
                 if self.in_transaction {
                     return connection.execute(raw_sql("ROLLBACK")).await.map(drop);
                 }
-                // The server replies before it releases the row locks, so the next statement would find the rows
-                // locked.
+                // Waits for another reply, because the server reports the error before it releases the row locks. The
+                // next statement would find the rows locked.
                 connection.ping().await
             };
             if matches!(timeout_at(self.deadline, undone).await, Ok(Ok(()))) {

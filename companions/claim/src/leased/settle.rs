@@ -13,8 +13,8 @@ use crate::statements::settled::{ClaimParameters, lost, nowhere, whole, written}
 use crate::store::{ClaimRef, Outcome, Settled};
 
 impl PgClaims {
-    /// Writes claims with the same ending in one statement. If a constraint refuses one of them, writes each
-    /// separately.
+    /// Writes the ends of `members`, which all end alike, in one statement. If the table refuses one of them, writes
+    /// each separately.
     pub(super) async fn settle_alike(
         &self,
         ending: &Ending,
@@ -44,7 +44,8 @@ impl PgClaims {
         self.answers_of(&rows, settlements, members).await
     }
 
-    /// Converts written rows to results. Reads the other rows for their errors.
+    /// Returns the result of each claim of `members`. The claims in `rows` were written. For the others, reads their
+    /// rows to find the error.
     async fn answers_of(
         &self,
         rows: &[PgRow],
@@ -137,7 +138,7 @@ impl PgClaims {
         wanted.bind(sql, true)
     }
 
-    /// Builds the statement that reads the rows of claims.
+    /// Builds the statement that reads the current rows of claims whose end was not written.
     fn probe(&self, wanted: ClaimParameters) -> Result<Query, ClaimError> {
         let sql = self.remembered("probe".to_owned(), || probe(self.parts()));
         wanted.bind(sql, false)

@@ -1,4 +1,4 @@
-//! Takes rows in one statement, or for groups and tenants in a transaction of three.
+//! Takes rows under leases: in one statement, or for groups and tenants in a transaction of three statements.
 
 use std::sync::Arc;
 
@@ -17,12 +17,12 @@ use crate::statements::row::{cursor_of, key_of, taken};
 use crate::statements::take::{put_back, take_alone};
 use crate::store::{Excluded, PassCursor, RefusedRow, Take, Taken};
 
-/// The largest number of rows that are tried after a refusal.
+/// The largest number of rows that are tried at once after the table refused a row.
 const NARROWED: u32 = 128;
 
 impl PgClaims {
-    /// Takes rows after the table refused one. Tries half as many rows, and again half, until some are taken or a
-    /// single one is refused and skipped. The number of statements is logarithmic in the number of rows.
+    /// Takes rows after the table refused one. Halves the number of rows in each try, until some are taken or a single
+    /// row is refused and skipped. The number of statements is logarithmic in the number of rows.
     pub(super) async fn take_narrowed(&self, take: &Take, mut fault: TakeFault) -> Result<Taken, ClaimError> {
         let mut narrowed = take.clone();
         while fault.is_of_row {
@@ -41,8 +41,8 @@ impl PgClaims {
         Err(fault.error)
     }
 
-    /// Takes rows, and puts them back if the reply was lost. With `named`, reads their keys first, so that a fault
-    /// lists the tried rows.
+    /// Takes rows. If the reply was lost, puts them back. With `named`, reads the keys of the rows first, so that a
+    /// fault can list them.
     pub(super) async fn try_take(&self, take: &Take, named: bool) -> Result<Taken, TakeFault> {
         let order = self.order().await?;
         let request = TakeRequest::new(self.parts(), take)?;
@@ -73,7 +73,7 @@ impl PgClaims {
         Ok(taken(self.parts(), &rows.await?, request, order)?)
     }
 
-    /// Takes the unlocked rows among the first ones. The cursor is behind all of them.
+    /// Reads the keys of the first rows and takes those that are not locked. The returned cursor is behind all of them.
     async fn take_named(&self, request: &TakeRequest<'_>, order: &RowOrder) -> Result<Taken, TakeFault> {
         let parts = self.parts();
         let rows = self.behind(request, order, |nulls| first(parts, order, request, nulls).into()).await?;
@@ -81,7 +81,7 @@ impl PgClaims {
         let cursor = rows.last().map(|row| cursor_of(row, order)).transpose()?;
         let mut take = request.take.clone();
         (take.only, take.excluded) = (Some(keys.clone()), Excluded::default());
-        // The same batch, which identifies claims with an unknown outcome.
+        // Keeps the batch number, because it identifies claims whose outcome is unknown.
         let request = TakeRequest { take: &take, from: request.from, batch: request.batch };
         let mut taken = match self.take_alone(&request, order).await {
             Ok(taken) => taken,
@@ -95,14 +95,15 @@ impl PgClaims {
         Ok(taken)
     }
 
-    /// Puts back all rows of a batch.
+    /// Puts back all rows that were taken under the batch number of this request.
     async fn put_back(&self, request: &TakeRequest<'_>) -> Result<(), ClaimError> {
         let Some(sql) = put_back(self.parts()) else { return Ok(()) };
         let query = Query::new(sql).bind(i64::from(request.take.limit))?.bind(request.batch.to_string())?;
         self.server().rows(&query).await.map(drop).map_err(|fault| fault.error(TAKE))
     }
 
-    /// Runs a statement with the values of the cursor at its end. `make` gets the flags of NULL values.
+    /// Runs a statement whose last parameters are the values of the cursor. `make` gets a flag for each value: whether
+    /// it is NULL.
     async fn behind(
         &self,
         request: &TakeRequest<'_>,
@@ -123,18 +124,18 @@ impl PgClaims {
 /// The reason why no rows were taken.
 pub(super) struct TakeFault {
     error: ClaimError,
-    /// Whether they might have been taken.
+    /// Whether the rows might have been taken all the same.
     may_be_taken: bool,
-    /// Whether the table refused to write one of them.
+    /// Whether the table refused to write one of the rows.
     is_of_row: bool,
-    /// The tried rows with their groups, if known.
+    /// The rows that were tried, with their groups. Empty if they are unknown.
     tried: Vec<(RowKey, Option<Arc<str>>)>,
-    /// The position of the pass.
+    /// The cursor behind the tried rows, from which the pass can go on.
     cursor: Option<PassCursor>,
 }
 
 impl From<ClaimError> for TakeFault {
-    /// Converts an error of parsing the reply, after the rows were taken.
+    /// Converts an error from reading the reply. The rows were taken then.
     fn from(error: ClaimError) -> Self {
         Self { error, may_be_taken: true, is_of_row: false, tried: Vec::new(), cursor: None }
     }
@@ -156,7 +157,7 @@ impl TakeFault {
         self.error
     }
 
-    /// Adds the tried rows: the first of each group, or rows of tenants.
+    /// Builds a fault with the rows that were tried: the first row of each group, or rows of tenants.
     pub(super) fn with(fault: Fault, search: &Search<'_>, tried: &[Candidate]) -> Self {
         let group = |one: &Candidate| {
             one.group.as_deref().filter(|_| search.selection.parts.inner().grouped).map(Arc::from)
@@ -166,7 +167,7 @@ impl TakeFault {
         Self { tried, cursor: search.cursor.clone(), ..Self::from(fault) }
     }
 
-    /// Puts back rows that might have been taken without a reply. If that fails too, their lease ends.
+    /// If the rows might have been taken, puts them back. If that fails too, they are free when their lease ends.
     async fn undone(self, claims: &PgClaims, request: &TakeRequest<'_>) -> Self {
         if self.may_be_taken && claims.parts().inner().owner_sequence.is_none() {
             let undone = claims.put_back(request).await.is_ok();

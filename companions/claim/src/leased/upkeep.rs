@@ -14,7 +14,8 @@ use crate::store::Swept;
 
 const LOOK: &str = "look when the next lease ends";
 
-/// No group has this name, because the server's text cannot contain NUL.
+/// The name from which the lock number of upkeep is computed. No group has this name, because the server's text cannot
+/// contain NUL.
 const TURN: &str = "\0upkeep";
 
 impl PgClaims {
@@ -25,7 +26,7 @@ impl PgClaims {
         claims
     }
 
-    /// Returns the time until the first lease ends, or zero if a sweep has work.
+    /// Returns the time until the first lease ends, or zero if a sweep has work. `None` if no lease is running.
     pub(super) async fn next_end(&self) -> Result<Option<Duration>, ClaimError> {
         self.spec().needs_lease()?;
         let sql = self.remembered("next end".to_owned(), || next_end(self.parts()));
@@ -35,7 +36,7 @@ impl PgClaims {
         Ok(millis.map(|millis| Duration::from_millis(u64::try_from(millis).unwrap_or(0))))
     }
 
-    /// Adds the rows that a statement has returned or exhausted.
+    /// Sorts the rows in the reply of a sweep into those that were put back and those that are exhausted.
     pub(super) fn add_swept(&self, swept: &mut Swept, rows: &[PgRow]) -> Result<(), ClaimError> {
         for row in rows {
             let used: bool = get(row, "used", SWEEP)?;

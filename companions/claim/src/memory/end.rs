@@ -10,14 +10,14 @@ use crate::spec::states::State;
 use crate::spec::{Inner, Retention};
 use crate::store::{ClaimRef, Outcome, Settled};
 
-/// The rows after a settlement, `None` for a deleted one.
+/// The result of a settlement: each row afterwards, or `None` for a deleted row.
 #[derive(Debug)]
 pub(super) struct EndedRows {
     pub(super) rows: Vec<(RowKey, Option<MemoryRow>)>,
     pub(super) settled: Settled,
 }
 
-/// A row that a claim has lost.
+/// A row that a claim has lost, with its current epoch and state for the error.
 #[derive(Debug)]
 pub(super) struct LostRow {
     pub(super) row: RowKey,
@@ -33,7 +33,8 @@ impl From<LostRow> for ClaimError {
     }
 }
 
-/// Returns the first row that the claim has lost.
+/// Returns the first row of the claim that another claim has taken or that was changed. `None` if the claim still has
+/// all of its rows.
 pub(super) fn lost<'a>(
     spec: &Inner,
     claim: &ClaimRef,
@@ -57,7 +58,7 @@ fn is_of(spec: &Inner, row: &MemoryRow, owner: OwnerToken, epoch: i64) -> bool {
     row.owner == Some(owner) && row.epoch == epoch && spec.is_taken(row)
 }
 
-/// Returns the claim's rows after `outcome`. The claim must still have them.
+/// Returns what the claim's rows become by `outcome`. The claim must still have the rows.
 pub(super) fn end(
     spec: &Inner,
     rows: Vec<MemoryRow>,
@@ -142,7 +143,8 @@ fn put_off(spec: &Inner, row: &mut MemoryRow, pause: Duration, now: Micros) -> R
     Ok(())
 }
 
-/// Returns the state of a row that is tried again or becomes exhausted.
+/// Returns the state of a row that is put back for another try: exhausted if no attempts are left, otherwise the first
+/// claimable state.
 pub(super) fn back(spec: &Inner, row: &MemoryRow) -> State {
     let home = spec.states.home();
     let exhausted = spec.states.exhausted.as_ref().filter(|_| !Inner::has_attempts(row));

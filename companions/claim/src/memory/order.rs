@@ -12,7 +12,7 @@ use crate::spec::ids::{RowId, RowKey};
 use crate::spec::{Inner, OrderType};
 use crate::store::PassCursor;
 
-/// The sort key of a row: the columns of the order, the id, the queue. Total.
+/// The sort key of a row: the columns of the order, the id, the queue. No two rows have the same key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct OrderKey {
     columns: Vec<Part>,
@@ -25,7 +25,7 @@ struct Part {
     descending: bool,
 }
 
-/// A value of the order. NULL comes last, and first in descending order, as on the server.
+/// The value of an order column. NULL comes last, and first in descending order, as on the server.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Sort {
     Int(i64),
@@ -69,14 +69,14 @@ impl OrderKey {
         Ok(Self { columns, key: row.key.clone() })
     }
 
-    /// Returns the cursor at this key.
+    /// Converts this sort key to a cursor behind its row.
     pub(super) fn cursor(&self, spec: &Inner) -> PassCursor {
         let columns = self.columns.iter().map(|part| part.value.text());
         let queue = spec.queue.as_ref().map(|_| self.key.queue.as_deref().unwrap_or("").to_owned());
         PassCursor(columns.chain(Some(self.key.id.to_string())).chain(queue).collect())
     }
 
-    /// Parses a cursor of this table.
+    /// Converts a cursor to the sort key of its row. Returns an error if the cursor is of another table.
     pub(super) fn at(spec: &Inner, cursor: &PassCursor) -> Result<Self, ClaimError> {
         let foreign = || ClaimError::spec("the cursor is of another table; start the pass again");
         let parts = &cursor.0;
@@ -106,7 +106,7 @@ impl Sort {
         }
     }
 
-    /// Formats the value with a prefix, because an empty text stands for NULL.
+    /// Formats the value for a cursor, with a prefix, because an empty text stands for NULL.
     fn text(&self) -> String {
         match self {
             Self::Int(number) => format!("={number}"),

@@ -25,7 +25,7 @@ pub(super) struct Picked {
     pub(super) cursor: Option<PassCursor>,
 }
 
-/// Picks rows in order up to the limit. Changes nothing.
+/// Picks ready rows in order, for at most as many claims as `take` requests. Changes nothing.
 pub(super) fn pick(
     spec: &Inner,
     table: &TableState,
@@ -55,7 +55,7 @@ pub(super) fn pick(
                 seen.insert(tenant.clone());
                 continue;
             }
-            // Locked rows are invisible, as with SKIP LOCKED.
+            // Skips locked rows without counting them, as SKIP LOCKED does.
             if table.locks.is_free(&place.key) {
                 if let Some(tenant) = tenant {
                     *at_work.entry(tenant).or_default() += 1;
@@ -81,7 +81,8 @@ pub(super) fn pick(
     Ok(picked)
 }
 
-/// Returns the value of the limited column.
+/// Returns the row's tenant: the value of the column by which the spec limits the rows in progress. `None` without a
+/// limit or if the value is NULL.
 pub(super) fn tenant(spec: &Inner, row: &MemoryRow) -> Option<Arc<str>> {
     match row.get(spec, &spec.limit.as_ref()?.column) {
         Value::Null => None,
@@ -90,7 +91,7 @@ pub(super) fn tenant(spec: &Inner, row: &MemoryRow) -> Option<Arc<str>> {
     }
 }
 
-/// Counts the rows of each tenant in progress, under leases and in open transactions.
+/// Counts the rows in progress of each tenant, under leases and in open transactions.
 fn at_work(spec: &Inner, table: &TableState, now: Micros) -> HashMap<Arc<str>, u32> {
     let taken = table.rows.values().filter(|row| spec.is_taken(row) && spec.takeable(row, now).is_none());
     let mut counts = HashMap::new();
@@ -124,7 +125,7 @@ fn is_open(spec: &Inner, row: &MemoryRow, take: &Take, now: Micros) -> bool {
         && !is_left_alone(spec, row, take)
 }
 
-/// Returns whether the request excludes the row.
+/// Returns whether the request does not want the row: it names other rows, or excludes the row or its group.
 fn is_left_alone(spec: &Inner, row: &MemoryRow, take: &Take) -> bool {
     let is_wanted = take.only.as_ref().is_none_or(|only| only.contains(&row.key));
     let group = row.group().filter(|_| spec.grouped);
@@ -133,7 +134,7 @@ fn is_left_alone(spec: &Inner, row: &MemoryRow, take: &Take) -> bool {
         || group.is_some_and(|group| take.excluded.groups.contains(&group))
 }
 
-/// Returns whether a claim could take the row now or later.
+/// Returns whether a claim could take the row now, or later if only its `ready_at` is in the future.
 pub(super) fn is_outstanding(spec: &Inner, row: &MemoryRow, take: &Take, now: Micros) -> bool {
     let wanted = |state: &&State| take.from.is_empty() || take.from.contains(state);
     let in_queue = take.queue.is_none() || take.queue == row.key.queue;
@@ -162,7 +163,7 @@ fn whole_group(
     Ok(rows.iter().all(|row| table.locks.is_free(row)).then_some(rows))
 }
 
-/// Returns the rows of one claim in their claimed state, and the claim.
+/// Takes the rows with these keys as one claim. Returns the rows in their claimed state, and the claim.
 pub(super) fn claim(
     spec: &Inner,
     table: &mut TableState,
@@ -208,12 +209,12 @@ fn begin(spec: &Inner, row: &mut MemoryRow, owner: OwnerToken, now: Micros, last
     }
 }
 
-/// Returns the lease of the row.
+/// Returns the length of the row's lease: its own timeout, or `lease` without one.
 pub(super) fn lasts(spec: &Inner, row: &MemoryRow, lease: Duration) -> Duration {
     own(spec, row).unwrap_or(lease)
 }
 
-/// Returns the timeout in the row's own column.
+/// Returns the timeout in the row's own column. `None` if it has none.
 fn own(spec: &Inner, row: &MemoryRow) -> Option<Duration> {
     let own = row.timeout.filter(|_| spec.timeout.is_some()).and_then(|seconds| u64::try_from(seconds).ok());
     own.filter(|seconds| *seconds > 0).map(Duration::from_secs)

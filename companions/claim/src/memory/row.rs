@@ -13,7 +13,7 @@ use crate::spec::ids::{IdType, OwnerToken, RowId, RowKey};
 use crate::spec::states::{State, StateType};
 use crate::spec::{Inner, Tracking};
 
-/// A row of [`MemoryClaims`](crate::MemoryClaims): one to insert, or a copy of an inserted one.
+/// A row of [`MemoryClaims`](crate::MemoryClaims): either a row to insert, or a copy of an inserted row.
 ///
 /// ```
 /// use leasehold_claim::MemoryRow;
@@ -24,7 +24,7 @@ use crate::spec::{Inner, Tracking};
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemoryRow {
     pub(super) key: RowKey,
-    /// `None` only before the insert.
+    /// The state. `None` only before the insert.
     pub(super) state: Option<State>,
     pub(super) group: Value,
     pub(super) kind: Option<Arc<str>>,
@@ -38,12 +38,13 @@ pub struct MemoryRow {
     pub(super) ready_at: Option<Micros>,
     pub(super) timeout: Option<i32>,
     pub(super) error: Option<String>,
-    /// Columns to which the spec gives no other meaning.
+    /// Values of the columns that the spec uses only for order or work.
     pub(super) columns: BTreeMap<String, Value>,
 }
 
 impl MemoryRow {
-    /// Builds row `id` in the state to which rows return, without a group and with unlimited attempts.
+    /// Builds a row with this id, without a group and with unlimited attempts. On insert it gets the state of rows that
+    /// were put back, unless [`with_state`](Self::with_state) sets another.
     pub fn new(id: impl Into<RowId>) -> Self {
         Self {
             key: RowKey::new(id),
@@ -208,7 +209,7 @@ impl MemoryRow {
         self.columns.get(name)
     }
 
-    /// Builds a row from an object of columns.
+    /// Builds a row from an object with a value for each column name.
     pub(super) fn from_columns(spec: &Inner, columns: Map<String, Value>) -> Result<Self, ClaimError> {
         let name = spec.id.as_str();
         let id =
@@ -220,7 +221,7 @@ impl MemoryRow {
         Ok(row)
     }
 
-    /// Returns the value of any column, as the server's JSON.
+    /// Returns the value of any column, in the form that the server has in JSON.
     pub(super) fn get(&self, spec: &Inner, column: &Column) -> Value {
         let name = column.as_str();
         match Meaning::of(spec, name) {
@@ -278,7 +279,7 @@ impl MemoryRow {
         Ok(())
     }
 
-    /// Checks the row as the constraints of a well-kept table would.
+    /// Checks the values of the row as constraints of the table would.
     pub(super) fn check(&mut self, spec: &Inner) -> Result<(), ClaimError> {
         if self.key.id.kind() != spec.id_type {
             return Err(ClaimError::spec(format!(
@@ -301,7 +302,7 @@ impl MemoryRow {
     }
 }
 
-/// The meaning of a column in the spec.
+/// The meaning of a column according to the spec.
 enum Meaning {
     Id,
     Queue,

@@ -1,4 +1,4 @@
-//! The calls of the store in memory.
+//! Implements the calls of [`ClaimStore`](crate::ClaimStore) on the table in memory.
 
 use std::time::Duration;
 
@@ -200,7 +200,7 @@ impl MemoryClaims {
 
     fn settle_now(&self, claim: &ClaimRef, outcome: &Outcome) -> Result<Settled, ClaimError> {
         let (spec, mut table) = (self.inner(), self.table());
-        // A lost row is reported without a wait.
+        // Returns the loss before it waits for locks.
         if let Some(lost) = lost(spec, claim, |key| table.rows.get(key)) {
             return Err(lost.into());
         }

@@ -12,7 +12,7 @@ use crate::spec::ids::{OwnerToken, RowKey};
 use crate::spec::states::State;
 use crate::spec::{Inner, Tracking, Unmet};
 
-/// An open transaction.
+/// The number of an open transaction.
 pub(super) type Transaction = u64;
 
 #[derive(Debug, Default)]
@@ -34,7 +34,7 @@ impl TableState {
         }
     }
 
-    /// Returns the epoch after `epoch` of a row.
+    /// Returns the epoch for the next claim of a row whose epoch is `epoch`.
     pub(super) fn epoch(&mut self, spec: &Inner, epoch: i64) -> i64 {
         let sequence = spec.epoch_sequence.is_some() || matches!(spec.tracking, Tracking::Side(_));
         match (&spec.tracking, sequence) {
@@ -57,7 +57,7 @@ impl TableState {
 pub(super) struct Locks {
     rows: HashMap<RowKey, Lock>,
     groups: HashMap<Arc<str>, Transaction>,
-    /// A place for each held row of a tenant that has a limit.
+    /// The tenant of each row that an open transaction holds, if tenants have a limit.
     places: Vec<(Arc<str>, Transaction)>,
     transactions: Transaction,
 }
@@ -74,22 +74,22 @@ impl Locks {
         self.transactions
     }
 
-    /// Returns whether the row is not locked, so that it can be changed.
+    /// Returns whether no transaction has locked the row, so that it can be changed.
     pub(super) fn is_free(&self, row: &RowKey) -> bool {
         !self.rows.contains_key(row)
     }
 
-    /// Returns whether the row has no exclusive lock.
+    /// Returns whether no transaction has locked the row exclusively.
     pub(super) fn is_free_to_share(&self, row: &RowKey) -> bool {
         self.rows.get(row).is_none_or(|lock| lock.exclusive.is_none())
     }
 
-    /// Locks a free row exclusively.
+    /// Locks a row exclusively, which must be free.
     pub(super) fn lock(&mut self, row: &RowKey, by: Transaction) {
         self.rows.entry(row.clone()).or_default().exclusive = Some(by);
     }
 
-    /// Locks the row against changes by others.
+    /// Locks the row against changes by other transactions.
     pub(super) fn share(&mut self, row: &RowKey, by: Transaction) {
         self.rows.entry(row.clone()).or_default().shared.push(by);
     }
@@ -106,12 +106,12 @@ impl Locks {
         self.places.push((tenant, by));
     }
 
-    /// Lists the tenants of all taken places.
+    /// Lists the tenants of all rows that open transactions hold.
     pub(super) fn places(&self) -> impl Iterator<Item = &Arc<str>> {
         self.places.iter().map(|(tenant, _)| tenant)
     }
 
-    /// Ends the transaction.
+    /// Ends the transaction and releases its locks.
     pub(super) fn end(&mut self, of: Transaction) {
         self.groups.retain(|_, by| *by != of);
         self.places.retain(|(_, by)| *by != of);
@@ -123,7 +123,7 @@ impl Locks {
     }
 }
 
-/// Reads the meaning of a row's columns.
+/// Computes facts about a row from the columns that the spec names.
 impl Inner {
     /// Returns whether the row has a lease, ended or not.
     pub(super) fn is_taken(&self, row: &MemoryRow) -> bool {
@@ -140,7 +140,8 @@ impl Inner {
         row.until.is_some_and(|until| until <= now)
     }
 
-    /// Returns the state from which the row could be taken, regardless of other conditions.
+    /// Returns the state from which a claim could take the row, regardless of other conditions. `None` if the row is
+    /// claimed or in another state.
     pub(super) fn takeable<'a>(&'a self, row: &'a MemoryRow, now: Micros) -> Option<&'a State> {
         if self.is_taken(row) {
             let back =
@@ -165,7 +166,8 @@ impl Inner {
         named || (waits && !self.is_taken(row) && !Self::has_attempts(row))
     }
 
-    /// Returns the epoch that callers can see.
+    /// Returns the epoch of the row as callers see it. `None` if the spec has no epochs, or a side table that has no
+    /// lease of the row.
     pub(super) fn visible_epoch(&self, row: &MemoryRow) -> Option<i64> {
         match self.tracking {
             Tracking::None => None,
@@ -185,27 +187,27 @@ impl Inner {
     }
 }
 
-/// The relations between the rows of a table, computed once per call.
+/// What the rules of groups and preconditions need to know of other rows, computed once per call.
 #[derive(Debug, Default)]
 pub(super) struct Siblings {
-    /// Facts by group and kind.
+    /// Facts about the rows of each group and kind.
     kinds: HashMap<(Arc<str>, Arc<str>), Kinds>,
-    /// Groups with a claimed row.
+    /// Groups of which a worker has claimed a row.
     taken: HashSet<Arc<str>>,
 }
 
 #[derive(Debug, Default)]
 struct Kinds {
-    /// Neither done nor given up.
+    /// Whether a row is neither done nor given up.
     open: bool,
-    /// Failed or exhausted.
+    /// Whether a row has failed or is exhausted.
     failed: bool,
-    /// Taken, or claimable now.
+    /// Whether a row is taken, or claimable now.
     moving: bool,
     keys: Vec<RowKey>,
 }
 
-/// The state of a row's preconditions.
+/// Whether the preconditions of a row are met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Readiness {
     Ready,
@@ -213,7 +215,7 @@ pub(super) enum Readiness {
     Waits,
     /// A row that it depends on is unfinished, and not claimable yet.
     Rests,
-    /// The row is blocked until an intervention.
+    /// The row is blocked until a person intervenes, because a row that it depends on has failed or is missing.
     Blocked,
 }
 

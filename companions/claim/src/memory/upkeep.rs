@@ -1,4 +1,4 @@
-//! Maintains a table in memory: sweeping, requeuing, purging, and the lists of rows.
+//! Maintains the table in memory: sweeps, requeues and purges rows, and lists rows for operators.
 
 use super::end::back;
 use super::order::OrderKey;

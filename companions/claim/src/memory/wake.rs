@@ -11,7 +11,7 @@ use crate::store::Wake;
 pub(super) struct MemoryWake {
     news: watch::Receiver<u64>,
     has_heard: bool,
-    /// Keeps the sender alive, because a listener must wait after the last other clone is dropped, not fail.
+    /// Keeps the sender of wake-ups alive. After the last other clone is dropped, a listener must wait and not fail.
     _claims: MemoryClaims,
 }
 

@@ -14,7 +14,7 @@ use crate::spec::states::{StateType, States};
 /// The default number of rows of a group in one claim.
 const GROUP_LIMIT: u32 = 10_000;
 
-/// The highest limit of rows in progress.
+/// The greatest number that a spec can set as the limit of rows in progress.
 const MOST_AT_WORK: u32 = 10_000;
 
 /// The largest length of a channel's name in bytes.
@@ -283,9 +283,9 @@ impl ClaimSpecBuilder {
         self
     }
 
-    /// Sets the columns that a claim returns, as JSON made by the server. A `numeric`, alone or in an array, becomes
-    /// a string, because a float would lose digits. Numbers inside a `json` column stay numbers, and can lose digits
-    /// in the reader.
+    /// Sets the columns that a claim returns, as JSON that the server makes. A `numeric`, alone or in an array, becomes
+    /// a string, because a float would lose digits. Numbers inside a `json` column stay numbers, and can lose digits in
+    /// the reader.
     pub fn work<'a>(mut self, columns: impl IntoIterator<Item = &'a str>) -> Self {
         for column in columns {
             let column = self.column(column);
@@ -409,7 +409,7 @@ impl ClaimSpecBuilder {
         if let Some((_, message)) = mistakes.into_iter().find(|(is_made, _)| *is_made) {
             return wrong(message);
         }
-        // Columns of the order, of the limit, of the work and `ready_at` can have a second meaning.
+        // These columns can have a second meaning.
         let is_free =
             |what: &str| matches!(what, "the order" | "the limit" | "work" | "the time of the next try");
         let parts = inner.parts(None).into_iter().filter(|part| !is_free(part.what));
@@ -422,7 +422,7 @@ impl ClaimSpecBuilder {
         Ok(ClaimSpec { inner: Arc::new(inner) })
     }
 
-    /// Returns the column, or records the mistake and returns a placeholder.
+    /// Returns the column with this name. If the name is invalid, records the mistake and returns a placeholder.
     fn column(&mut self, name: &str) -> Column {
         match Column::new(name) {
             Ok(column) => column,
@@ -439,7 +439,7 @@ impl ClaimSpecBuilder {
 }
 
 fn placeholder() -> Column {
-    // A valid name that reaches no statement, because the mistake prevents the build.
+    // The placeholder is a valid name that reaches no statement, because the mistake prevents the build.
     Column::known("id")
 }
 
@@ -447,7 +447,7 @@ fn channel_of(table: &Table) -> Arc<str> {
     fitting(&format!("leasehold_claim.{table}"))
 }
 
-/// Returns the name, or a hash of it if the server would cut it.
+/// Returns the name, or a hash of it if the server would cut the name.
 fn fitting(name: &str) -> Arc<str> {
     if name.len() <= LONGEST_CHANNEL {
         return name.into();

@@ -26,7 +26,7 @@ impl ClaimSpec {
     ///
     /// # Errors
     ///
-    /// [`Store`](ClaimError::Store) if the store cannot answer. A table that does not fit is not an error here: see
+    /// [`Store`](ClaimError::Store) if the server cannot answer. A table that does not fit is not an error here: see
     /// [`ensure`](Self::ensure).
     ///
     /// # Cancel safety
@@ -44,7 +44,7 @@ impl ClaimSpec {
     /// # Errors
     ///
     /// - [`InvalidSpec`](ClaimError::InvalidSpec) with a line for each error.
-    /// - [`Store`](ClaimError::Store) if the store cannot answer.
+    /// - [`Store`](ClaimError::Store) if the server cannot answer.
     ///
     /// # Cancel safety
     ///
@@ -62,12 +62,12 @@ impl ClaimSpec {
         Err(ClaimError::spec(format!("table {} does not fit its spec:\n{}", self.table(), lines.join("\n"))))
     }
 
-    /// Lists the constraints and indexes of the table by their names, as SQL.
+    /// Lists the constraints and indexes of the table: their names, each with its definition as SQL.
     ///
     /// # Errors
     ///
     /// - [`InvalidSpec`](ClaimError::InvalidSpec) if the table does not exist.
-    /// - [`Store`](ClaimError::Store) if the store cannot answer.
+    /// - [`Store`](ClaimError::Store) if the server cannot answer.
     ///
     /// # Cancel safety
     ///
@@ -111,7 +111,7 @@ impl ClaimSpec {
     }
 }
 
-/// A check of a table, and its findings.
+/// A running check of a table, with its findings so far.
 struct TableCheck<'a> {
     spec: &'a ClaimSpec,
     facts: &'a TableFacts,

@@ -10,36 +10,39 @@ const SMALL: &[&str] = &["smallint", "integer"];
 const BIG: &[&str] = &["bigint"];
 pub(crate) const TEXTS: &[&str] = &["text", "character varying"];
 pub(crate) const TIME: &[&str] = &["timestamp with time zone"];
-/// For columns that are only compared: the order does not depend on the session's time zone.
+/// The types of columns that are only compared. Without a zone is allowed too, because the order does not depend on the
+/// session's time zone.
 const TIMES: &[&str] = &["timestamp with time zone", "timestamp without time zone"];
 const UUID: &[&str] = &["uuid"];
 pub(crate) const BOOLEAN: &[&str] = &["boolean"];
-/// The purpose of the column with the owner of the last settlement.
+/// The purpose of the column with the owner of the last settlement, as in messages.
 pub(crate) const SETTLED_BY: &str = "the claim that settled a row";
-/// Any type.
+/// No restriction of the type.
 const ANY: &[&str] = &[];
 
-/// The access of claims to a column.
+/// How claims use a column.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Use {
     Reads,
     Writes,
-    /// Claims also write NULL.
+    /// Claims write the column, and also write NULL to it.
     Empties,
 }
 
-/// A column that the spec needs.
+/// A column that the spec needs, with the types that fit.
 pub(crate) struct SpecColumn<'a> {
     pub(crate) column: &'a Column,
     pub(crate) what: &'static str,
     pub(crate) types: &'static [&'static str],
     pub(crate) how: Use,
-    /// The definition in the migration. `None` if only the application knows the value for existing rows.
+    /// The SQL with which the migration adds the column. `None` if it cannot, because only the application knows the
+    /// value for existing rows.
     pub(crate) made: Option<String>,
 }
 
 impl Inner {
-    /// Lists all columns except the state. `attempts` is the default number of attempts.
+    /// Lists all columns that the spec names, except the state. `attempts` is the default number of attempts for a new
+    /// row.
     pub(crate) fn parts(&self, attempts: Option<u32>) -> Vec<SpecColumn<'_>> {
         let mut all = Vec::new();
         let mut want = |column, what, types, how, made: Option<&str>| {

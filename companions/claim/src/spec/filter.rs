@@ -1,7 +1,7 @@
 //! The condition that a spec adds to its claims.
 
-/// A piece of SQL that enters statements unchanged. **Never build one from external input**, because no name in it is
-/// quoted and no value is bound.
+/// A piece of SQL that becomes a part of statements unchanged. **Never build one from external input**, because no name
+/// in it is quoted and no value is bound.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sql(String);
 

@@ -20,7 +20,7 @@ pub enum IdType {
 }
 
 impl IdType {
-    /// Returns the server's name for the widest type of this kind.
+    /// Returns the server's name for the widest column type of this kind.
     #[doc(hidden)]
     pub const fn sql(self) -> &'static str {
         match self {
@@ -123,7 +123,7 @@ impl From<String> for RowId {
 
 /// The key of a row: its id, and its queue if the table has queues, because the same id can be in two queues.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[allow(clippy::exhaustive_structs)] // This is what identifies a row.
+#[allow(clippy::exhaustive_structs)] // Exhaustive, because these fields are what identifies a row.
 pub struct RowKey {
     /// The queue, or `None` if the table has no queues.
     pub queue: Option<Arc<str>>,

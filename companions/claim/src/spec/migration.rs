@@ -114,9 +114,9 @@ impl Migration {
         has.then(|| names::state_function(&self.spec))
     }
 
-    /// Runs the migration. Any number of processes can do so at once, with traffic on the table: they take turns, and
-    /// the later ones find nothing to do. It opens a separate connection, which must not lead through a pooler in
-    /// transaction mode.
+    /// Runs the migration. Any number of processes can do so at once, with traffic on the table: one runs after the
+    /// other, and the later ones find nothing to do. It opens a separate connection, which must not lead through a
+    /// pooler in transaction mode.
     ///
     /// # Errors
     ///
@@ -141,7 +141,7 @@ impl Migration {
         steps::steps(&self.spec, &self.choices)
     }
 
-    /// Checks that the parts on which the migration builds exist.
+    /// Returns an error if a part on which the migration builds is missing.
     async fn look(&self, session: &mut SchemaSession) -> Result<(), ClaimError> {
         let table = self.spec.table();
         if !session.ask(&format!("SELECT {}", exists(table))).await? {
@@ -188,8 +188,8 @@ impl Migration {
     }
 }
 
-/// Builds the expression that is true if the function for the effective state is missing. `None` if the table needs
-/// none.
+/// Builds an SQL expression that is true if the function for the effective state is missing. `None` if the table needs
+/// no function.
 pub(crate) fn state_function_is_missing(spec: &ClaimSpec) -> Option<String> {
     matches!(spec.inner.tracking, Tracking::Columns { .. }).then(|| steps::StateFunction::of(spec).is_missing)
 }

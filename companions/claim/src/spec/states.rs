@@ -75,16 +75,16 @@ pub(crate) enum StateType {
 #[derive(Clone, Debug)]
 pub struct States {
     pub(crate) kind: StateType,
-    /// Claimable states. Rows return to the first.
+    /// The states from which rows can be claimed. Rows that are put back get the first.
     pub(crate) takeable: Vec<State>,
     pub(crate) taken: Option<State>,
     pub(crate) done: State,
     pub(crate) failed: Option<State>,
     pub(crate) exhausted: Option<State>,
     pub(crate) others: Vec<State>,
-    /// Further transitions out of `taken` and between other states.
+    /// Further allowed transitions, out of `taken` or between other states.
     pub(crate) transitions: Vec<(State, State)>,
-    /// Whether `done` is also claimable.
+    /// Whether rows in the state `done` can be claimed again.
     pub(crate) cyclic: bool,
 }
 
@@ -175,7 +175,7 @@ impl States {
         self
     }
 
-    /// Lists every state once: claimable, taken, done, failed, exhausted, others.
+    /// Lists all states, each once, in this order: claimable, taken, done, failed, exhausted, others.
     pub fn all(&self) -> Vec<&State> {
         let mut all: Vec<&State> = Vec::new();
         let named = self.takeable.iter().chain(&self.taken).chain(Some(&self.done)).chain(&self.failed);
@@ -187,13 +187,13 @@ impl States {
         all
     }
 
-    /// Returns the state to which a row returns.
+    /// Returns the state of rows that are put back, the first claimable one.
     pub(crate) fn home(&self) -> &State {
-        // `validate` has refused an empty list.
+        // Falls back to `done` only in theory, because the build of the spec refuses an empty list.
         self.takeable.first().unwrap_or(&self.done)
     }
 
-    /// Returns whether an outcome can move a row from `from` to `to`.
+    /// Returns whether [`Outcome::To`](crate::Outcome::To) can move a row from state `from` to state `to`.
     pub(crate) fn allows(&self, from: &State, to: &State) -> bool {
         let known = [Some(&self.done), self.failed.as_ref()];
         known.contains(&Some(to))

@@ -16,20 +16,20 @@ use std::{env, fs};
 use layout::{layout, squeezed};
 use parameters::Parameters;
 
-/// Set this variable to write the files.
+/// The environment variable that makes the test write the files instead of comparing them.
 const UPDATE: &str = "LEASEHOLD_UPDATE_SQL";
 
-/// One statement of a file.
+/// One statement of a file, with its explanation.
 struct Statement {
     name: String,
     what: &'static str,
-    /// Type and meaning of each parameter.
+    /// The type and the meaning of each parameter.
     parameters: Parameters,
     sql: String,
 }
 
 impl Statement {
-    /// Formats the statement with its explanation, as in a file.
+    /// Formats the statement and its explanation as they stand in a file.
     fn text(&self) -> String {
         let mut text = format!("-- {}\n-- {}\n", self.name, self.what);
         for (at, (kind, meaning)) in self.parameters.iter().enumerate() {
@@ -78,7 +78,7 @@ fn statements_are_those_of_the_sql_files() {
     );
 }
 
-/// The lines of each statement that differ: `-` from the file, `+` from the code.
+/// Returns the lines that differ in each statement: `-` from the file, `+` from the code.
 fn difference(name: &str, kept: &str, made: &str) -> String {
     let blocks = |text: &str| text.split("\n\n").map(str::to_owned).collect::<Vec<_>>();
     let title = |block: &str| block.lines().next().unwrap_or_default().to_owned();

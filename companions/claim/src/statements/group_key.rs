@@ -1,4 +1,4 @@
-//! The numbers of group locks.
+//! Computes the lock numbers of groups.
 
 use std::hash::Hasher as _;
 
@@ -14,7 +14,7 @@ pub fn group_number(relation: i64, group: &str) -> i64 {
     text_number(group) ^ (relation << 32 | relation)
 }
 
-/// Builds the same number as an SQL expression. `relation` is the expression for the OID.
+/// Builds an SQL expression that computes the same number. `relation` is the expression for the OID.
 pub(crate) fn group_number_sql(relation: &str, group: &str) -> String {
     format!("(({})::bigint # (({relation}) << 32 | ({relation})))", text_number(group))
 }
@@ -30,7 +30,7 @@ fn text_number(text: &str) -> i64 {
 mod tests {
     use super::*;
 
-    /// Processes of several versions lock the same.
+    /// The number must not change, because processes of several versions lock the same group.
     #[test]
     fn the_number_stays() {
         assert_eq!(group_number(16_384, "42"), -7_227_569_509_042_329_759);

@@ -10,11 +10,12 @@ use super::row::carried;
 use super::with::With;
 use crate::error::ClaimError;
 
-/// Tries to lock the numbers `$1` until the transaction ends, without waiting.
+/// Tries to lock the advisory locks with the numbers `$1` until the transaction ends, without waiting. Returns for each
+/// whether it was locked.
 pub(crate) const LOCK: &str = "SELECT CASE WHEN u.n IS NULL THEN true ELSE pg_catalog.pg_try_advisory_xact_lock(u.n) END AS locked \
      FROM pg_catalog.unnest($1::bigint[]) WITH ORDINALITY AS u(n, place) ORDER BY u.place";
 
-/// The treatment of rows that other transactions have locked.
+/// What a statement does with rows that other transactions have locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Locked {
     /// Skip the rows.
@@ -23,15 +24,16 @@ pub(crate) enum Locked {
     Refuse,
 }
 
-/// A search for rows of groups, or of tenants that have a limit.
+/// Builds the statements of a search for rows of groups, or of tenants. A tenant is a value of the column by which the
+/// spec limits the rows in progress.
 #[derive(Clone, Copy)]
 pub(crate) struct Selection<'a> {
     pub(crate) parts: &'a SqlParts,
     pub(crate) order: &'a RowOrder,
     pub(crate) request: &'a TakeRequest<'a>,
-    /// The column of the group, or of the tenant.
+    /// The column of the group, or the column of the tenant.
     pub(super) group: &'a Column,
-    /// The largest number of claims.
+    /// The largest number of claims that the call takes.
     pub(crate) limit: u32,
 }
 
@@ -49,13 +51,14 @@ impl<'a> Selection<'a> {
         Ok(Self { parts, order, request, group, limit })
     }
 
-    /// Returns whether the search is by tenants that have a limit.
+    /// Returns whether the search is for tenants, which have a limit, and not for groups.
     pub(crate) fn is_limited(&self) -> bool {
         self.parts.inner().limit.is_some()
     }
 
-    /// Finds the first rows of new entities behind the cursor. `nulls` says which values of the cursor are NULL. In the
-    /// reply, `passed` marks entities whose first row is before the cursor, because this pass has already offered them.
+    /// Builds the statement that finds rows of groups behind the cursor, without the groups that the call has already
+    /// found. `nulls` says which values of the cursor are NULL. In the reply, `passed` marks groups whose first row is
+    /// before the cursor, because this pass has already offered them.
     pub(crate) fn look(&self, nulls: Option<&[bool]>) -> String {
         let Self { parts, order, request, group, .. } = *self;
         let (table, grp) = (&parts.table, column("t", group));
@@ -82,8 +85,8 @@ impl<'a> Selection<'a> {
         ))
     }
 
-    /// Begins a statement with the step `picked`: the first ready rows of the entities whose keys are locked. Skips
-    /// entities of which a live lease holds a row. That check runs once per entity, not once per row.
+    /// Begins a statement with the step `picked`: the first ready rows of the groups that this transaction has locked.
+    /// Skips groups of which a running lease holds a row. That check runs once per group, not once per row.
     pub(crate) fn members(&self, locked: Locked) -> With {
         let Self { parts, order, request, group, .. } = *self;
         let inner = parts.inner();

@@ -9,7 +9,8 @@ use super::with::With;
 
 const NUMBERED: &str = "SELECT p.*, pg_catalog.row_number() OVER () AS place FROM picked p";
 
-/// Adds the rows, with the owners of their claims, to the list of rows that the transaction holds.
+/// Adds the taken rows, with the owners of their claims, to the setting that lists the rows which the transaction
+/// holds.
 const NOTED: &str = "SELECT pg_catalog.set_config('leasehold.held', \
      (SELECT held FROM guard) || pg_catalog.string_agg(' ' || mark || '=' || owner, ''), true) \
      FROM claimed HAVING pg_catalog.count(*) > 0";
@@ -39,14 +40,16 @@ pub(crate) fn hold(
     ))
 }
 
-/// Selects the rows with the keys `$1` and `$2` that have a lease in the side table. `None` without a side table.
+/// Builds the statement that returns which of the rows with the keys `$1` (ids) and `$2` (queues) have a lease in the
+/// side table. `None` without a side table.
 pub(crate) fn leased_of(parts: &SqlParts) -> Option<String> {
     parts.side.as_ref()?;
     let (key, listed) = (parts.key_text(), parts.listed("$1", "$2"));
     Some(format!("SELECT {key} FROM {listed} WHERE {}", parts.is_leased()))
 }
 
-/// Locks the row with the key `$1` and `$2` in any state, unless another transaction has locked it.
+/// Builds the statement that locks the row with the key `$1` and `$2` (id and queue) in any state. Returns nothing if
+/// another transaction has locked it.
 pub(crate) fn lock_row(parts: &SqlParts) -> String {
     let picked = format!(
         "SELECT {key}, COALESCE({state}::text, 'NULL') AS found{answers} FROM {listed} \

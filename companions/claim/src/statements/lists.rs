@@ -6,7 +6,7 @@ use super::expression::{column, near};
 use super::order::RowOrder;
 use super::parts::{LeaseSql, NOW, SqlParts};
 
-/// Lists at most `$1` rows that are taken, the longest held first.
+/// Builds the statement that lists at most `$1` taken rows, the longest held first.
 pub(crate) fn taken(parts: &SqlParts) -> String {
     let inner = parts.inner();
     let text = |found: Option<&Column>, kind: &str| {
@@ -35,12 +35,12 @@ pub(crate) fn taken(parts: &SqlParts) -> String {
     )
 }
 
-/// Lists at most `$1` rows without attempts left.
+/// Builds the statement that lists at most `$1` rows without attempts left.
 pub(crate) fn exhausted(parts: &SqlParts) -> String {
     list(parts, &parts.exhausted("t").unwrap_or_else(|| "false".to_owned()))
 }
 
-/// Lists at most `$1` rows that depend on a failed or missing row.
+/// Builds the statement that lists at most `$1` rows that are blocked, because they depend on a failed or missing row.
 pub(crate) fn blocked(parts: &SqlParts) -> String {
     let mut condition = parts.free(&parts.inner().states.takeable);
     if let Some(left) = &parts.inner().attempts {

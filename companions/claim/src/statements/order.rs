@@ -1,4 +1,4 @@
-//! The order of rows, and the cursor of a pass.
+//! The order of rows, and the conditions and values of the cursor with which a pass goes on.
 
 use leasehold_api::{Error, ErrorKind};
 use leasehold_table_schema::Column;
@@ -13,7 +13,7 @@ use crate::spec::OrderType;
 use crate::spec::columns::TIME;
 use crate::store::PassCursor;
 
-/// The operation, for errors.
+/// The name of the operation in errors.
 pub(crate) const LOOK: &str = "look at the table";
 
 /// Reads the names and types of the table's columns.
@@ -21,7 +21,8 @@ const COLUMNS: &str = "SELECT a.attname::text AS name, a.attnotnull AS is_given,
     pg_catalog.format_type(a.atttypid, NULL) AS kind FROM pg_catalog.pg_attribute a \
     WHERE a.attrelid = pg_catalog.to_regclass($1::text) AND a.attnum > 0 AND NOT a.attisdropped";
 
-/// The order of a spec. The id, and the queue if there are queues, come last and make the order total.
+/// The columns by which the spec orders rows. The id, and the queue if there are queues, come last, so that no two rows
+/// are equal.
 #[derive(Debug)]
 pub(crate) struct RowOrder {
     columns: Vec<OrderColumn>,
@@ -35,12 +36,12 @@ struct OrderColumn {
     kind: &'static str,
     descending: bool,
     nullable: bool,
-    /// The value as text that does not depend on the session's `DateStyle`.
+    /// An SQL expression for the column's value as text, independent of the session's `DateStyle`.
     text: String,
 }
 
 impl RowOrder {
-    /// `is_nullable` returns whether a column of the order can be NULL.
+    /// Builds the order of the spec. `is_nullable` returns whether a column can be NULL.
     pub(crate) fn new(parts: &SqlParts, is_nullable: impl Fn(&str) -> bool) -> Self {
         let inner = parts.inner();
         let own = inner.order.iter().map(|by| {
@@ -48,7 +49,7 @@ impl RowOrder {
             let (kind, text) = match by.kind {
                 OrderType::Int => ("bigint", format!("{name}::text")),
                 OrderType::Text => ("text", format!("{name}::text")),
-                // ISO 8601, also for infinity.
+                // Formats times as ISO 8601, also for infinity.
                 OrderType::Time => ("timestamptz", format!("(pg_catalog.to_json({name}) #>> '{{}}')")),
                 OrderType::Uuid => ("uuid", format!("{name}::text")),
             };
@@ -69,13 +70,13 @@ impl RowOrder {
         Self { columns, own }
     }
 
-    /// Builds the query whose reply [`read`](Self::read) takes.
+    /// Builds the query for the table's columns, whose reply [`read`](Self::read) takes.
     pub(crate) fn columns_query(parts: &SqlParts) -> Result<Query, ClaimError> {
         Query::new(COLUMNS).bind(parts.inner().table.quoted())
     }
 
-    /// Builds the order from the server's columns. Refuses lease columns of a wrong time type, because each session
-    /// would read another time from them.
+    /// Builds the order from the reply of [`columns_query`](Self::columns_query). Returns an error for lease columns
+    /// without a time zone, because each session would read another time from them.
     pub(crate) fn read(parts: &SqlParts, rows: &[PgRow]) -> Result<Self, ClaimError> {
         let inner = parts.inner();
         if rows.is_empty() {
@@ -111,7 +112,8 @@ impl RowOrder {
         }
         let mut order = Self::new(parts, |name| !given.iter().any(|given| given == name));
         for (part, by) in order.columns.iter_mut().zip(&inner.order) {
-            // The cursor is compared in the column's own type, because each session would convert it to another moment.
+            // Compares in the column's own type. If the session converted the cursor's value, each session would
+            // compare with another moment.
             if by.kind == OrderType::Time && local.iter().any(|local| local == by.column.as_str()) {
                 part.kind = "timestamp";
             }
@@ -119,12 +121,12 @@ impl RowOrder {
         Ok(order)
     }
 
-    /// Builds the `ORDER BY` list over columns of `t`.
+    /// Builds the list of an `ORDER BY` over the columns of `t`.
     pub(crate) fn order(&self) -> String {
         self.by(false)
     }
 
-    /// Builds the reverse order.
+    /// Builds the list of an `ORDER BY` in the reverse order.
     pub(crate) fn backwards(&self) -> String {
         self.by(true)
     }
@@ -137,7 +139,7 @@ impl RowOrder {
         by.collect::<Vec<_>>().join(", ")
     }
 
-    /// Builds the order over the [`raw`](Self::raw) columns of `alias`.
+    /// Builds the list of an `ORDER BY` over the columns that [`raw`](Self::raw) selected into `alias`.
     pub(crate) fn order_raw(&self, alias: &str) -> String {
         let by = self
             .columns
@@ -147,13 +149,13 @@ impl RowOrder {
         by.collect::<Vec<_>>().join(", ")
     }
 
-    /// Selects the order columns of `t` as `o0`, `o1` and so on.
+    /// Builds a SELECT list with the order columns of `t`, named `o0`, `o1` and so on.
     pub(crate) fn raw(&self) -> String {
         let raw = self.columns.iter().enumerate().map(|(at, part)| format!("t.{} AS o{at}", part.name));
         raw.collect::<Vec<_>>().join(", ")
     }
 
-    /// Selects the columns of the cursor that are not in the key, as texts `l0`, `l1` and so on.
+    /// Builds a SELECT list with the columns of the cursor that are not in the key, as texts `l0`, `l1` and so on.
     pub(crate) fn texts(&self) -> String {
         let texts = self.columns[..self.own].iter().enumerate();
         texts.map(|(at, part)| format!(", {} AS l{at}", part.text)).collect()
@@ -163,7 +165,7 @@ impl RowOrder {
         self.own
     }
 
-    /// Builds the cursor at a row.
+    /// Builds the cursor behind a row from its values of the order columns, its id and its queue.
     pub(crate) fn cursor(&self, own: Vec<Option<String>>, id: &str, queue: Option<&str>) -> PassCursor {
         // Values get a prefix, because an empty text stands for NULL.
         let own = own.into_iter().map(|value| value.map_or_else(String::new, |value| format!("={value}")));
@@ -171,7 +173,7 @@ impl RowOrder {
         PassCursor(own.chain(Some(id.to_owned())).chain(queue).collect())
     }
 
-    /// Returns the values of a cursor, `None` for NULL.
+    /// Returns the values of a cursor, `None` for NULL. Returns an error if the cursor is of another table.
     pub(crate) fn values<'a>(&self, cursor: &'a PassCursor) -> Result<Vec<Option<&'a str>>, ClaimError> {
         if cursor.0.len() != self.columns.len() {
             return Err(ClaimError::spec("the cursor is of another table; start the pass again"));
@@ -183,7 +185,8 @@ impl RowOrder {
         Ok(values.collect())
     }
 
-    /// Builds the condition that `t` is behind a cursor. Its values other than NULL are parameters from `first`.
+    /// Builds the condition that row `t` is behind a cursor. The cursor's values are parameters from number `first` on,
+    /// except for NULL.
     pub(crate) fn behind(&self, nulls: &[bool], first: usize) -> String {
         let mut parameter = first;
         let mut value = |(part, is_null): (&OrderColumn, &bool)| {
@@ -192,7 +195,8 @@ impl RowOrder {
         };
         let values: Vec<String> = self.columns.iter().zip(nulls).map(&mut value).collect();
         let names: Vec<String> = self.columns.iter().map(|part| format!("t.{}", part.name)).collect();
-        // All columns ascend and none is NULL, so rows compare as wholes and an index scan can start there.
+        // Compares whole rows if all columns ascend and none is NULL, because an index scan can then start at the
+        // cursor.
         if self.columns.iter().all(|part| !part.descending && !part.nullable) && !nulls.contains(&true) {
             return format!("({}) > ({})", names.join(", "), values.join(", "));
         }
@@ -211,7 +215,7 @@ impl RowOrder {
         }
         let any = format!("({})", any.join(" OR "));
         match self.columns.first() {
-            // Adds a bound at which an index scan can start.
+            // Adds a bound on the first column, because an index scan can start there.
             Some(part) if !part.nullable && !nulls[0] => {
                 let sign = if part.descending { "<=" } else { ">=" };
                 format!("{} {sign} {} AND {any}", names[0], values[0])

@@ -1,4 +1,4 @@
-//! The parts of statements on the claimed table. The table is `t` in all of them.
+//! The SQL parts from which statements on the claimed table are built. The table has the alias `t` in all of them.
 
 use std::sync::OnceLock;
 
@@ -24,7 +24,7 @@ SELECT CASE
 WHEN pg_catalog.current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted') THEN 'isolation'
 ELSE 'fine' END AS verdict, COALESCE(pg_catalog.current_setting('leasehold.held', true), '') AS held";
 
-/// The protection of a claim's rows from other workers.
+/// How a claim protects its rows from other workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
     /// A lease, which the claim writes together with the attempt.
@@ -39,28 +39,29 @@ pub(crate) struct SqlParts {
     pub(crate) spec: ClaimSpec,
     pub(crate) mode: Mode,
     pub(crate) table: String,
-    /// `t.id`, as a number, UUID or text.
+    /// The column of the id, qualified with `t`.
     pub(crate) id: String,
     pub(crate) queue: Option<String>,
     pub(crate) side: Option<SideTableSql>,
     pub(crate) lease: Option<LeaseSql>,
     state: String,
     home: String,
-    /// The function of the migration by which a lease expires on read.
+    /// The SQL function, made by the migration, that returns the effective state of a row: a row with an ended lease
+    /// counts as free. `None` unless leases expire on read.
     function: Option<String>,
-    /// Whether `ready_at` is never NULL, once the server has said so.
+    /// Whether the column `ready_at` is NOT NULL. Unset until the server has been queried.
     pub(crate) ready_is_given: OnceLock<bool>,
 }
 
-/// SQL for the side table of leases.
+/// SQL for the side table, which has the leases of a claimed table without lease columns.
 #[derive(Debug)]
 pub(crate) struct SideTableSql {
     pub(crate) table: String,
-    /// An expression for the claimed table's name with schema, which is the value of column `tab`.
+    /// An SQL expression for the claimed table's name with its schema, as in the side table's column `tab`.
     pub(crate) tab: String,
 }
 
-/// Owner, epoch and end of the lease of `t`: columns of `t`, or of its side-table row `x`.
+/// SQL for owner, epoch and end of the lease of `t`: columns of `t`, or of its row `x` in the side table.
 #[derive(Debug)]
 pub(crate) struct LeaseSql {
     pub(crate) owner: String,
@@ -69,12 +70,12 @@ pub(crate) struct LeaseSql {
 }
 
 impl SqlParts {
-    /// Builds the parts for claims under leases.
+    /// Builds the SQL parts for claims under leases.
     pub(crate) fn leased(spec: &ClaimSpec) -> Self {
         Self::new(spec, Mode::Leased)
     }
 
-    /// Builds the parts for claims that a transaction holds.
+    /// Builds the SQL parts for claims that an open transaction holds.
     pub(crate) fn held(spec: &ClaimSpec) -> Self {
         Self::new(spec, Mode::Held)
     }
@@ -112,7 +113,7 @@ impl SqlParts {
         &self.spec.inner
     }
 
-    /// Begins a statement that finds rows to take.
+    /// Begins a statement that finds rows to take. For held claims, its first step is `GUARD`.
     pub(crate) fn begin(&self) -> With {
         match self.mode {
             Mode::Leased => With::new(),
@@ -120,7 +121,7 @@ impl SqlParts {
         }
     }
 
-    /// Builds ` AND` the transaction has the right isolation level and does not hold `t` yet.
+    /// Builds ` AND` the isolation level is right and the transaction does not hold `t` yet. Empty under leases.
     pub(crate) fn unheld(&self) -> String {
         match self.mode {
             Mode::Leased => String::new(),
@@ -132,8 +133,8 @@ impl SqlParts {
         }
     }
 
-    /// Builds a text that is unique to `t` in this database. A hash, because ids can contain any character. Lengths
-    /// keep queue and id apart.
+    /// Builds an SQL expression for a text that identifies the row `t` in this database. It is a hash, because ids can
+    /// contain any character. The queue's length is part of it, so that queue and id cannot be confused.
     pub(crate) fn mark(&self) -> String {
         let queue = match &self.queue {
             Some(queue) => format!("pg_catalog.length({queue}) || ':' || {queue}"),
@@ -143,7 +144,7 @@ impl SqlParts {
         hashed(&format!("pg_catalog.concat({table}, '|', {queue}, '|', {}::text)", self.id))
     }
 
-    /// Builds the join of `t` with its keys in the parameters, as `w`.
+    /// Builds a FROM list: the keys in the two parameters as `w`, joined with their rows `t`.
     pub(crate) fn listed(&self, ids: &str, queues: &str) -> String {
         let queue = self.queue.as_ref().map_or(String::new(), |queue| format!(" AND {queue} = w.queue"));
         format!(
@@ -155,7 +156,7 @@ impl SqlParts {
         )
     }
 
-    /// Builds the condition that the key of `t` is in the parameters.
+    /// Builds the condition that the key of `t` is among the keys in the two parameters.
     pub(crate) fn among(&self, ids: &str, queues: &str) -> String {
         let (own, columns) = match &self.queue {
             Some(queue) => (format!("({}, {queue})", self.id), "id, queue"),
@@ -167,7 +168,7 @@ impl SqlParts {
         )
     }
 
-    /// Builds the condition that `t` is the row of `other`, which has `id` and `queue`.
+    /// Builds the condition that `t` is the same row as `other`, which has the columns `id` and `queue`.
     pub(crate) fn same_row(&self, other: &str) -> String {
         match &self.queue {
             Some(queue) => format!("{} = {other}.id AND {queue} = {other}.queue", self.id),
@@ -175,7 +176,7 @@ impl SqlParts {
         }
     }
 
-    /// Selects the key of `t` for later steps of the statement.
+    /// Builds a SELECT list with the key of `t`, for later steps of the statement.
     pub(crate) fn key(&self) -> String {
         match &self.queue {
             Some(queue) => format!("{} AS id, {queue} AS queue", self.id),
@@ -183,19 +184,19 @@ impl SqlParts {
         }
     }
 
-    /// Selects the key of `t` as text for the reply.
+    /// Builds a SELECT list with the key of `t` as text, for the reply.
     pub(crate) fn key_text(&self) -> String {
         let queue = self.queue.as_ref().map_or("NULL::text".to_owned(), |queue| format!("{queue}::text"));
         format!("{}::text AS id, {queue} AS queue", self.id)
     }
 
-    /// Selects the key of `other`, which has `id` and `queue`, for the reply.
+    /// Builds a SELECT list with the key of `other`, which has the columns `id` and `queue`, for the reply.
     pub(crate) fn key_of(&self, other: &str) -> String {
         let queue = self.queue.as_ref().map_or("NULL".to_owned(), |_| format!("{other}.queue"));
         format!("{other}.id::text AS id, {queue}::text AS queue")
     }
 
-    /// Builds the order in which every statement locks rows.
+    /// Builds the list of an `ORDER BY` in which every statement locks rows.
     pub(crate) fn lock_order(&self) -> String {
         match &self.queue {
             Some(queue) => format!("{queue}, {}", self.id),
@@ -203,7 +204,7 @@ impl SqlParts {
         }
     }
 
-    /// Casts a parameter with ids to the type of the column.
+    /// Casts a parameter with a list of ids to the type of the id's column.
     pub(crate) fn ids(&self, parameter: &str) -> String {
         match self.inner().id_type {
             IdType::Text => format!("{parameter}::text[]"),
@@ -211,11 +212,11 @@ impl SqlParts {
         }
     }
 
-    /// Casts a parameter with owners to the type of the column.
+    /// Casts a parameter with a list of owners to the type of the owner's column.
     pub(crate) fn owners(&self, parameter: &str) -> String {
         match self.mode {
             Mode::Leased => format!("({parameter}::text[])::{}[]", self.owner_type()),
-            // Held owners are compared with the setting, never with a column.
+            // Owners of held claims are compared as text with the setting, never with a column.
             Mode::Held => format!("{parameter}::text[]"),
         }
     }
@@ -224,13 +225,13 @@ impl SqlParts {
         if self.inner().owner_sequence.is_some() && self.mode == Mode::Leased { "bigint" } else { "uuid" }
     }
 
-    /// Builds the condition that the side-table row `x` is of the row of `other`, which has `id` and `queue`.
+    /// Builds the condition that the side-table row `x` belongs to the row `other` (columns `id` and `queue`).
     pub(crate) fn side_of(&self, side: &SideTableSql, other: &str) -> String {
         let queue = self.queue.as_ref().map_or("''".to_owned(), |_| format!("{other}.queue::text"));
         format!("x.tab = {} AND x.queue = {queue} AND x.id = {other}.id::text", side.tab)
     }
 
-    /// Builds the same condition for a row of the claimed table.
+    /// Builds the condition that the side-table row `x` belongs to the row `alias` of the claimed table.
     pub(crate) fn side_row(&self, side: &SideTableSql, alias: &str) -> String {
         let queue = self.inner().queue.as_ref().map(|queue| column(alias, queue));
         let queue = queue.map_or("''".to_owned(), |queue| format!("{queue}::text"));
@@ -241,14 +242,14 @@ impl SqlParts {
         )
     }
 
-    /// Builds the join from a lease `x` to its row, in a form that can use the index of the id.
+    /// Builds the join condition from a side-table row `x` to its row `t`, in a form that can use the index of the id.
     pub(crate) fn of_side(&self) -> String {
         let queue =
             self.queue.as_ref().map_or("x.queue = ''".to_owned(), |queue| format!("{queue} = x.queue"));
         format!("{} = x.id::{} AND {queue}", self.id, self.inner().id_type.sql())
     }
 
-    /// Builds the condition that the row of `alias` has a lease, ended or not.
+    /// Builds the condition that the row `alias` has a lease, ended or not.
     pub(crate) fn taken(&self, alias: &str) -> String {
         let states = &self.inner().states;
         let state = column(alias, &self.inner().state);
@@ -267,7 +268,7 @@ impl SqlParts {
         }
     }
 
-    /// Builds the condition that `t` has a lease in the side table.
+    /// Builds the condition that `t` has a lease in the side table. False without a side table.
     pub(crate) fn is_leased(&self) -> String {
         let exists = |side: &SideTableSql| {
             format!("EXISTS (SELECT FROM {} x WHERE {})", side.table, self.side_row(side, "t"))
@@ -275,7 +276,7 @@ impl SqlParts {
         self.side.as_ref().map_or("false".to_owned(), exists)
     }
 
-    /// Builds the condition of [`taken`](Self::taken), without leases that expire on read and have ended.
+    /// Builds the condition of [`taken`](Self::taken). If leases expire on read, ended leases do not count.
     pub(crate) fn held_by_live_lease(&self, alias: &str) -> String {
         let taken = self.taken(alias);
         match (&self.function, &self.inner().tracking) {
@@ -286,12 +287,12 @@ impl SqlParts {
         }
     }
 
-    /// Builds the condition that the state of `t` is one of `from`, or counts as one.
+    /// Builds the condition that the state of `t` is in `from`. With expiry on read, an ended lease counts as put back.
     pub(crate) fn counts_as(&self, from: &[State]) -> String {
         let (states, state, wanted) = (&self.inner().states, &self.state, list(from));
         match (&self.inner().tracking, &self.function) {
             (Tracking::Columns { until, .. }, Some(function)) => {
-                // The first half is for the index, the second decides.
+                // The first half of the condition can use an index, the second half decides.
                 let mut stored = from.to_vec();
                 stored.extend(states.taken.iter().filter(|_| from.contains(states.home())).cloned());
                 let until = column("t", until);
@@ -319,7 +320,7 @@ impl SqlParts {
         }
     }
 
-    /// Selects the state in which the claim counts as finding a free row, as text.
+    /// Builds the SQL text of the state in which the claim found the row. An ended lease counts as put back.
     pub(crate) fn found(&self) -> String {
         match (&self.inner().states.taken, &self.function) {
             (Some(taken), Some(_)) => format!(
@@ -333,7 +334,7 @@ impl SqlParts {
         }
     }
 
-    /// Builds the condition that a row is free and due, apart from its preconditions.
+    /// Builds the condition that `t` is free, has attempts left and is due. Preconditions are not checked.
     pub(crate) fn open(&self, from: &[State]) -> String {
         let there = self.outstanding(from);
         match &self.inner().ready_at {
@@ -342,7 +343,7 @@ impl SqlParts {
         }
     }
 
-    /// Builds the same condition for rows that are due now or later.
+    /// Builds the condition of [`open`](Self::open) without the time: also for rows that are due later.
     pub(crate) fn outstanding(&self, from: &[State]) -> String {
         let inner = self.inner();
         let mut conditions = vec![self.free(from)];
@@ -359,7 +360,7 @@ impl SqlParts {
         conditions.join(" AND ")
     }
 
-    /// Builds the condition that `ready` has come. If the column is never NULL, the condition is a bound for an index.
+    /// Builds the condition that the time `ready` has come. It can bound an index scan if the column is never NULL.
     pub(crate) fn is_due(&self, ready: &str) -> String {
         match self.ready_is_given.get() {
             Some(true) => format!("{ready} <= {RECEIVED}"),
@@ -373,15 +374,15 @@ impl SqlParts {
         first.is_some() && first == self.inner().ready_at.as_ref() && self.ready_is_given.get() == Some(&true)
     }
 
-    /// Builds ` WHERE` and `ORDER BY` for rows that were given up in this state, for the index that has only such
-    /// rows. The state is listed twice, because with one value the planner would drop the column from the order, and
-    /// then read the table by its primary key.
+    /// Builds ` WHERE` and `ORDER BY` for rows that were given up in this state (failed or exhausted), for the index
+    /// that contains only such rows. The state is listed twice, because with one value the planner would drop the
+    /// column from the order, and then read the table by its primary key.
     pub(crate) fn given_up_in(&self, state: &State, and: &str) -> String {
         let (column, twice) = (&self.state, list(&[state.clone(), state.clone()]));
         format!(" WHERE {column} IN ({twice}){and} ORDER BY {column}, {}", self.lock_order())
     }
 
-    /// Casts `text`, an expression, to the type of the state's column.
+    /// Casts the SQL expression `text` to the type of the state's column.
     pub(crate) fn as_state(&self, text: &str) -> String {
         match &self.inner().states.kind {
             StateType::Text => text.to_owned(),
@@ -390,15 +391,15 @@ impl SqlParts {
         }
     }
 
-    /// Builds the claimed table, joined with the side table if one exists.
+    /// Builds a FROM list with the claimed table, joined with the side table if one exists.
     pub(crate) fn with_lease(&self) -> String {
         let side = self.side.as_ref();
         let joined = side.map(|side| format!(" JOIN {} x ON {}", side.table, self.side_row(side, "t")));
         format!("{} t{}", self.table, joined.unwrap_or_default())
     }
 
-    /// Updates the rows that `due` selects. With `lets_go`, deletes their leases from the side table, and only those
-    /// if `set` is empty.
+    /// Builds the statement that updates the rows which `due` selects. With `lets_go`, it also deletes their leases
+    /// from the side table. If `set` is empty, it then only deletes the leases.
     pub(crate) fn change(&self, due: &str, lets_go: bool, set: &[String], answer: &str) -> String {
         let mut with = With::new().step("due", due);
         if let Some(side) = self.side.as_ref().filter(|_| lets_go) {
@@ -412,8 +413,8 @@ impl SqlParts {
         with.end(&format!("UPDATE {table} AS t SET {set} FROM due WHERE {same} RETURNING {answer}"))
     }
 
-    /// Builds the end of a lease of `t` that starts now. It lasts the milliseconds in `parameter`, unless the row has a
-    /// timeout.
+    /// Builds an SQL expression for the end of a lease of `t` that starts now. The lease lasts for the milliseconds in
+    /// `parameter`, unless the row has a timeout.
     pub(crate) fn until(&self, parameter: &str) -> String {
         let given = format!("{parameter}::float8 * interval '1 millisecond'");
         match &self.inner().timeout {
@@ -427,7 +428,7 @@ impl SqlParts {
         }
     }
 
-    /// Builds the next epoch of `t`.
+    /// Builds an SQL expression for the epoch of the next claim of `t`.
     pub(crate) fn next_epoch(&self) -> String {
         match (&self.inner().epoch_sequence, &self.inner().tracking) {
             (Some(sequence), _) => next(sequence),
@@ -437,7 +438,7 @@ impl SqlParts {
         }
     }
 
-    /// Builds the assignments that clear the lease.
+    /// Builds the assignments of an UPDATE that clear the lease.
     pub(crate) fn clear_lease(&self) -> Vec<String> {
         let mut set = Vec::new();
         if let Tracking::Columns { owner, until, .. } = &self.inner().tracking {
@@ -448,7 +449,7 @@ impl SqlParts {
         set
     }
 
-    /// Builds the assignment of the state of a row that is tried again or becomes exhausted. `None` if the state stays.
+    /// Builds the assignment of the state to a row that is put back or becomes exhausted. `None` if the state stays.
     pub(crate) fn back(&self) -> Option<String> {
         let inner = self.inner();
         let state = inner.state.quoted();
@@ -472,7 +473,8 @@ impl SqlParts {
         }
     }
 
-    /// Returns whether a claimed row can be in another state than home, or must be written for another reason.
+    /// Returns whether putting a row back assigns its state: always for held claims, and under leases if the state can
+    /// differ from the first claimable one.
     pub(crate) fn is_moved(&self) -> bool {
         self.mode == Mode::Held
             || self.inner().states.taken.is_some()
@@ -487,7 +489,7 @@ impl SqlParts {
         &self.state
     }
 
-    /// Builds the condition that `t` has no attempts left.
+    /// Builds the condition that `t` has no attempts left. False if attempts have no limit.
     pub(crate) fn used_up(&self) -> String {
         match &self.inner().attempts {
             Some(attempts) => format!("COALESCE({} <= 0, false)", column("t", attempts)),

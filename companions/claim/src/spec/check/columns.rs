@@ -1,4 +1,4 @@
-//! Columns and their types.
+//! Checks that the columns exist, that claims can write them, and that their types fit.
 
 use leasehold_table_schema::sql::literal;
 use leasehold_table_schema::{Column, ColumnFacts};
@@ -136,7 +136,7 @@ impl TableCheck<'_> {
         }
     }
 
-    /// Checks columns in which NULL has a meaning that is easily overlooked.
+    /// Warns of columns in which NULL has a meaning that is easily overlooked.
     fn nulls(&mut self) {
         let (spec, facts) = (self.spec, self.facts);
         let (inner, table) = (&spec.inner, spec.table().quoted());

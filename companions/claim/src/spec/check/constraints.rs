@@ -14,7 +14,7 @@ const TAKEN: &str = "be claimed";
 const UUID: &str = "'00000000-0000-0000-0000-000000000001'";
 
 impl TableCheck<'_> {
-    /// Checks that the key identifies one row.
+    /// Checks that the table's unique key identifies one row for the spec.
     pub(super) fn identity(&mut self) {
         let (spec, facts) = (self.spec, self.facts);
         let (inner, table) = (&spec.inner, spec.table().quoted());
@@ -36,12 +36,12 @@ impl TableCheck<'_> {
         ));
     }
 
-    /// Reports a key with more columns than the spec names.
+    /// Reports a unique key that has more columns than the spec names.
     fn wide(&mut self, key: &[String]) {
         let (spec, facts) = (self.spec, self.facts);
         let (table, id, key) = (spec.table(), &spec.inner.id, key.join(", "));
         if facts.is_partitioned() {
-            // The server allows no narrower unique index on such a table.
+            // Only a warning, because the server allows no narrower unique index on such a partitioned table.
             return self.warning(format!(
                 "rows of the partitioned table {table} are unique by {key} alone, so that one claim could settle several \
                  rows of the same {id}; see that no {id} comes twice: GENERATED ALWAYS AS IDENTITY, or UUIDs"
@@ -54,7 +54,7 @@ impl TableCheck<'_> {
         ));
     }
 
-    /// Checks that the column can hold each state.
+    /// Checks that the state's column can hold each state of the spec.
     pub(super) async fn states(&mut self) -> Result<(), ClaimError> {
         let (spec, facts) = (self.spec, self.facts);
         let Some(fact) = facts.column(&spec.inner.state) else { return Ok(()) };
@@ -77,11 +77,12 @@ impl TableCheck<'_> {
     }
 }
 
-/// The values that claims write into a row at one step of its life, as SQL.
+/// The values that claims write into a row at one step of its life (for example when it is taken).
 struct WrittenRow<'a> {
     doing: &'static str,
     state: Option<&'a State>,
-    /// Each column that the step writes, with the SQL of its value. The server checks them against its constraints.
+    /// The columns that this step writes, each with the SQL of its value. The server evaluates the table's constraints
+    /// with them.
     values: Vec<(&'a Column, &'static str)>,
 }
 
@@ -124,7 +125,7 @@ fn moments(spec: &ClaimSpec) -> Vec<WrittenRow<'_>> {
 }
 
 impl TableCheck<'_> {
-    /// Checks whether a CHECK refuses values that claims write.
+    /// Checks whether a CHECK constraint refuses values that claims write.
     pub(super) async fn checks(&mut self) -> Result<(), ClaimError> {
         let (spec, facts) = (self.spec, self.facts);
         let table = spec.table();
@@ -160,15 +161,16 @@ impl TableCheck<'_> {
     }
 }
 
-/// A CHECK expression to evaluate with such values.
+/// A CHECK expression that the server evaluates with the values that claims write.
 struct Trial {
     columns: Vec<String>,
-    /// Whether the claim writes all of its columns. Otherwise rows of the table supply the others.
+    /// Whether claims write all columns of the expression. Otherwise rows of the table supply the other values.
     is_certain: bool,
 }
 
 impl Trial {
-    /// Returns `None` if the expression does not depend on values that claims write.
+    /// Builds the trial of the expression on the columns `keys`. `None` if it does not depend on values that claims
+    /// write.
     fn of(spec: &ClaimSpec, facts: &TableFacts, moment: &WrittenRow<'_>, keys: &[i64]) -> Option<Self> {
         let (mut columns, mut is_certain, mut is_concerned) = (Vec::new(), true, false);
         for key in keys {
@@ -189,7 +191,7 @@ impl Trial {
         is_concerned.then_some(Self { columns, is_certain })
     }
 
-    /// Builds the query whether `expression` is false for all of them.
+    /// Builds the query whether `expression` is false with these values, for all sampled rows of the table.
     fn sql(&self, table: &Table, expression: &str) -> String {
         let (columns, name) = (self.columns.join(", "), quote(table.name()));
         let from = if self.is_certain {
@@ -251,13 +253,14 @@ impl TableCheck<'_> {
         Ok(())
     }
 
-    /// Returns whether a predicate holds for rows in `state`. `None` if it depends on another column, or the value is
-    /// unknown.
+    /// Returns whether an index predicate holds for rows in `state`. `None` if it depends on another column, or the
+    /// value is unknown.
     pub(super) async fn holds(&mut self, predicate: &str, state: &State) -> Result<Option<bool>, ClaimError> {
         let (spec, facts) = (self.spec, self.facts);
         let Some(fact) = facts.column(&spec.inner.state) else { return Ok(None) };
         let name = spec.inner.state.quoted();
-        // A predicate on another column cannot be evaluated, so the server refuses it.
+        // Evaluates the predicate with the state only. If the predicate uses another column, the server refuses the
+        // query.
         let sql = format!(
             "SELECT ({predicate})::pg_catalog.text FROM (SELECT {}::{} AS {name}) AS {}",
             literal(state.as_str()),

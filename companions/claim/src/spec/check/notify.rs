@@ -1,4 +1,4 @@
-//! Checks whether inserted rows are announced. Without that, polls find them later.
+//! Checks whether inserted rows are announced to workers. Without that, polls find the rows later.
 
 use leasehold_table_schema::Column;
 

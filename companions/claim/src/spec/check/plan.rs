@@ -11,14 +11,13 @@ use crate::statements::parts::SqlParts;
 use crate::statements::pick::{TakeRequest, alone};
 use crate::store::Take;
 
-/// The number of rows that any plan reads quickly.
+/// A table with fewer rows is read quickly by any plan, so nothing is reported.
 const FEW: i64 = 1_000;
 
 impl TableCheck<'_> {
     pub(super) async fn plan(&mut self) -> Result<(), ClaimError> {
         let (spec, facts) = (self.spec, self.facts);
-        // The server reads small tables completely even with a fitting index. EXPLAIN therefore runs with such plans
-        // disabled.
+        // Disables other plans for EXPLAIN, because the server reads small tables completely even with a fitting index.
         let explain = format!(
             "SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off; \
              SET LOCAL max_parallel_workers_per_gather = 0; EXPLAIN (FORMAT JSON) {}",
@@ -43,7 +42,8 @@ impl TableCheck<'_> {
             return Ok(());
         }
         if let Some(index) = own {
-            // If most rows are claimable, another index does as well, and the server might prefer it.
+            // Warns only if less than half of the rows are claimable. Otherwise another index does as well, and the
+            // server might prefer it.
             if facts.rows >= FEW && plan.estimate.is_some_and(|rows| rows < facts.rows / 2) {
                 self.warning(format!(
                     "the server would not use index {index} to take rows ({}); ANALYZE {}, and see EXPLAIN of the claim",
@@ -62,7 +62,7 @@ impl TableCheck<'_> {
     }
 }
 
-/// Builds the statement that picks rows.
+/// Builds the statement that picks rows, as a claim would run it.
 fn pick(spec: &ClaimSpec, facts: &TableFacts) -> Result<String, ClaimError> {
     let is_given = |name: &str| facts.columns.iter().any(|column| column.name == name && column.is_required);
     let parts = SqlParts::leased(spec);
@@ -75,14 +75,14 @@ fn pick(spec: &ClaimSpec, facts: &TableFacts) -> Result<String, ClaimError> {
     Ok(picked.end("SELECT FROM picked"))
 }
 
-/// The server's plan.
+/// The server's plan for picking rows.
 #[derive(Default)]
 struct TakePlan {
     sorts: bool,
     scans_all: bool,
-    /// Name and condition of its index.
+    /// The name and the condition of the index that the plan uses.
     index: Option<(String, String)>,
-    /// The number of rows that it expects.
+    /// The number of rows that the planner expects.
     estimate: Option<i64>,
 }
 
@@ -95,7 +95,7 @@ impl TakePlan {
 
     fn visit(&mut self, node: &Value) {
         let text = |key: &str| node[key].as_str().unwrap_or_default();
-        // The plan also reads other rows and tables: preconditions and leases.
+        // Only the claimed table `t` and its partitions count, because the plan also reads preconditions and leases.
         let is_picked = text("Alias") == "t" || text("Alias").starts_with("t_");
         match text("Node Type") {
             "Sort" => self.sorts = true,
@@ -142,7 +142,7 @@ impl TableCheck<'_> {
         })
     }
 
-    /// Checks the further indexes of a limit.
+    /// Checks the further indexes that a limit of rows in progress needs.
     async fn limit(&mut self) -> Result<(), ClaimError> {
         let (spec, facts) = (self.spec, self.facts);
         let Some(limit) = &spec.inner.limit else { return Ok(()) };
@@ -170,7 +170,8 @@ impl TableCheck<'_> {
         Ok(())
     }
 
-    /// Finds an index of only the claimable rows, in their order, behind the column `first`.
+    /// Returns the name of an index that contains only claimable rows, in their order. With `first`, the index must
+    /// have this column before the order.
     async fn fitting(&mut self, first: Option<i64>) -> Result<Option<String>, ClaimError> {
         let (spec, facts) = (self.spec, self.facts);
         let inner = &spec.inner;
@@ -193,7 +194,7 @@ impl TableCheck<'_> {
                 }
                 continue;
             }
-            // One state in front of the order does as well as a predicate.
+            // An index over all rows that has the state before the order also fits, if only one state is claimable.
             let by_state = keys.first() == Some(&(state, 0)) && keys[1..].starts_with(&order);
             let is_plain =
                 by_state && index.predicate.is_none() && inner.states.takeable.len() == 1 && !inner.on_read;

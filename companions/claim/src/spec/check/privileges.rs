@@ -1,4 +1,4 @@
-//! Checks the objects beside the table, and the privileges of this role.
+//! Checks the objects that belong to the table (side table, sequences, function), and the privileges of this role.
 
 use leasehold_table_schema::sql::{literal, quote, regclass};
 use leasehold_table_schema::{Table, TableFacts};
@@ -11,7 +11,7 @@ use crate::spec::migration::state_function_is_missing;
 use crate::spec::{Retention, Tracking};
 
 impl TableCheck<'_> {
-    /// Checks side table, sequences and function.
+    /// Checks that side table, sequences and function exist and can be used.
     pub(super) async fn objects(&mut self) -> Result<(), ClaimError> {
         let spec = self.spec;
         let inner = &spec.inner;
@@ -87,8 +87,8 @@ impl TableCheck<'_> {
         Ok(())
     }
 
-    /// Checks for leases in the side table under the table's name without a schema. In a database with several tables
-    /// of that name the server does not know their table.
+    /// Reports leases in the side table that name the table without its schema. If several tables have that name, it is
+    /// unknown to which the leases belong.
     async fn leases_of_before(&mut self, side: &Table) -> Result<(), ClaimError> {
         let (table, side_name) = (self.spec.table(), side.quoted());
         let bare = literal(&quote(table.name()));
@@ -105,7 +105,7 @@ impl TableCheck<'_> {
         Ok(())
     }
 
-    /// Checks the privileges of this role on the table.
+    /// Checks the privileges of this role on the claimed table.
     pub(super) async fn privileges(&mut self) -> Result<(), ClaimError> {
         let (spec, facts) = (self.spec, self.facts);
         let table = spec.table();

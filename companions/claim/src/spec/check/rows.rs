@@ -1,4 +1,4 @@
-//! Checks for rows that no claim would ever touch.
+//! Reports rows that no claim would ever take.
 
 use leasehold_table_schema::sql::{literal, regclass};
 
@@ -21,7 +21,7 @@ impl TableCheck<'_> {
         }
         if inner.states.kind != StateType::Boolean {
             let known = state_list(inner.states.all());
-            // Compared as text, because an enum can lack some of the states.
+            // Compares as text, because an enum can lack some of the states.
             let condition = format!("{state}::pg_catalog.text NOT IN ({known})");
             let fix = "name it in the spec with `others`, or correct the rows";
             self.count(&condition, "are in a state that the spec does not have", fix).await?;
@@ -41,7 +41,7 @@ impl TableCheck<'_> {
         self.unvalidated().await
     }
 
-    /// Checks for rows that break a `NOT VALID` constraint, because they can be read but not written.
+    /// Reports rows that break a `NOT VALID` constraint, because they can be read but not written.
     async fn unvalidated(&mut self) -> Result<(), ClaimError> {
         let (inner, table) = (&self.spec.inner, self.spec.table());
         let sql = format!(

@@ -1,8 +1,8 @@
-//! The kind of table, and whether its rows can be claimed.
+//! Checks the kind of table, and whether its rows can be claimed at all.
 
 use leasehold_table_schema::{Finding, Table, TableFacts};
 
-/// Returns why rows of the relation cannot be claimed at all.
+/// Returns the reason why rows of the relation cannot be claimed at all. `None` if they can.
 pub(super) fn unusable(facts: &TableFacts, table: &Table) -> Option<Finding> {
     let what = match facts.kind.as_str() {
         "r" | "p" => return None,
@@ -14,7 +14,7 @@ pub(super) fn unusable(facts: &TableFacts, table: &Table) -> Option<Finding> {
     Some(Finding::Error(format!("{table} is {what}; name the table itself, whose rows can be locked")))
 }
 
-/// Returns the properties of the table that weaken claims.
+/// Returns warnings of properties of the table that weaken the guarantees of claims.
 pub(super) fn doubtful(facts: &TableFacts, table: &Table) -> Vec<Finding> {
     let mut findings = Vec::new();
     if facts.is_unlogged {

@@ -9,8 +9,8 @@ use crate::statements::payload::INSERTED;
 const COMMENT: &str = "Wakes workers that claim rows of the table. Made by leasehold-claim; \
                        see ClaimSpecBuilder::notify_on_insert.";
 
-/// A trigger for each inserting statement, and its function. Updates have none, because takes and settlements are
-/// updates, and their statements announce returned rows themselves.
+/// A statement-level INSERT trigger and its function. There is no trigger for UPDATE, because takes and settlements are
+/// updates. Their statements themselves announce the rows that they put back.
 pub(crate) struct NotifyTrigger {
     table: Table,
     function: Table,
@@ -18,13 +18,14 @@ pub(crate) struct NotifyTrigger {
 }
 
 impl NotifyTrigger {
-    /// Returns `None` if the spec wants no trigger, or has only held claims, which have no listeners.
+    /// Returns the trigger of the spec. `None` if the spec wants no trigger, or allows only held claims, which have no
+    /// listeners.
     pub(crate) fn of(spec: &ClaimSpec) -> Option<Self> {
         if !spec.inner.notify_on_insert || !spec.has_lease() {
             return None;
         }
         let channel = spec.channel();
-        // The channel is part of the name, so that two specs of one table have separate functions.
+        // The function's name contains a hash of the channel, so that two specs of one table have separate functions.
         let function = spec.table().beside(&["claim_notify", &hash(channel)[..8]]);
         let body = format!(
             "\nBEGIN\n  PERFORM pg_catalog.pg_notify({}, pg_catalog.concat({}, TG_TABLE_SCHEMA));\n  RETURN NULL;\nEND\n",
@@ -68,8 +69,8 @@ impl NotifyTrigger {
             literal(COMMENT)
         );
         vec![
-            // The function runs with the rights of the inserting role, so only the owner of the table must be able to
-            // change it.
+            // The owner of the table becomes the owner of the function. The function runs with the rights of the
+            // inserting role, so no one else must be able to change it.
             MigrationStep::only_if(
                 "Function that announces inserted rows to listeners.",
                 &is_missing,
@@ -83,13 +84,13 @@ impl NotifyTrigger {
         ]
     }
 
-    /// Builds the expression whether a trigger of any name announces inserts.
+    /// Builds an SQL expression that is true if a trigger of any name announces inserts.
     pub(crate) fn announces(&self) -> String {
         format!("EXISTS (SELECT {} AND {FIRES})", self.found())
     }
 
-    /// Builds the query for triggers that announce inserts, the best first. Columns: its name, whether it fires,
-    /// whether the table's owner has the function, the function, the owner.
+    /// Builds the query for triggers that announce inserts, the best first. Its columns: the trigger's name, whether it
+    /// fires, whether the table's owner owns the function, the function, the table's owner.
     pub(crate) fn look(&self) -> String {
         format!(
             "SELECT t.tgname::text, ({FIRES})::text, (p.proowner = c.relowner)::text, \
@@ -110,8 +111,8 @@ impl NotifyTrigger {
     }
 }
 
-/// After each inserting statement, without a condition.
+/// Condition on `pg_trigger`: fires after each inserting statement, without a condition of its own.
 const EACH_INSERT: &str = "tgtype = 4 AND tgqual IS NULL";
 
-/// Neither disabled nor only for replicas.
+/// Condition on `pg_trigger`: the trigger is neither disabled nor only for replicas.
 const FIRES: &str = "t.tgenabled IN ('O', 'A')";

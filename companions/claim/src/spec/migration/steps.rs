@@ -8,7 +8,7 @@ use super::notify::NotifyTrigger;
 use crate::spec::states::{State, StateType};
 use crate::spec::{ClaimSpec, Inner, Retention, Tracking};
 
-/// Options of a migration.
+/// Options that the caller of a migration has set.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Choices {
     pub(super) attempts: Option<u32>,
@@ -56,7 +56,8 @@ impl<'a> Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// Adds the labels of an enum. The states of a text column are a constraint, which comes after the columns.
+    /// Builds the steps that add the labels of an enum. For a text column, a constraint that lists the states comes
+    /// after the columns instead.
     fn states(&self) -> Vec<MigrationStep> {
         let StateType::Enum(name) = &self.inner.states.kind else { return Vec::new() };
         let states = self.inner.states.all();
@@ -149,7 +150,7 @@ impl Writer<'_> {
         let (inner, table) = (self.inner, self.spec.table());
         let mut indexes = Vec::new();
         let mut add = |what: &'static str, kind: &str, definition: String| {
-            // The definition is part of the name, so that two versions of a spec have separate indexes.
+            // The index name contains a hash of the definition, so that two versions of a spec have separate indexes.
             let name = derived(&[table.name(), "claim", kind, &hash(&definition)[..8]]);
             indexes.push(Index { what, name, definition });
         };
@@ -205,7 +206,7 @@ impl Writer<'_> {
             let tenant = limit.column.quoted();
             let within: Vec<&str> =
                 order.iter().filter(|column| **column != tenant).map(String::as_str).collect();
-            // The index for picking within a queue does the same.
+            // Skipped if the limit is per queue, because the index for picking within a queue serves both.
             if inner.queue.as_ref() != Some(&limit.column) {
                 let what = "Index of the claimable rows of each limited value, in order.";
                 add(what, "limit", format!("({tenant}, {}) {wanted}", within.join(", ")));
@@ -242,7 +243,7 @@ impl Writer<'_> {
         indexes
     }
 
-    /// Builds the index predicate for taken rows. `None` if the table has no lease columns.
+    /// Builds the predicate of the index of taken rows. `None` if the table has no lease columns.
     fn taken_rows(&self) -> Option<String> {
         let Tracking::Columns { owner, .. } = &self.inner.tracking else { return None };
         Some(match &self.inner.states.taken {
@@ -312,10 +313,10 @@ impl Writer<'_> {
     }
 }
 
-/// The function for the effective state of a row. Volatile, because a lease can end during a statement, and the server
-/// inlines a function only if its declaration is true.
+/// The function for the effective state of a row. It is declared volatile, because a lease can end during a statement,
+/// and the server inlines a function only if its declaration is true.
 pub(super) struct StateFunction {
-    /// An expression that is true if the function is missing or of another spec.
+    /// An SQL expression that is true if the function is missing or belongs to another spec.
     pub(super) is_missing: String,
     create: String,
 }
@@ -361,7 +362,7 @@ impl StateFunction {
     }
 }
 
-/// Suggests settings for a table of which many rows change.
+/// Suggests autovacuum settings for a table in which many rows change.
 pub(super) fn suggestion(spec: &ClaimSpec) -> String {
     format!(
         "ALTER TABLE {} SET (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_insert_scale_factor = 0.02, \

@@ -3,10 +3,10 @@
 /// The longest line, unless a single expression is longer.
 const WIDTH: usize = 110;
 
-/// The longest bracket that stays on one line.
+/// A bracket of at most this length stays on one line.
 const SHORT: usize = 40;
 
-/// Words that begin a line of a query.
+/// Keywords that begin a new line in a query.
 const CLAUSES: [&str; 18] = [
     "SELECT",
     "FROM",
@@ -44,7 +44,7 @@ pub(super) fn layout(sql: &str) -> String {
     lines.join("\n")
 }
 
-/// Removes the insignificant white space of a statement.
+/// Returns the statement without insignificant white space, for comparison.
 pub(super) fn squeezed(sql: &str) -> String {
     tokens(sql).join(" ").replace("( ", "(").replace(" )", ")")
 }
@@ -84,7 +84,7 @@ fn tokens(sql: &str) -> Vec<String> {
     all
 }
 
-/// Reads up to the end of a bracket, which it returns too.
+/// Parses tokens up to the end of the bracket `until`. Returns the pieces, and the token that ended them.
 fn parse(
     tokens: &mut std::iter::Peekable<std::vec::IntoIter<String>>,
     until: Option<&str>,
@@ -132,7 +132,7 @@ fn word(piece: &Piece) -> &str {
     }
 }
 
-/// Formats one line if it fits, else one for each clause.
+/// Adds the pieces as one line if they fit, otherwise as one line for each clause.
 fn block(pieces: &[Piece], indent: usize, lines: &mut Vec<String>) {
     let text = flat(pieces);
     if indent + text.len() <= WIDTH {
@@ -147,7 +147,7 @@ fn block(pieces: &[Piece], indent: usize, lines: &mut Vec<String>) {
     }
 }
 
-/// Returns whether a clause begins here.
+/// Returns whether a new clause begins at piece `at`.
 fn begins(pieces: &[Piece], at: usize) -> bool {
     let (before, this) = (word(&pieces[at - 1]), word(&pieces[at]));
     let next = pieces.get(at + 1).map_or("", word);
@@ -162,7 +162,7 @@ fn begins(pieces: &[Piece], at: usize) -> bool {
     }
 }
 
-/// Formats one line if it fits, else breaks it at commas or conditions and indents the rest by `more`.
+/// Adds a clause as one line if it fits. Otherwise breaks it at commas or conditions, and indents the rest by `more`.
 fn clause(pieces: &[Piece], indent: usize, more: usize, lines: &mut Vec<String>) {
     let text = flat(pieces);
     let is_with = word(&pieces[0]) == "WITH";
@@ -187,7 +187,7 @@ fn clause(pieces: &[Piece], indent: usize, more: usize, lines: &mut Vec<String>)
     }
 }
 
-/// Returns the end of a piece.
+/// Returns the text that closes a piece: its bracket, or nothing.
 fn closes(piece: &Piece) -> &str {
     match piece {
         Piece::Word(word) => word,
@@ -195,7 +195,7 @@ fn closes(piece: &Piece) -> &str {
     }
 }
 
-/// Formats one line if it fits, else puts the contents of brackets on separate lines.
+/// Adds an item as one line if it fits. Otherwise puts the contents of its brackets on separate lines.
 fn item(pieces: &[Piece], indent: usize, lines: &mut Vec<String>) {
     let mut line = format!("{:indent$}", "");
     let mut is_begun = false;

@@ -1,4 +1,4 @@
-//! The meaning of parameters of statements.
+//! The meaning of the parameters of statements, for the files in `sql`.
 
 pub(super) type Parameters = Vec<(&'static str, String)>;
 
@@ -6,7 +6,7 @@ pub(super) fn given(parameters: &[(&'static str, &str)]) -> Parameters {
     parameters.iter().map(|(kind, meaning)| (*kind, (*meaning).to_owned())).collect()
 }
 
-/// Lists the first four parameters of statements that find rows, and more.
+/// Lists the parameters of a statement that finds rows: the four that all have, and `more`.
 pub(super) fn finding(more: &[(&'static str, &str)]) -> Parameters {
     let first = [
         ("bigint", "the largest number of claims"),
@@ -17,7 +17,7 @@ pub(super) fn finding(more: &[(&'static str, &str)]) -> Parameters {
     given(&[&first, more].concat())
 }
 
-/// Lists these parameters and the values of a cursor.
+/// Lists the parameters of [`finding`] and the values of a cursor.
 pub(super) fn behind(order: &[&str], more: &[(&'static str, &str)]) -> Parameters {
     let mut parameters = finding(more);
     parameters.extend(order.iter().map(|column| ("text", format!("{column} of the cursor"))));
@@ -36,7 +36,7 @@ pub(super) const CLAIMED: [(&str, &str); 5] = [
     ("bigint[]", "its epoch"),
 ];
 
-/// Lists the parameters for the rows of claims to end.
+/// Lists the parameters of a statement that ends several claims: a list per column of their rows.
 pub(super) fn ends() -> Parameters {
     given(
         &[&CLAIMED[..], &[("text[]", "the message of its end"), ("bigint[]", "its pause in milliseconds")]]
@@ -44,7 +44,7 @@ pub(super) fn ends() -> Parameters {
     )
 }
 
-/// Lists the parameters for the row of a single claim to end.
+/// Lists the parameters of a statement that ends one claim of one row.
 pub(super) fn end() -> Parameters {
     given(&[
         ("bigint", "the number of the claim in this call"),

@@ -1,4 +1,4 @@
-//! Files with statements that take single rows.
+//! The files with statements that take single rows, not groups.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The specs of the files, and which statements are in each.
+//! The specs for which files are written, and which statements each file has.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ use crate::statements::{BEGIN, lists};
 use crate::store::{Outcome, Take};
 use leasehold_table_schema::Table;
 
-/// The name of a file, its head, and its statements.
+/// The name of a file, its introduction, and its statements.
 pub(super) type File = (&'static str, String, Vec<Statement>);
 
 pub(super) fn files() -> Vec<File> {
@@ -45,7 +45,7 @@ pub(super) fn job() -> ClaimSpecBuilder {
         .retention(Retention::KeepFor(Duration::from_secs(30 * 86_400)))
 }
 
-/// A table, and the request of its statements.
+/// A table, and the request for which its statements are built.
 pub(super) struct Case {
     pub(super) parts: SqlParts,
     pub(super) order: RowOrder,
@@ -54,7 +54,7 @@ pub(super) struct Case {
 
 impl Case {
     fn new(parts: SqlParts, nullable: &str) -> Self {
-        // As on a table that the migration has made.
+        // `ready_at` is never NULL, as on a table that the migration has made.
         parts.ready_is_given.set(true).unwrap();
         let order = RowOrder::new(&parts, |name| name == nullable);
         Self { parts, order, take: Take::up_to(20) }
