@@ -37,9 +37,9 @@ pub enum Renewal {
     Lost {
         /// The row that was lost.
         row: RowKey,
-        /// Its current epoch, if the row exists and has an epoch.
+        /// The row's current epoch. `None` if the row does not exist or has no epoch.
         current_epoch: Option<i64>,
-        /// Its current state, if the row exists.
+        /// The row's current state. `None` if the row does not exist.
         state: Option<State>,
     },
 }
@@ -91,9 +91,9 @@ pub trait ClaimStore: Sealed + fmt::Debug + fmt::Display + Send + Sync + 'static
     /// If dropped, the call might have taken rows. They are free again after their lease has ended and was swept.
     async fn take(&self, take: &Take) -> Result<Taken, ClaimError>;
 
-    /// Returns whether a row is claimable now, or will be when other workers finish with the row or with a row that
-    /// it depends on. The position of the pass does not matter. Rows that are blocked, exhausted or not yet ready do
-    /// not count, and neither do rows that depend on such a row.
+    /// Returns whether a row is claimable now, or will be when other workers finish with the row or with a row that it
+    /// depends on. The cursor in `take` does not matter. Rows that are blocked, exhausted or not yet ready do not
+    /// count, and neither do rows that depend on such a row.
     ///
     /// # Errors
     ///
@@ -179,8 +179,8 @@ pub trait ClaimStore: Sealed + fmt::Debug + fmt::Display + Send + Sync + 'static
     /// If dropped, the call might have swept.
     async fn sweep(&self, limit: u32) -> Result<Swept, ClaimError>;
 
-    /// Sweeps if a lease has ended, unless another process is sweeping. Returns when the next lease ends. Claimers
-    /// call it in the background. The store notifies listeners of rows that came back.
+    /// Sweeps if a lease has ended, unless another process is sweeping. Also returns the time until the next lease
+    /// ends. Claimers call it in the background. The store notifies listeners of rows that were put back.
     ///
     /// # Errors
     ///
@@ -189,7 +189,7 @@ pub trait ClaimStore: Sealed + fmt::Debug + fmt::Display + Send + Sync + 'static
     /// # Cancel safety
     ///
     /// If dropped, the call might have swept.
-    #[doc(hidden)] // Of claimers alone.
+    #[doc(hidden)] // Hidden, because only claimers call it.
     async fn upkeep(&self, limit: u32) -> Result<Upkeep, ClaimError> {
         Ok(Upkeep { swept: self.sweep(limit).await?, next: Some(Duration::ZERO) })
     }

@@ -45,7 +45,7 @@ pub async fn run(url: &str) -> Result<Vec<String>> {
     Ok(answers)
 }
 
-/// Returns the response to the client.
+/// Carries out a payment under the key, or repeats its result. Returns the response to the client.
 async fn pay(payments: &PgIdempotency, key: &str, amount: i64) -> Result<String> {
     // The scope comes from the login, not from the request.
     let ident = Ident::new("ann", key)?;

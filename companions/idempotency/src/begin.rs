@@ -1,13 +1,13 @@
-//! Outcomes of beginning a key and of a whole request.
+//! The outcomes of claiming an idempotency key (beginning it), and of a whole request.
 
 use std::time::Duration;
 
 use crate::stored::Stored;
 
-/// The outcome of beginning a key.
+/// The outcome of beginning a key, which means to claim it for a request.
 #[must_use = "a fresh key that is dropped is rolled back"]
 #[derive(Debug)]
-#[allow(clippy::exhaustive_enums)] // These four cases are complete.
+#[allow(clippy::exhaustive_enums)] // Exhaustive, because these four cases are complete.
 pub enum Begin<T> {
     /// The key is new. Carry out the effects in this transaction, then finish it.
     Fresh(T),

@@ -45,7 +45,8 @@ pub enum IdempotencyError {
         source: sqlx::Error,
     },
 
-    /// This transaction has begun the key before and not finished it. Finish it once, where it was begun.
+    /// This transaction has begun the key before and not finished it. Call `finish` once, on the value that the first
+    /// begin returned.
     #[error("this transaction has begun the key before; finish it where it was begun")]
     Unfinished,
 
@@ -68,7 +69,7 @@ pub enum IdempotencyError {
         limit: usize,
     },
 
-    /// The row, or the value of a phase, is not in the format of this version. Another version or a manual statement
+    /// The key's row, or a phase's value, is not in the format of this version. Another version or a manual statement
     /// wrote it. Nothing was done.
     #[error(
         "the record of this key cannot be read: {0}; check which other program writes to the table, or purge the record"
@@ -89,7 +90,8 @@ impl IdempotencyError {
         match sqlstate(&error).as_deref() {
             Some("40001" | "40P01") => Self::Retry { source: error },
             Some("25P02") => Self::Aborted { source: error },
-            // Replaces the server's advice, because the command that it names does not install these tables.
+            // Replaces the server's advice, because the command that the store's error names does not install these
+            // tables.
             Some("42P01" | "3F000" | "42703") => Error::new(
                 ErrorKind::SchemaMissing,
                 format!("could not {doing}: the tables of idempotency keys are missing or of another version; run PgIdempotency::migrate, or the SQL of PgIdempotency::schema_sql"),
@@ -100,7 +102,7 @@ impl IdempotencyError {
         }
     }
 
-    /// Converts the error of a commit, which might have been carried out.
+    /// Converts the error of a commit. The commit might have been carried out.
     pub(crate) fn of_commit(error: sqlx::Error) -> Self {
         if outcome_unknown(&error) {
             return Error::new(ErrorKind::OutcomeUnknown, COMMIT_LOST)

@@ -1,5 +1,5 @@
-//! Ensures one flight per key in this process before a connection is requested. A repetition of a request in flight
-//! therefore costs neither a connection nor a round trip.
+//! Lets only one request per key (its flight) use the store from this process, and decides that before a connection is
+//! requested. A repetition of a request in flight therefore costs neither a connection nor a round trip.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,7 +17,7 @@ use crate::stored::Stored;
 /// request is then replayed to both.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// All keys in flight in this process: one entry per leader, none for refused callers.
+/// All keys in flight in this process. Only the leader, which is the request that works on the key, has an entry.
 #[derive(Clone, Default)]
 pub(crate) struct Flights(Arc<Mutex<FlightTable>>);
 
@@ -35,11 +35,11 @@ enum FlightStage {
     Known(Fingerprint, Stored),
 }
 
-/// The outcome of entering a flight.
+/// The outcome of entering the flight of a key.
 pub(crate) enum FlightEntry {
-    /// The caller leads and queries the store.
+    /// The caller becomes the leader and queries the store.
     Lead(Flight),
-    /// The leader has found or recorded this response.
+    /// The leader has found or recorded this response, for a request with this fingerprint.
     Known(Fingerprint, Stored),
     /// The leader is still working.
     InFlight,
@@ -53,7 +53,8 @@ pub(crate) struct Flight {
 }
 
 impl Flights {
-    /// Leads, or waits for the leader: until its lookup is complete, and up to `join` while its work runs.
+    /// Makes the caller the leader if the key has none. Otherwise waits for the leader: until its lookup is complete,
+    /// and up to `join` while its work runs.
     pub(crate) async fn enter(
         &self,
         ident: &Ident,
@@ -80,7 +81,7 @@ impl Flights {
                 }
                 match timeout_at(until, stage.changed()).await {
                     Ok(Ok(())) => {}
-                    // The leader has ended without a result.
+                    // The leader has ended without a result, so the caller tries to lead.
                     Ok(Err(_)) => break,
                     Err(_) => return Ok(FlightEntry::InFlight),
                 }
@@ -181,7 +182,7 @@ mod tests {
         first.queued();
         assert!(matches!(flights.enter(&ident, NONE, 10).await.unwrap(), FlightEntry::InFlight));
         assert_eq!(begun.elapsed(), NONE, "the clock stands still while nobody waits for it");
-        // Without an answer, the wait for the look ends too.
+        // Without the store's reply, the wait for the lookup ends too.
         first.looking();
         assert!(matches!(flights.enter(&ident, NONE, 10).await.unwrap(), FlightEntry::InFlight));
         assert_eq!(begun.elapsed(), LOOK);

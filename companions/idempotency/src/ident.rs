@@ -168,7 +168,7 @@ mod tests {
             ident("a", "bc").number(&b),
         ]);
         assert_eq!(numbers.len(), 3);
-        // Clients of different versions must agree on it.
+        // The number must not change, because processes of different versions must agree on it.
         assert_eq!(ident("scope", "key").number(&a), -8434882661994641518);
     }
 }

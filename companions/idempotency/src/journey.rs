@@ -142,7 +142,7 @@ impl Journeys {
         ident: &Ident,
         fingerprint: &Fingerprint,
     ) -> Result<Begin<Journey>, IdempotencyError> {
-        // A finished journey is replayed without a lease.
+        // Looks the record up without a lease first, because a finished journey is replayed without one.
         if let Some(told) = self.look(ident, fingerprint).await?.and_then(FoundJourney::told) {
             return Ok(told);
         }
@@ -160,7 +160,7 @@ impl Journeys {
             None => {
                 Err(Error::new(ErrorKind::Lost, "the journey was purged as it began; start it again").into())
             }
-            // Another process finished it between the lookup and the lease.
+            // Returns the response, because another process finished the journey between the lookup and the lease.
             Some(FoundJourney::Told(told)) => Ok(told),
             Some(FoundJourney::Open { seed, phases }) => {
                 let (journeys, ident) = (self.clone(), ident.clone());
@@ -327,7 +327,8 @@ impl Journey {
             .bind(columns.body)
             .bind(micros(self.journeys.retention));
         self.journeys.commit(&self.guard, query, Some(1)).await?;
-        // The response is recorded, and the lock retries a failed release in the background.
+        // Ignores a failed release, because the response is recorded and the lock retries the release in the
+        // background.
         let _ = self.guard.release().await;
         Ok(stored)
     }

@@ -31,7 +31,7 @@ pub struct KeyTransaction {
     transaction: Transaction<'static, Postgres>,
     key: OpenKey,
     fingerprint: Fingerprint,
-    // Dropped after `transaction`, because the next caller must find the rollback already sent.
+    // Dropped after `transaction`, because the rollback must already be sent when the next caller begins the key.
     flight: Flight,
 }
 

@@ -193,7 +193,7 @@ impl<S: IdempotencyStore> IdempotencyLayer<S> {
     ///
     /// Safe, because it only waits.
     pub async fn idle(&self) {
-        // A closed tracker still counts new requests. Only a closed tracker can be awaited.
+        // Closes the tracker, because only a closed one can be awaited. It still counts new requests.
         self.settings.in_flight.close();
         self.settings.in_flight.wait().await;
     }
@@ -265,7 +265,7 @@ where
     }
 
     fn call(&mut self, request: Request) -> Self::Future {
-        // Calls the service that was polled ready and keeps its clone.
+        // Calls the clone that was polled ready, and keeps a fresh clone.
         let next = self.inner.clone();
         let inner = std::mem::replace(&mut self.inner, next);
         let settings = Arc::clone(&self.settings);

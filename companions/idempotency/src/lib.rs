@@ -1,5 +1,5 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
-// The README shows the layer too.
+// The README also shows the layer, so it is included only with the feature `tower`.
 #![cfg_attr(feature = "tower", doc = include_str!("../README.md"))]
 #![cfg_attr(
     not(feature = "tower"),

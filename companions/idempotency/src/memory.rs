@@ -93,7 +93,7 @@ impl MemoryIdempotency {
         self
     }
 
-    /// Begins `ident`, as [`PgIdempotency::begin`](crate::PgIdempotency::begin).
+    /// Begins the key `ident`, as [`PgIdempotency::begin`](crate::PgIdempotency::begin).
     ///
     /// # Errors
     ///

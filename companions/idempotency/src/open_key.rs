@@ -1,4 +1,4 @@
-//! A key begun in a transaction that the caller ends.
+//! An idempotency key that `begin` has claimed in a transaction which the caller commits or rolls back.
 
 use std::sync::Arc;
 
@@ -20,8 +20,8 @@ use crate::transaction::answer;
 #[derive(Clone, Debug)]
 pub struct OpenKey {
     ident: Ident,
-    /// Savepoint to which the effects of a rejected request are rolled back. `None` in a transaction dedicated to
-    /// this key, which is rolled back as a whole.
+    /// The name of the savepoint to which the effects of a rejected request are rolled back. `None` in a transaction
+    /// dedicated to this key, which is rolled back as a whole.
     savepoint: Option<Arc<str>>,
     terms: Terms,
     statements: Arc<KeyStatements>,
@@ -62,7 +62,7 @@ const BEGIN: &str = "begin the key";
 const UNDO: &str = "roll the effects back";
 const FINISH: &str = "finish the key";
 
-/// Begins `ident` in the transaction of `connection`, without waiting for another transaction.
+/// Begins the key `ident` in the transaction of `connection`. Does not wait for other transactions.
 pub(crate) async fn begin(
     connection: &mut PgConnection,
     statements: &Arc<KeyStatements>,
@@ -103,10 +103,11 @@ pub(crate) async fn begin(
         record = row.as_ref().map(KeyRecord::read).transpose()?.flatten();
     }
     match record {
-        // Another transaction holds the lock, or the row expired between the two statements.
+        // Reports the key as in flight, because another transaction holds its lock, or the row expired between the two
+        // statements.
         None => Ok(Begin::InFlight { retry_after: terms.retry_after }),
-        // The unfinished row belongs to this transaction, because other transactions' rows are visible only when
-        // finished.
+        // Returns an error, because the unfinished row belongs to this transaction. Rows of other transactions are
+        // visible only when finished.
         Some(KeyRecord { stored: None, .. }) => Err(IdempotencyError::Unfinished),
         Some(record) if record.fingerprint != *fingerprint => Ok(Begin::Mismatch),
         Some(KeyRecord { stored: Some(stored), .. }) => Ok(Begin::Replay(stored)),
@@ -144,7 +145,7 @@ impl OpenKey {
     /// # Errors
     ///
     /// [`TooLarge`](IdempotencyError::TooLarge) if the response exceeds the limit; no statement was sent. After the
-    /// others, roll back:
+    /// other errors, roll back:
     ///
     /// - [`Retry`](IdempotencyError::Retry) after a conflict with another transaction.
     /// - [`Lost`](ErrorKind::Lost) if the key is no longer part of the transaction, because a savepoint before it was

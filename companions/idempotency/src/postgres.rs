@@ -33,14 +33,14 @@ const PURGE_BATCH: u64 = 500;
 
 /// Isolation level of an owned transaction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // The levels of the SQL standard that the server distinguishes.
+#[allow(clippy::exhaustive_enums)] // Exhaustive, because these are the levels of the SQL standard that the server distinguishes.
 pub enum Isolation {
     /// The server's default.
     #[default]
     ReadCommitted,
-    /// One snapshot for all statements.
+    /// All statements see the same snapshot of the data.
     RepeatableRead,
-    /// As if the transactions ran one after the other.
+    /// The result is as if the transactions ran one after the other.
     Serializable,
 }
 
@@ -126,8 +126,8 @@ impl PgIdempotency {
     }
 
     /// Sets how long a second caller in this process waits for the first caller's result before it gets `InFlight`: 0
-    /// by default, at most 1 day. If the first caller fails, one of the waiters takes over. Requests in flight in
-    /// other processes are never waited for.
+    /// by default, at most 1 day. If the first caller fails, one of the waiters takes over. The call never waits for
+    /// requests in flight in other processes.
     #[must_use]
     pub fn join(mut self, wait: Duration) -> Self {
         self.join = wait.min(MAX_JOIN);
@@ -163,7 +163,7 @@ impl PgIdempotency {
         self
     }
 
-    /// Begins `ident` for the request with this `fingerprint`, on a connection of the pool.
+    /// Begins the key `ident` for the request with this `fingerprint`, on a connection of the pool.
     ///
     /// A repetition of a key in flight in this process needs no connection. If the key is in flight in another
     /// process, the call takes one round trip. It never waits for another transaction. While the first request is in
@@ -214,8 +214,9 @@ impl PgIdempotency {
         told
     }
 
-    /// Begins `ident` in an existing transaction, at any isolation, and leaves it open. Other callers in this process
-    /// learn of the key only from the server. At READ COMMITTED the transaction stays usable after every outcome.
+    /// Begins the key `ident` in an existing transaction, at any isolation, and leaves it open. Other callers in this
+    /// process learn of the key only from the server. At READ COMMITTED the transaction stays usable after every
+    /// outcome.
     ///
     /// The transaction holds an advisory lock and a savepoint until it ends. The server refuses the commit (23514)
     /// until the key is finished.
@@ -238,8 +239,8 @@ impl PgIdempotency {
     ///
     /// - [`Unfinished`](IdempotencyError::Unfinished) if this transaction has begun the key before.
     /// - [`Retry`](IdempotencyError::Retry) above READ COMMITTED. Roll back and run the transaction again.
-    /// - Another error if the server reports one. Outside a transaction it refuses, because the key would be
-    ///   committed unfinished.
+    /// - Another error if the server reports one. Outside a transaction the call returns an error, because the key
+    ///   would be committed unfinished.
     ///
     /// # Cancel safety
     ///
@@ -365,7 +366,7 @@ pub(crate) fn bounded_retention(retention: Duration) -> Duration {
     retention.clamp(RETENTION[0], RETENTION[1])
 }
 
-/// Before all times, including those before 1970.
+/// A time before all others, including those before 1970.
 const FIRST: &str = "-infinity";
 
 pub(crate) async fn purge(

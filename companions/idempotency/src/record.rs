@@ -1,4 +1,4 @@
-//! Conversion between responses and table rows.
+//! Converts responses to table rows and back.
 
 use std::sync::Arc;
 
@@ -19,7 +19,8 @@ pub(crate) struct KeyRecord {
 const READ: &str = "read what is recorded";
 
 impl KeyRecord {
-    /// Reads the record. Returns `None` if the row has none, and an error if another version wrote it.
+    /// Reads the record of a key from a row. Returns `None` if the row has none, and an error if another version wrote
+    /// it.
     pub(crate) fn read(row: &PgRow) -> Result<Option<Self>, IdempotencyError> {
         let failed = |error| IdempotencyError::of(error, READ);
         let Some(fingerprint) = row.try_get::<Option<Vec<u8>>, _>("fingerprint").map_err(failed)? else {

@@ -1,8 +1,8 @@
-//! The tables and their installation.
+//! The tables of keys and journeys, and their installation.
 
 use leasehold_table_schema::Installation;
 
-/// The tables of keys and journeys. `present` checks for the objects created last.
+/// Installs the tables of keys and journeys. The last argument checks for the objects that are created last.
 pub(crate) const TABLES: Installation = Installation::new(
     "Idempotency keys of leasehold. It can be run again.",
     include_str!("schema.sql"),

@@ -4,12 +4,12 @@
 
 use std::sync::Arc;
 
-/// Begin an owned transaction, one statement per isolation level.
+/// Statements that begin a transaction for a key, one per isolation level.
 pub(crate) const BEGIN_READ_COMMITTED: &str = "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE";
 pub(crate) const BEGIN_REPEATABLE_READ: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ WRITE";
 pub(crate) const BEGIN_SERIALIZABLE: &str = "BEGIN ISOLATION LEVEL SERIALIZABLE READ WRITE";
 
-/// Looks the key up and, if it is missing, begins it without waiting. A plain insert would wait for another
+/// Looks the key up and, if it is missing, inserts its row without waiting. A plain insert would wait for another
 /// transaction that has inserted the same key. `$1` scope, `$2` key, `$3` fingerprint, `$4` number of the lock, `$5`
 /// retention in microseconds.
 ///
@@ -33,7 +33,8 @@ SELECT got.ok, EXISTS (SELECT FROM ins) AS fresh,
     s.fingerprint, s.outcome, s.status, s.headers::text AS headers, s.body
 FROM got LEFT JOIN seen s ON true";
 
-/// Looks the key up again if another transaction committed it between the snapshot of [`BEGIN`] and its lock.
+/// Looks the key up again, because another transaction might have committed it between the snapshot of [`BEGIN`] and
+/// its lock.
 pub(crate) const LOOK: &str = "\
 SELECT NULL::boolean AS ok, false AS fresh,
     k.fingerprint, k.outcome, k.status, k.headers::text AS headers, k.body
@@ -66,7 +67,7 @@ pub(crate) fn savepoint(name: &str) -> String {
     format!("SAVEPOINT {name}")
 }
 
-/// Rolls back to [`savepoint`].
+/// Returns the statement that rolls back to the savepoint `name`.
 pub(crate) fn undo_effects(name: &str) -> String {
     format!("ROLLBACK TO SAVEPOINT {name}")
 }
@@ -141,7 +142,7 @@ mod tests {
         connection.execute(raw_sql(AssertSqlSafe(sql.into()))).await.unwrap();
     }
 
-    /// The buffers that a purge of a hundred rows touches, scattered among that many.
+    /// Returns the number of buffers that a purge of 100 expired rows touches, scattered among `rows` rows.
     async fn buffers(rows: u32) -> u64 {
         let schema = Identifier::known(DEFAULT_SCHEMA);
         let database = fresh_database().await;

@@ -13,7 +13,7 @@ pub trait IdempotencyStore: Sealed + Clone + std::fmt::Debug + Send + Sync + 'st
     /// A new key with the transaction of its effects.
     type KeyTransaction: Send + 'static;
 
-    /// Begins `ident` for the request with this `fingerprint`.
+    /// Begins the key `ident` for the request with this `fingerprint`.
     ///
     /// # Errors
     ///
@@ -95,7 +95,8 @@ pub(crate) async fn run<S: IdempotencyStore, E: From<IdempotencyError>>(
     match body(&mut fresh).await {
         Ok(stored) => Ok(RequestOutcome::of(S::finish(fresh, stored).await?)),
         Err(error) => {
-            // The error of `body` is returned even if the rollback fails, because the server rolls back in any case.
+            // Ignores an error of the rollback and returns the error of `body`, because the server rolls back in any
+            // case.
             let _ = S::rollback(fresh).await;
             Err(error)
         }

@@ -23,7 +23,7 @@ pub(crate) async fn begin(
     const DOING: &str = "begin a transaction";
     let begun = tokio::spawn(Transaction::begin(connection, Some(SqlStr::from_static(begin))));
     let begun = timeout(ANSWER, begun).await.map_err(|_| IdempotencyError::silent(DOING, ANSWER))?;
-    // A task fails to join only while the runtime shuts down.
+    // The task fails only while the runtime shuts down.
     begun.map_err(|_| Error::closed())?.map_err(|error| IdempotencyError::of(error, DOING))
 }
 

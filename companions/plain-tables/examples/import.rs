@@ -1,4 +1,4 @@
-//! Uses two existing tables as locks: a boolean for each file, a time and a timeout for each report.
+//! Uses two existing tables as locks: one with a boolean for each file, one with a time and a timeout for each report.
 //!
 //! ```text
 //! DATABASE_URL=postgres://localhost/test cargo run -p leasehold-plain-tables --example import
@@ -38,7 +38,7 @@ pub async fn run(url: &str) -> Result<Vec<String>> {
     let said = |granted| if granted { "granted" } else { "refused" };
     let mut steps = Vec::new();
 
-    // Locked until the release.
+    // A file is locked until its release.
     let files = MutexTable::new(
         Table::new("file")?,
         Column::new("id")?,
@@ -51,7 +51,7 @@ pub async fn run(url: &str) -> Result<Vec<String>> {
     files.release(&pool, 1).await?;
     steps.push(format!("file 1 after its release: {}", said(files.acquire(&pool, 1).await?)));
 
-    // Locked for one hour, by the server's clock.
+    // A report is locked for one hour, by the server's clock.
     let reports = TimeoutTable::new(
         Table::new("report")?,
         Column::new("id")?,

@@ -74,11 +74,11 @@ fn timeout() -> Result<TimeoutTable> {
 /// The status of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// It was run, or never yet.
+    /// The task was run or is new.
     Done,
-    /// A worker has captured it.
+    /// A worker has captured the task.
     InProgress,
-    /// It has failed.
+    /// The task has failed.
     Failed,
 }
 
@@ -158,7 +158,7 @@ async fn set_up(url: &str, tables: &'static str, tasks: &ClaimSpec) -> Result<Pg
     let pool = PgPoolOptions::new().max_connections(4).connect(url).await?;
     sqlx::raw_sql(SCHEMAS).execute(&pool).await?;
     sqlx::raw_sql(tables).execute(&pool).await?;
-    // Creates the side table and makes the id unique. The columns stay.
+    // Creates the side table and makes the id unique. The task table gets no columns.
     tasks.migration().apply(&pool).await?;
     tasks.ensure(&pool).await?;
     Ok(pool)
@@ -180,7 +180,7 @@ pub async fn plain(url: &str) -> Result<Vec<String>> {
     let timeout = timeout()?;
     said.push(format!("timeout: acquire(a) {}", timeout.acquire(&pool, "a").await?));
     said.push(format!("timeout: acquire(a) {}", timeout.acquire(&pool, "a").await?));
-    // Simulates an hour.
+    // Simulates that an hour has passed.
     sqlx::raw_sql("UPDATE leasehold_timeout.task SET ts = ts - 3601").execute(&pool).await?;
     said.push(format!("timeout: acquire(a) {}", timeout.acquire(&pool, "a").await?));
 

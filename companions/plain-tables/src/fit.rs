@@ -29,14 +29,14 @@ const LOOK: Duration = Duration::from_secs(60);
 /// Default time limit of [`PlainMigration::apply`].
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// A required column.
+/// A column that a lock table must have, with the types that fit.
 pub(crate) struct WantedColumn<'a> {
     pub(crate) column: &'a Column,
     pub(crate) what: &'static str,
     pub(crate) types: Types,
-    /// Whether a domain over such a type is refused.
+    /// Whether a domain over a fitting type is refused.
     pub(crate) is_itself: bool,
-    /// The column definition used by the migration.
+    /// The column's definition, with which the migration adds it. `None` if the migration cannot add it.
     pub(crate) made: Option<&'static str>,
 }
 
@@ -116,7 +116,8 @@ async fn look(
     let names: Vec<&Column> = rows.queue.iter().chain([&rows.id]).collect();
     if !facts.is_unique(&names) {
         let columns = names.iter().map(|column| column.quoted()).collect::<Vec<_>>().join(", ");
-        // Does not recommend a unique index on fewer columns, because it would refuse rows of the application.
+        // Recommends no unique index on fewer columns than the key has, because it would refuse rows of the
+        // application.
         let fix = if facts.wider_key(&rows.id, names.len()).is_some() {
             "the key of the table has more columns than were named, so name another column, which is unique by itself"
                 .to_owned()
@@ -133,8 +134,9 @@ async fn look(
 /// SQL that adds the missing columns to a lock table. It can be run again at any time, while the table is in use. It
 /// rewrites no row. A statement that would block others gives up after a second and is retried.
 ///
-/// A table that gets queues has its locks in the queue `default`. The unique constraint on the id is replaced by one
-/// on queue and id. In a table that gets time and seconds, a lock is granted only after its seconds are set.
+/// If the migration adds the column of the queue, existing locks are in the queue `default`. The unique constraint on
+/// the id is replaced by one on queue and id. If it adds time and seconds, a lock is granted only after its seconds are
+/// set.
 ///
 /// ```
 /// use leasehold_plain_tables::{Column, IdType, MutexTable, Table};
@@ -239,7 +241,7 @@ impl PlainMigration {
         if self.rows.attempts.as_ref() == Some(column)
             && let Some(present) = self.attempts_of_present.or(self.attempts)
         {
-            // Uses one statement, because every lock must exist before it or be created after it.
+            // Uses one statement for both values, because every lock must exist before it or be created after it.
             let later =
                 self.attempts.map_or("DROP DEFAULT".to_owned(), |count| format!("SET DEFAULT {count}"));
             change += &format!(" DEFAULT {present}, ALTER COLUMN {name} {later}");

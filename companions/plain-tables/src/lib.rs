@@ -55,20 +55,20 @@ pub struct PlainGrant {
 
 /// The form of a lock's name: [`Unqueued`] or [`Queued`].
 pub trait Naming: Debug + Send + Sync + 'static {
-    /// The name of a lock.
+    /// The type of a lock's name.
     type Key: Into<RowKey> + Send;
-    /// The selection of a batch.
+    /// The type that selects the locks of a batch.
     type Scope: Into<Option<Arc<str>>> + Send;
 }
 
 /// A table without queues. A lock is named by its id.
 #[derive(Clone, Copy, Debug)]
-#[allow(clippy::exhaustive_structs)] // Marker type.
+#[allow(clippy::exhaustive_structs)] // Exhaustive, because it is a marker type.
 pub struct Unqueued;
 
 /// A table with queues. A lock is named by queue and id.
 #[derive(Clone, Copy, Debug)]
-#[allow(clippy::exhaustive_structs)] // Marker type.
+#[allow(clippy::exhaustive_structs)] // Exhaustive, because it is a marker type.
 pub struct Queued;
 
 /// The name of a lock in a table without queues, made from an id.
@@ -145,7 +145,8 @@ impl From<OfQueue> for Option<Arc<str>> {
     }
 }
 
-/// Latches of either store: a [`MutexTable`] [on](MutexTable::on) a pool, or `MemoryMutexes` (feature `test-util`).
+/// Latches, which are locks that only their release frees, in either store: a [`MutexTable`] [on](MutexTable::on) a
+/// pool, or `MemoryMutexes` (feature `test-util`).
 #[async_trait]
 pub trait Mutexes: Debug + Send + Sync + 'static {
     /// Creates a lock, as [`MutexTable::create`].
@@ -215,7 +216,7 @@ pub trait Mutexes: Debug + Send + Sync + 'static {
     async fn top_up(&self, key: &RowKey, attempts: u32) -> Result<i32, ClaimError>;
 }
 
-/// Locks with a timeout, of either store: a [`TimeoutTable`] [on](TimeoutTable::on) a pool, or `MemoryTimeouts`
+/// Locks with a timeout, in either store: a [`TimeoutTable`] [on](TimeoutTable::on) a pool, or `MemoryTimeouts`
 /// (feature `test-util`).
 #[async_trait]
 pub trait Timeouts: Debug + Send + Sync + 'static {
@@ -241,7 +242,7 @@ pub trait Timeouts: Debug + Send + Sync + 'static {
     /// As [`TimeoutTable::capture`].
     async fn capture(&self, queue: Option<Arc<str>>, limit: u32) -> Result<Vec<PlainGrant>, ClaimError>;
 
-    /// Restarts the window, as [`TimeoutTable::extend`].
+    /// Restarts the time for which the lock is granted (its window), as [`TimeoutTable::extend`].
     ///
     /// # Errors
     ///

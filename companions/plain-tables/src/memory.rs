@@ -1,4 +1,4 @@
-//! Plain locks in memory, with the semantics of the tables.
+//! Plain locks in memory, which behave like the tables.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -22,7 +22,7 @@ struct MemoryLockRow {
 
 type MemoryLockRows = Mutex<BTreeMap<RowKey, MemoryLockRow>>;
 
-/// Latches of this process, with owners and epochs. Clones share them.
+/// Latches in the memory of this process, with owners and epochs. Clones share them.
 ///
 /// ```
 /// use leasehold_plain_tables::{ClaimError, MemoryMutexes, Mutexes, RowKey};
@@ -40,12 +40,12 @@ type MemoryLockRows = Mutex<BTreeMap<RowKey, MemoryLockRow>>;
 #[derive(Clone, Debug, Default)]
 pub struct MemoryMutexes(Arc<MemoryLockRows>);
 
-/// Locks of this process with a timeout and epochs. Clones share them.
+/// Locks with a timeout in the memory of this process, with epochs. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct MemoryTimeouts(Arc<MemoryLockRows>);
 
 impl MemoryMutexes {
-    /// Creates an empty set.
+    /// Creates an empty set of latches.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -58,13 +58,14 @@ impl MemoryMutexes {
 }
 
 impl MemoryTimeouts {
-    /// Creates an empty set.
+    /// Creates an empty set of locks.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Sets the window of the lock and how often it can be granted. Creates a missing lock.
+    /// Sets the length of the lock's window, which is the time for which a grant lasts, and how often it can be
+    /// granted. Creates a missing lock.
     pub fn set(&self, key: RowKey, window: Duration, attempts: Option<i32>) {
         let mut rows = lock(&self.0);
         let row = rows.entry(key).or_default();

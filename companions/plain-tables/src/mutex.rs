@@ -1,4 +1,4 @@
-//! Latches: an id and a boolean.
+//! Latches, which are locks that only their release frees: an id and a boolean.
 
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -92,8 +92,8 @@ impl<N: Naming> MutexTable<N> {
         OnPool { pool, table: self }
     }
 
-    /// Creates the lock if it is missing: free, with the defaults of the table. Returns `false` if it existed. Needs
-    /// a unique index on the id, and on the queue if there is one.
+    /// Creates the lock if it is missing: free, with the defaults of the table. Returns `false` if the lock existed.
+    /// Needs a unique index on the id, and on the queue if there is one.
     ///
     /// # Errors
     ///
@@ -110,7 +110,7 @@ impl<N: Naming> MutexTable<N> {
         self.make(executor, &key.into().into()).await
     }
 
-    /// Acquires the lock if it is free. Returns whether it did.
+    /// Acquires the lock if it is free. Returns whether the lock was acquired.
     ///
     /// # Errors
     ///
@@ -129,7 +129,7 @@ impl<N: Naming> MutexTable<N> {
         Ok(self.take(executor, &key.into().into()).await?.is_some())
     }
 
-    /// Releases the lock. Returns `false` if it was free.
+    /// Releases the lock. Returns `false` if the lock was free.
     ///
     /// # Errors
     ///
@@ -189,7 +189,7 @@ impl<N: Naming> MutexTable<N> {
         self.rows.capture(executor, of.into().into(), limit, &self.free(), &self.shut()).await
     }
 
-    /// Releases the lock. Returns `false` if it was free.
+    /// Releases the lock. Returns `false` if the lock was free.
     ///
     /// # Errors
     ///
@@ -252,7 +252,7 @@ impl<N: Naming> MutexTable<N> {
     async fn make(&self, executor: impl PgExecutor<'_>, key: &RowKey) -> Result<bool, ClaimError> {
         let rows = &self.rows;
         let mut statement = BoundStatement::default();
-        // Only validates the name, because the insert binds the same values.
+        // Checks the name and binds its values, which the insert uses. The condition itself is not needed.
         let _ = rows.is(&mut statement, key)?;
         let (columns, values) = match &rows.queue {
             Some(queue) => (format!("{}, {}", rows.id.quoted(), queue.quoted()), ", $2"),
@@ -374,7 +374,7 @@ impl<N: Naming> MutexTable<N> {
 enum Opened {
     Now,
     WasFree,
-    /// Another grant holds the lock, with this epoch.
+    /// Another grant holds the lock. This is its epoch, if the table has a column for it.
     Others(Option<i64>),
 }
 

@@ -1,4 +1,4 @@
-//! Common parts of both kinds of plain tables.
+//! What both kinds of plain tables have in common: columns, grants, attempts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +26,7 @@ pub(super) struct LockRows {
     pub(super) attempts: Option<Column>,
 }
 
-/// The result of a grant, with the reasons for a refusal.
+/// The result of a statement that acquires one lock, with the reasons if it was refused.
 pub(super) struct GrantResult {
     pub(super) there: bool,
     pub(super) used_up: bool,
@@ -39,8 +39,8 @@ impl LockRows {
         Self { table, id, kind, queue: None, owner: None, epoch: None, attempts: None }
     }
 
-    /// Acquires one lock. `free` is a condition on `t`, `misfit` an expression that names the row's defect, `taking`
-    /// the assignments.
+    /// Acquires one lock. `free` is the condition that row `t` is free, `misfit` an expression that describes a defect
+    /// of the row, and `taking` the assignments that take it.
     pub(super) async fn grant(
         &self,
         executor: impl PgExecutor<'_>,
@@ -58,7 +58,7 @@ impl LockRows {
             None => "false".to_owned(),
         };
         let taken = self.taken(&is, free, taking, "");
-        // The diagnostic subqueries see the row before this statement's update.
+        // Adds subqueries for the reasons of a refusal. They see the row before this statement's update.
         statement.push(&format!(
             "{taken} SELECT r.there, COALESCE(r.used_up, false), r.misfit, k.id, k.queue, k.owner, k.epoch, k.attempts \
              FROM (SELECT pg_catalog.count(*) > 0 AS there, pg_catalog.bool_or({used_up}) AS used_up, \
@@ -182,7 +182,7 @@ impl LockRows {
         column(row, 0, DOING)
     }
 
-    /// Returns the condition that `t` is the row of `key`.
+    /// Builds the condition that `t` is the row of `key`.
     pub(super) fn is(&self, statement: &mut BoundStatement, key: &RowKey) -> Result<String, ClaimError> {
         let kind = self.kind.sql();
         let id = format!("t.{} = {}::text::{kind}", self.id.quoted(), statement.bind(key.id.to_string())?);
@@ -220,14 +220,14 @@ impl LockRows {
     }
 }
 
-/// Runs one statement on any executor.
+/// Runs one statement on a pool, a connection or in a transaction, and returns its rows.
 pub(super) async fn ask(
     executor: impl PgExecutor<'_>,
     statement: BoundStatement,
     doing: &'static str,
 ) -> Result<Vec<PgRow>, ClaimError> {
     let (text, arguments) = statement.into_parts();
-    // Unprepared, because a pooler in transaction mode would lose a prepared statement.
+    // Does not prepare the statement, because a pooler in transaction mode would lose a prepared one.
     let query = sqlx::query_with(AssertSqlSafe(text), arguments).persistent(false);
     bounded(ANSWER, doing, query.fetch_all(executor)).await
 }

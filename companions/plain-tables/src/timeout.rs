@@ -18,15 +18,15 @@ const NOW: &str = "pg_catalog.clock_timestamp()";
 /// A century in seconds, the maximum duration of a lock.
 const CENTURY: u64 = 3_155_760_000;
 
-/// Seconds since 1970, with all digits.
+/// SQL for the server's time in seconds since 1970, with all digits of the fraction.
 const UNIX_NOW: &str = "EXTRACT(EPOCH FROM pg_catalog.clock_timestamp())";
 
 /// A table of locks that end by timeout. Its columns are an id, the time of the last grant, and the duration in
 /// seconds. The time is a `timestamptz`, or a `bigint` with [`unix_time`](Self::unix_time), and NULL if the lock was
 /// never granted.
 ///
-/// A lock is granted at most once per window, by the server's clock alone. It is free from the exact end of the
-/// window. You can change a row's seconds by UPDATE at any time.
+/// A grant lasts for these seconds, which are its window, by the server's clock alone. The lock is granted at most once
+/// per window and is free from the exact end of the window. You can change a row's seconds by UPDATE at any time.
 ///
 /// A grant shows that a run *began*, not that it ended. A run longer than its window overlaps with the next. With a
 /// column for the epoch the late run gets an error from [`extend`](Self::extend) during the work, and from
@@ -54,7 +54,7 @@ const UNIX_NOW: &str = "EXTRACT(EPOCH FROM pg_catalog.clock_timestamp())";
 pub struct TimeoutTable<N: Naming = Unqueued> {
     rows: LockRows,
     since: Column,
-    /// Whether the time is a number of seconds since 1970.
+    /// Whether the column of the time contains seconds since 1970.
     is_unix: bool,
     seconds: Column,
     naming: PhantomData<N>,
@@ -77,8 +77,8 @@ impl TimeoutTable {
 }
 
 impl<N: Naming> TimeoutTable<N> {
-    /// Stores the time as a `bigint` of whole seconds since 1970, still by the server's clock. A grant counts from
-    /// the next whole second, because no window must be shorter than its seconds.
+    /// Stores the time as a `bigint` of whole seconds since 1970, still by the server's clock. A window starts at the
+    /// next whole second, because no window must be shorter than its seconds.
     #[must_use]
     pub fn unix_time(mut self) -> Self {
         self.is_unix = true;
@@ -114,8 +114,8 @@ impl<N: Naming> TimeoutTable<N> {
         if findings.iter().any(|finding| matches!(finding, Finding::Error(_))) {
             return Ok(findings);
         }
-        // Finds times in the future, from another clock or a manual change, because such locks are not granted before
-        // that time.
+        // Warns of times in the future, from another clock or a manual change, because such locks are not granted
+        // before that time.
         let later =
             if self.is_unix { format!("{UNIX_NOW} + 60") } else { format!("{NOW} + interval '1 minute'") };
         let (table, since) = (self.rows.table.quoted(), self.since.quoted());
@@ -145,7 +145,7 @@ impl<N: Naming> TimeoutTable<N> {
         OnPool { pool, table: self }
     }
 
-    /// Acquires the lock if its window has ended. Returns whether it did.
+    /// Acquires the lock if its window has ended. Returns whether the lock was acquired.
     ///
     /// # Errors
     ///
@@ -219,8 +219,8 @@ impl<N: Naming> TimeoutTable<N> {
         self.fenced(executor, grant, true).await
     }
 
-    /// Ensures that the lock was not granted again and will not be before the transaction ends. Call it in the
-    /// transaction that writes the result. The window stays unchanged.
+    /// Returns an error if the lock was granted again, and prevents another grant until the transaction ends. Call it
+    /// in the transaction that writes the result. The window stays unchanged.
     ///
     /// # Errors
     ///
@@ -285,7 +285,7 @@ impl<N: Naming> TimeoutTable<N> {
         let is = self.rows.is(&mut statement, &grant.key)?;
         let expected = statement.bind(expected)?;
         let (table, epoch) = (self.rows.table.quoted(), epoch.quoted());
-        // Updates in both cases, because an update locks the row against concurrent grants.
+        // Updates the row even if nothing changes, because an update locks the row against concurrent grants.
         let change = if begin { self.begin() } else { format!("{epoch} = t.{epoch}") };
         statement.push(&format!(
             "WITH kept AS (UPDATE {table} t SET {change} WHERE {is} AND t.{epoch} = {expected} RETURNING 1) \
@@ -300,7 +300,7 @@ impl<N: Naming> TimeoutTable<N> {
         Err(ClaimError::superseded(grant.key.clone(), epoch, column(row, 1, DOING)?, Some(state)))
     }
 
-    /// Returns the type of the time, and the defect of other types.
+    /// Returns the SQL type of the time, and the defect to report for other types.
     fn time(&self) -> (&'static str, &'static str) {
         if self.is_unix {
             ("bigint", "so that it ends in 2038 or is not of whole seconds")
@@ -309,7 +309,7 @@ impl<N: Naming> TimeoutTable<N> {
         }
     }
 
-    /// Returns the condition for a free lock. A lock is free from the exact end of its window.
+    /// Builds the condition that a lock is free: from the exact end of its window.
     fn free(&self) -> String {
         let (since, seconds) = (self.since.quoted(), self.seconds.quoted());
         let (kind, _) = self.time();
@@ -317,10 +317,11 @@ impl<N: Naming> TimeoutTable<N> {
         // other locks.
         let seconds_near = format!("LEAST(GREATEST(t.{seconds}, -{CENTURY}), {CENTURY})");
         let ended = if self.is_unix {
-            // Numerics, because their sum cannot overflow.
+            // Calculates with numerics, because their sum cannot overflow.
             format!("t.{since}::numeric + {seconds_near}::numeric <= {UNIX_NOW}")
         } else {
-            // Adds nothing to the row's time, because it might be infinite or near the end of the server's calendar.
+            // Subtracts from the current time and adds nothing to the row's time, because that might be infinite or
+            // near the end of the server's calendar.
             format!("t.{since} <= {NOW} - pg_catalog.make_interval(secs => {seconds_near}::float8)")
         };
         format!(
@@ -342,7 +343,7 @@ impl<N: Naming> TimeoutTable<N> {
         let types = if self.is_unix { BIG } else { TIME };
         let (column, made) = (&self.since, Some(self.time().0));
         vec![
-            // Must be the type itself, because the check of each row compares only the type.
+            // The column must have the type itself and no domain, because the check of each row compares only the type.
             WantedColumn { column, what: "the time of the grant", types, is_itself: true, made },
             WantedColumn {
                 column: &self.seconds,

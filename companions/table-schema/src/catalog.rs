@@ -1,4 +1,4 @@
-//! The connection for reading tables.
+//! A connection that reads the definitions of tables.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -23,12 +23,12 @@ pub struct CatalogReader {
 }
 
 impl CatalogReader {
-    /// Begins the transaction. It must end `within` this time. `doing` names its purpose for errors, as in "check the
-    /// table".
+    /// Begins the transaction. The transaction must end `within` this time. `doing` names its purpose for errors, as in
+    /// "check the table".
     ///
     /// # Errors
     ///
-    /// [`Store`](TableError::Store) if the time is over, or an error of the server or the pool.
+    /// [`Store`](TableError::Store) if the time `within` is over, or an error of the server or the pool.
     ///
     /// # Cancel safety
     ///
@@ -123,7 +123,7 @@ impl CatalogReader {
         self.ask(&format!("pg_catalog.has_table_privilege({}, {privilege})", regclass(table))).await
     }
 
-    /// Returns the constraints and indexes of a table by their names, as SQL.
+    /// Returns the constraints and indexes of a table: their names, each with its definition as SQL.
     ///
     /// # Errors
     ///
@@ -173,7 +173,7 @@ pub struct TextRow(Vec<Option<String>>);
 impl TextRow {
     fn of(row: &PgRow) -> Result<Self, sqlx::Error> {
         let text = |at: usize| {
-            // Every value arrives as text, because the query was not prepared.
+            // Reads the value as text, which every value is, because the query was not prepared.
             let value = row.try_get_raw(at)?;
             if value.is_null() {
                 return Ok(None);
@@ -195,7 +195,7 @@ impl TextRow {
         self.0.get(at).and_then(Option::as_deref)
     }
 
-    /// Returns whether a column is true.
+    /// Returns whether a boolean column is true. False for NULL.
     #[must_use]
     pub fn is(&self, at: usize) -> bool {
         matches!(self.text(at), "true" | "t")

@@ -17,11 +17,11 @@ pub struct TableFacts {
     pub is_unlogged: bool,
     /// Whether row level security applies to the reading role.
     pub is_filtered: bool,
-    /// Whether other tables inherit from it without being its partitions.
+    /// Whether other tables inherit from the table without being its partitions.
     pub has_children: bool,
-    /// Its columns, in order.
+    /// The columns of the table, in order.
     pub columns: Vec<ColumnFacts>,
-    /// Its valid indexes, by name.
+    /// The valid indexes of the table, by name.
     pub indexes: Vec<IndexFacts>,
 }
 
@@ -29,7 +29,7 @@ pub struct TableFacts {
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct ColumnFacts {
-    /// The number by which indexes and constraints refer to it.
+    /// The number by which indexes and constraints refer to the column.
     pub number: i64,
     /// The name, without quotes.
     pub name: String,
@@ -41,11 +41,11 @@ pub struct ColumnFacts {
     pub is_enum: bool,
     /// The length of a `varchar`, if it has one.
     pub longest: Option<i64>,
-    /// Whether it is `NOT NULL`.
+    /// Whether the column is `NOT NULL`.
     pub is_required: bool,
-    /// Whether the server computes it.
+    /// Whether the server computes the column's value.
     pub is_generated: bool,
-    /// Whether the default is 0.
+    /// Whether the column's default is 0.
     pub is_zero: bool,
 }
 
@@ -55,13 +55,13 @@ pub struct ColumnFacts {
 pub struct IndexFacts {
     /// The name, without quotes.
     pub name: String,
-    /// Whether it is unique.
+    /// Whether the index is unique.
     pub is_unique: bool,
     /// The numbers of its key columns, 0 for an expression.
     pub keys: Vec<i64>,
     /// The options of each key column. Bit 0: descending.
     pub options: Vec<i64>,
-    /// The condition of a partial index.
+    /// The condition of a partial index. `None` for an index of all rows.
     pub predicate: Option<String>,
     /// The numbers of the columns used by the predicate or an expression of the index.
     pub depends: Vec<i64>,
@@ -154,7 +154,7 @@ impl TableFacts {
         Ok(rows.iter().map(index).collect())
     }
 
-    /// Returns the column of this name.
+    /// Returns the column of this name. `None` if the table has no such column.
     #[must_use]
     pub fn column(&self, column: &Column) -> Option<&ColumnFacts> {
         self.columns.iter().find(|fact| fact.name == column.as_str())
@@ -166,7 +166,7 @@ impl TableFacts {
         self.column(column).map_or(-1, |fact| fact.number)
     }
 
-    /// Returns whether it is partitioned.
+    /// Returns whether the table is partitioned.
     #[must_use]
     pub fn is_partitioned(&self) -> bool {
         self.kind == "p"
@@ -183,7 +183,8 @@ impl TableFacts {
         self.unique_indexes().any(|index| sorted(index.keys.clone()) == wanted)
     }
 
-    /// Returns the columns of a unique index that has `column` among its more than `count` columns.
+    /// Returns the columns of a unique index that contains `column` and more than `count` columns. `None` if no index
+    /// does.
     #[must_use]
     pub fn wider_key(&self, column: &Column, count: usize) -> Option<Vec<String>> {
         let number = self.number(column);

@@ -173,7 +173,8 @@ impl<'a> RowIdentity<'a> {
         steps
     }
 
-    /// Makes the step that replaces the unique constraint on the id by the one on queue and id, in one transaction.
+    /// Makes the step that replaces the unique constraint on the id by a constraint on queue and id, in one
+    /// transaction.
     fn swap(&self, name: &str, is_unique: &str, alone: &str) -> MigrationStep {
         let (here, table) = (regclass(self.table), self.table.quoted());
         let constraint = quote(name);

@@ -4,8 +4,8 @@ use leasehold_postgres::sql::{installation, render};
 use leasehold_postgres::{Identifier, sqlstate};
 use sqlx::{AssertSqlSafe, PgConnection, Row as _, raw_sql};
 
-/// Settings of the transaction, independent of the defaults of database and role. Waits for concurrent installations
-/// through the lock under which the stores install their schema.
+/// Settings of the installing transaction, independent of the defaults of database and role. Waits for concurrent
+/// installations through the lock under which the stores install their schema.
 const SETTINGS: &str = "\
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ WRITE;
 SET LOCAL search_path = pg_catalog;
@@ -82,7 +82,7 @@ impl Installation {
             if present.first().ok_or(sqlx::Error::RowNotFound)?.try_get("present")? {
                 return Ok(());
             }
-            // Sends all statements in one message, because such a message is one transaction.
+            // Sends all statements in one message, because the server runs one message as one transaction.
             let message = [SETTINGS, &installation(schema, self.objects, "")].concat();
             match raw_sql(AssertSqlSafe(message)).execute(&mut *connection).await {
                 Ok(_) => return Ok(()),
@@ -93,8 +93,8 @@ impl Installation {
     }
 }
 
-/// Returns whether another session created the same objects without our lock, or held a table lock longer than
-/// [`SETTINGS`] waits.
+/// Returns whether a retry might succeed, because another session created the same objects without our lock, or held a
+/// table lock longer than [`SETTINGS`] waits.
 fn is_passing(error: &sqlx::Error) -> bool {
     let codes = ["23505", "42P06", "42P07", "42710", "XX000", "55P03"];
     sqlstate(error).is_some_and(|code| codes.contains(&code.as_str()))

@@ -57,14 +57,14 @@ impl Table {
         }
     }
 
-    /// Returns an expression for the table's oid. The server resolves it together with the names in the same
+    /// Returns an SQL expression for the table's OID. The server resolves it together with the names in the same
     /// statement, so all mean the same table.
     #[must_use]
     pub fn oid_sql(&self) -> String {
         format!("{}::pg_catalog.regclass::pg_catalog.oid::bigint", literal(&self.quoted()))
     }
 
-    /// Returns an expression for the name of the table's schema, as text.
+    /// Returns an SQL expression for the name of the table's schema, as text.
     #[must_use]
     pub fn schema_sql(&self) -> String {
         // Uses a stable function, because the planner evaluates it and plans as for a constant. It cannot estimate a
@@ -79,8 +79,8 @@ impl Table {
         self.schema.as_ref().map_or_else(resolved, |schema| literal(schema.as_str()))
     }
 
-    /// Returns an expression for the quoted name with its schema, as text. It is the same with or without a named
-    /// schema, and unique per table.
+    /// Returns an SQL expression for the table's quoted name with its schema, as text. It is the same with or without a
+    /// named schema, and unique per table.
     #[must_use]
     pub fn full_name_sql(&self) -> String {
         match &self.schema {

@@ -1,4 +1,4 @@
-//! The connection for changing tables.
+//! A connection that changes tables.
 
 use std::time::Duration;
 
@@ -11,11 +11,12 @@ use tokio::time::{Instant, sleep, timeout_at};
 use crate::error::TableError;
 use crate::step::{MigrationStep, SHORT_WAIT};
 
-/// The advisory lock of sessions. Only one session at a time changes tables in a database.
+/// The number of the advisory lock that a session holds. With it, only one session at a time changes tables in a
+/// database.
 const LOCK: i64 = 0x6c68_5f6d_6967_7261;
 
-/// A connection that excludes other sessions. It is closed at the end, which also ends its settings, its lock and an
-/// abandoned statement.
+/// A connection that changes tables while no other session does. It is closed at the end, which also ends its settings,
+/// its lock and an abandoned statement.
 #[derive(Debug)]
 pub struct SchemaSession {
     connection: PoolConnection<Postgres>,
@@ -25,11 +26,11 @@ pub struct SchemaSession {
 
 impl SchemaSession {
     /// Waits until no other session of the database is open, and sets the settings that statements rely on. All steps
-    /// together can take `within`. `doing` names the purpose for errors, as in "migrate the table".
+    /// together must end within the time `within`. `doing` names the purpose for errors, as in "migrate the table".
     ///
     /// # Errors
     ///
-    /// [`Store`](TableError::Store) if the time is over, or an error of the server or the pool.
+    /// [`Store`](TableError::Store) if that time is over, or an error of the server or the pool.
     ///
     /// # Cancel safety
     ///

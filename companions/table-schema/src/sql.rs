@@ -1,4 +1,4 @@
-//! Pieces of statements.
+//! Pieces of SQL for statements.
 
 use std::hash::Hasher as _;
 
@@ -36,13 +36,13 @@ pub fn regclass(table: &Table) -> String {
     format!("{}::pg_catalog.regclass", literal(&table.quoted()))
 }
 
-/// Returns an expression for whether a table or another relation of this name exists.
+/// Returns an SQL expression for whether a table or another relation of this name exists.
 #[must_use]
 pub fn exists(table: &Table) -> String {
     format!("pg_catalog.to_regclass({}) IS NOT NULL", literal(&table.quoted()))
 }
 
-/// Returns an expression for whether the table has this column.
+/// Returns an SQL expression for whether the table has this column.
 #[must_use]
 pub fn has_column(table: &Table, column: &str) -> String {
     format!(
@@ -52,7 +52,7 @@ pub fn has_column(table: &Table, column: &str) -> String {
     )
 }
 
-/// Returns `body` as one statement that runs as a block of code.
+/// Returns `body` as one statement that runs as a block of code (`DO`).
 #[must_use]
 pub fn block(declarations: &str, body: &str) -> String {
     let tag = dollar_tag(&format!("{declarations}{body}"));
@@ -94,7 +94,7 @@ mod tests {
         assert_eq!(dollar_tag("x"), "$leasehold$");
         let tag = dollar_tag("a $leasehold$ b");
         assert!(!"a $leasehold$ b".contains(&tag) && tag.starts_with("$leasehold_"), "{tag}");
-        // Also not together with a quote that follows it.
+        // The quote must not occur together with a following quote either.
         assert_ne!(dollar_tag("ends with $leasehold"), "$leasehold$");
         assert_eq!(comment("a\nDROP TABLE b;\r--"), "-- a DROP TABLE b; --");
     }

@@ -66,7 +66,7 @@ impl MigrationStep {
         [left_over, Self { what, sql: create, needed, patient: true, undo: Some(drop) }]
     }
 
-    /// Makes the steps of a named CHECK. It holds for new rows first, and is then validated for the present ones.
+    /// Makes the steps of a named CHECK. It first applies to new rows, and is then validated for the existing ones.
     #[must_use]
     pub fn check(what: &'static str, table: &Table, name: &str, condition: &str) -> [Self; 2] {
         let (here, literal, quoted) = (regclass(table), literal(name), quote(name));
@@ -149,7 +149,7 @@ impl MigrationStep {
     }
 }
 
-/// Writes steps as a script for `psql`, with a comment before each and the lock timeouts of
+/// Writes the steps as a script for `psql`, with a comment before each and the lock timeouts of
 /// [`SchemaSession::apply`](crate::SchemaSession::apply).
 ///
 /// # Errors

@@ -40,7 +40,7 @@ pub fn app(lock: Arc<dyn Lock>, balances: Balances) -> Result<Router, Box<dyn Er
 async fn spend(Path(id): Path<i64>, State(balances): State<Balances>) -> (StatusCode, String) {
     let map = || balances.lock().unwrap_or_else(PoisonError::into_inner);
     let balance = map().get(&id).copied().unwrap_or(30);
-    // Without the lock, another request would read the same balance here.
+    // Lets other requests run here. Without the lock, another request would read the same balance.
     tokio::task::yield_now().await;
     if balance < 10 {
         return (StatusCode::PAYMENT_REQUIRED, format!("{balance} left\n"));

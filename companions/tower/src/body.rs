@@ -28,7 +28,7 @@ pin_project! {
 pin_project! {
     #[project = BodyStateProj]
     enum BodyState<B> {
-        // Dropped in this order: the body first, then the lock.
+        // Rust drops the fields in this order: the body first, then the lock.
         Inner { #[pin] body: B, hold: Option<RequestHold> },
         Refusal { body: UnsyncBoxBody<Bytes, BoxError> },
         // The lock was lost, or the body has ended and released it.
@@ -69,7 +69,7 @@ where
             return Poll::Ready(Some(Err(Error::lost(reason).into())));
         }
         let polled = body.as_mut().poll_frame(cx).map(|frame| frame.map(|frame| frame.map_err(Into::into)));
-        // Checks the end here, because hyper does not poll again after a frame that ends the body.
+        // Also checks whether the body has ended, because hyper does not poll again after a frame that ends the body.
         let is_over = match &polled {
             Poll::Ready(None | Some(Err(_))) => true,
             Poll::Ready(Some(Ok(_))) => body.is_end_stream(),

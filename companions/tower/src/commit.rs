@@ -29,13 +29,13 @@ use crate::hold::RequestHold;
 #[must_use = "dropped, it releases the locks that were taken inside"]
 pub struct OpenCommit {
     kept: Arc<KeptHolds>,
-    /// The outer transaction, which is committed later.
+    /// The transaction around this one, which is committed later. `None` if there is none.
     outer: Option<CommitSlot>,
 }
 
-/// The data visible to the statements of an open transaction.
+/// What the statements of an open transaction see of other transactions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // With a snapshot or without.
+#[allow(clippy::exhaustive_enums)] // Exhaustive, because a transaction reads with a snapshot or without.
 pub enum Reads {
     /// READ COMMITTED: a statement sees everything that was committed before it began.
     Committed,
@@ -89,8 +89,8 @@ impl OpenCommit {
         }
     }
 
-    /// Closes the slot and returns the locks. Lock layers then release on their own. If an outer transaction is open,
-    /// each lock will go to it.
+    /// Ends the passing of locks to this transaction, and returns the locks passed so far. Lock layers then release
+    /// their locks themselves, or pass them to an outer transaction that is open.
     fn take(&self) -> Vec<RequestHold> {
         let mut holds = self.kept.holds().take().unwrap_or_default();
         holds.iter_mut().for_each(|hold| hold.pass_to(self.outer.clone()));
@@ -110,7 +110,7 @@ impl CommitSlot {
         extensions.get::<Self>().filter(|slot| slot.reads().is_some()).cloned()
     }
 
-    /// Returns the transaction's visibility, or `None` once it has ended.
+    /// Returns what the statements of the transaction see, or `None` once it has ended.
     pub(crate) fn reads(&self) -> Option<Reads> {
         let kept = self.0.upgrade()?;
         let is_open = kept.holds().is_some();

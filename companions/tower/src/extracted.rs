@@ -1,4 +1,4 @@
-//! Keys from axum's extractors.
+//! Makes keys from the values of axum's extractors.
 
 use std::fmt;
 use std::marker::PhantomData;

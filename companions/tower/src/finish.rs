@@ -64,7 +64,8 @@ impl<T: Send + 'static> Future for Finish<T> {
 
 impl<T: Send + 'static> Drop for Finish<T> {
     fn drop(&mut self) {
-        // Without a runtime nothing can continue, so the work is dropped here, and the lock after it.
+        // Passes the work to a task. Without a runtime nothing can continue, so the work is dropped here, and the lock
+        // after it.
         if let (Some(work), Ok(runtime)) = (self.work.take(), Handle::try_current()) {
             let span = std::mem::replace(&mut self.span, Span::none());
             drop(runtime.spawn(async move { drop(work.await) }.instrument(span)));
@@ -92,7 +93,7 @@ mod tests {
             std::panic::resume_unwind(Box::new("work of a test panics"))
         })));
         assert!(AssertUnwindSafe(work).catch_unwind().await.is_err());
-        // A task would have been polled by now.
+        // Gives a task the chance to poll the work, which must not happen.
         tokio::task::yield_now().await;
         assert_eq!(polls.load(Ordering::SeqCst), 1);
         assert_eq!(Arc::strong_count(&polls), 1, "and it is dropped");

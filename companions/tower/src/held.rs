@@ -16,9 +16,9 @@ pub struct Held(Arc<HeldLock>);
 
 struct HeldLock {
     grant: GrantHandle,
-    /// The lock object, because a key has a meaning only within its lock.
+    /// The lock object that granted the key, because a key has a meaning only within its lock.
     lock: Arc<dyn Lock>,
-    /// The `Held` of a lock layer around this one.
+    /// The [`Held`] of a lock layer around this one.
     outer: Option<Held>,
 }
 
@@ -27,7 +27,7 @@ impl Held {
         Self(Arc::new(HeldLock { grant, lock, outer }))
     }
 
-    /// Returns whether this or an outer layer now holds `key` of `lock`. Waiting for it would be a deadlock.
+    /// Returns whether this or an outer layer now holds `key` of `lock`. Waiting for the key would be a deadlock.
     pub(crate) fn holds(&self, lock: &Arc<dyn Lock>, key: &LockKey) -> bool {
         let mut next = Some(self);
         while let Some(held) = next {
@@ -41,7 +41,7 @@ impl Held {
     }
 }
 
-/// Compares addresses only, because one type can have several vtables.
+/// Compares the addresses of the data only, because one type can have several vtables.
 fn same(a: &Arc<dyn Lock>, b: &Arc<dyn Lock>) -> bool {
     std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b))
 }

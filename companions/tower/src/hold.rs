@@ -16,14 +16,14 @@ use crate::stats::InFlightRequest;
 /// The lock of one request, for implementors of [`Transport`](crate::Transport). If dropped, it is released, or
 /// passed to the [`OpenCommit`](crate::OpenCommit) around the request.
 pub struct RequestHold {
-    /// `None` once it was passed on.
+    /// The granted lock. `None` once it was passed to the transaction or released.
     granted: Option<GrantedLock>,
-    /// The transaction committed outside the lock layer.
+    /// The transaction outside the lock layer, which gets the lock if it is still open.
     commit: Option<CommitSlot>,
 }
 
 struct GrantedLock {
-    // Dropped before the count, because all locks must be released when no request is in flight.
+    // The guard of the lock. Dropped before the count, because all locks must be released when no request is in flight.
     guard: LockGuard,
     lost: Lost,
     on_lost: OnLost,
@@ -75,8 +75,8 @@ impl RequestHold {
         Some(granted.count_lost(granted.lost.reason().unwrap_or(LossReason::Expired)))
     }
 
-    /// Resolves when the loss signal does, and wakes the task for pending work. Work that completes at its first poll
-    /// registers no waker.
+    /// Polls for the reason of a stop (see [`stopped`](Self::stopped)), and registers the task for it. Work that
+    /// completes at its first poll registers no waker.
     pub(crate) fn poll_stopped(&mut self, cx: &mut Context<'_>) -> Poll<LossReason> {
         let Some(granted) = self.granted.as_mut().filter(|granted| granted.on_lost != OnLost::Tell) else {
             return Poll::Pending;
@@ -110,11 +110,11 @@ impl GrantedLock {
     /// logged, because the response is already fixed.
     async fn release(self) {
         let Self { guard, lost, release_within, in_flight, .. } = self;
-        // Dropped first, because the end of the hold wakes all watchers.
+        // Drops the watch first, because the end of the hold wakes all watchers.
         drop(lost);
         let key = guard.key().clone();
         let mut release = pin!(guard.release());
-        // Polls once without a timer, because a store without I/O completes at once.
+        // Polls the release once without a timer, because a store without I/O completes at once.
         let answer = match poll_fn(|cx| Poll::Ready(release.as_mut().poll(cx))).await {
             Poll::Ready(answer) => Ok(answer),
             Poll::Pending => tokio::time::timeout(release_within, release).await,

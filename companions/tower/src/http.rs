@@ -77,7 +77,7 @@ where
     }
 }
 
-/// Moves `hold` into the body, unless the body is already at its end.
+/// Moves `hold` into the response's body. If the body is already at its end, returns the hold.
 pub(crate) fn keep<R>(
     response: Response<R>,
     hold: Option<RequestHold>,

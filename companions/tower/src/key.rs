@@ -62,7 +62,7 @@ pub struct KeyError {
     status: StatusCode,
     detail: Cow<'static, str>,
     source: Option<Error>,
-    /// The complete response, if an extractor made it.
+    /// The complete response that an extractor made for the refused request. `None` for other errors.
     rejection: Option<Box<Response<UnsyncBoxBody<Bytes, BoxError>>>>,
 }
 
@@ -116,7 +116,7 @@ impl KeyError {
         problem.response().map(|body| body.map_err(Into::into).boxed_unsync())
     }
 
-    /// Returns the text for the client.
+    /// Returns the text that the client sees.
     fn shown(&self) -> &str {
         if self.is_client_fault() { &self.detail } else { "the service cannot determine the key of the lock" }
     }

@@ -9,7 +9,7 @@ use crate::transport::{Refused, Transport};
 ///
 /// These messages carry no [`Held`](crate::Held). Implement [`Transport`] for messages that can.
 #[derive(Clone, Copy)]
-#[allow(clippy::exhaustive_structs)] // Contains only a function.
+#[allow(clippy::exhaustive_structs)] // Exhaustive, because it contains only a function.
 pub struct Message<F>(pub F);
 
 impl<F, Req, Res, E> Transport<Req, Res, E> for Message<F>

@@ -126,7 +126,7 @@ impl LayerCounters {
         self.release_failed.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Takes one of `limit` places for waiting requests. Returns `None` if all are taken.
+    /// Registers a waiting request. Returns `None` if `limit` requests already wait.
     pub(crate) fn wait(self: &Arc<Self>, limit: usize) -> Option<WaitingRequest> {
         self.waiting
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |n| (n < limit).then_some(n + 1))

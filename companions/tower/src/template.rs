@@ -112,7 +112,7 @@ impl Template {
 }
 
 impl<B: Send + 'static> KeyFor<Request<B>> for Template {
-    // Computes the key at once, because a lazy future would have to hold the request.
+    // Computes the key here and not in the future, because a lazy future would have to hold the request.
     fn key_for(
         &self,
         request: Request<B>,

@@ -1,4 +1,4 @@
-//! The differences between HTTP, gRPC and messages: the place of extensions, and the form of a refusal.
+//! The differences between HTTP, gRPC and messages: where extensions are, and what a refusal looks like.
 
 use std::time::Duration;
 
@@ -95,7 +95,7 @@ impl Refused {
         match self {
             Self::Contended { retry_after } | Self::TooMany { retry_after } => Some(*retry_after),
             Self::Store(error) if error.is_retryable() => Some(RETRY_AFTER),
-            // Recommends a retry, because another instance might already be running.
+            // Recommends a retry although the store is closed, because another instance might already be running.
             Self::Store(error) if error.kind() == leasehold_api::ErrorKind::Closed => Some(RETRY_AFTER),
             _ => None,
         }

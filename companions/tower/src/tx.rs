@@ -284,15 +284,16 @@ where
     let in_flight = waiting.granted();
     let tx = Tx::new(tx);
     request.extensions_mut().insert(tx.slot());
-    // Locks of inner layers last until the commit.
+    // Lets lock layers inside pass their locks to the transaction, because the locks must last until the commit.
     let open = OpenCommit::around(request.extensions_mut(), Reads::Committed);
     let longest = shared.queue.longest;
-    // If a lock layer is outside, its setting applies, because the handler must not go on without its lock.
+    // If a lock layer is outside, this layer's setting does not count, because the handler must not go on without its
+    // lock.
     let is_locked = request.extensions().get::<Held>().is_some();
     let work: BoxFuture<'static, _> = Box::pin(async move {
         let answer = run(inner, request, tx, &open, &shared.http, &in_flight, longest).await;
         open.end().await;
-        // This order ensures that all keys are free when no request is in flight.
+        // Drops in this order, because all keys must be free when no request is in flight.
         drop(admission);
         drop(in_flight);
         answer

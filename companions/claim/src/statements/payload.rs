@@ -6,34 +6,34 @@ use leasehold_table_schema::sql::literal;
 
 use crate::spec::ClaimSpec;
 
-/// The prefix for new rows, before the schema.
+/// The prefix of a payload that announces inserted rows. The schema follows it.
 pub(crate) const INSERTED: &str = "new in ";
 
-/// The prefix for rows that came back, before the schema.
+/// The prefix of a payload that announces rows which were put back. The schema follows it.
 const RETURNED: &str = "returned in ";
 
 /// The prefix of a test notification that a listener sends to itself.
 pub(crate) const ECHO: &str = "leasehold echo ";
 
-/// The meaning of a received notification.
+/// The meaning of a received notification for one table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Heard {
     Inserted,
     Returned,
-    /// A notification for a table in another schema, or an echo.
+    /// Nothing for this table: the notification is for a table in another schema, or is an echo.
     Nothing,
 }
 
 impl Heard {
-    /// Parses `payload` for the table in `schema`, or in any. An unknown payload announces new rows, because an
-    /// application that notifies by hand does not name the schema.
+    /// Parses `payload` for the table in `schema`. With `None`, any schema counts. An unknown payload announces new
+    /// rows, because an application that notifies by hand does not name the schema.
     pub(crate) fn of(payload: &str, schema: Option<&str>) -> Self {
         let (heard, of) = if let Some(of) = payload.strip_prefix(INSERTED) {
             (Self::Inserted, of)
         } else if let Some(of) = payload.strip_prefix(RETURNED) {
             (Self::Returned, of)
         } else if payload == "returned" {
-            // An early version named no schema.
+            // Without a schema, as an early version sent it: counts for every schema.
             return Self::Returned;
         } else if payload.starts_with(ECHO) {
             return Self::Nothing;
@@ -44,13 +44,13 @@ impl Heard {
     }
 }
 
-/// Builds the payload that announces new rows of `table`, as an expression.
+/// Builds an SQL expression for the payload that announces inserted rows of `table`.
 #[must_use]
 pub fn inserted(table: &Table) -> String {
     format!("pg_catalog.concat({}, {})", literal(INSERTED), table.schema_sql())
 }
 
-/// Builds the expression that wakes workers for rows that came back.
+/// Builds an SQL expression that notifies workers of rows which were put back.
 pub(crate) fn notify_returned(spec: &ClaimSpec) -> String {
     let (channel, schema) = (literal(spec.channel()), spec.table().schema_sql());
     format!("pg_catalog.pg_notify({channel}, pg_catalog.concat({}, {schema}))", literal(RETURNED))

@@ -1,4 +1,4 @@
-//! Finds the rows that a call can take.
+//! Builds the statements that find the rows which a call can take.
 
 use std::sync::Arc;
 
@@ -16,10 +16,11 @@ use crate::spec::ids::RowKey;
 use crate::spec::states::State;
 use crate::store::Take;
 
-/// The first free parameter. 1 is the limit, 2 the batch, 3 the lease, 4 the queue.
+/// The number of the first parameter that a statement can define. `$1` is the limit, `$2` the batch (a UUID of the
+/// call), `$3` the lease, `$4` the queue.
 pub(crate) const FREE: usize = 5;
 
-/// A request that was checked, with its defaults filled in.
+/// A checked request for rows, with its defaults filled in.
 pub(crate) struct TakeRequest<'a> {
     pub(crate) take: &'a Take,
     pub(crate) from: &'a [State],
@@ -33,23 +34,25 @@ impl<'a> TakeRequest<'a> {
         Ok(Self { take, from, batch: Uuid::new_v4() })
     }
 
-    /// Builds the condition for claimable rows, regardless of the cursor.
+    /// Builds the condition that `t` is claimable by this request, wherever the cursor is.
     pub(crate) fn everywhere(&self, parts: &SqlParts) -> String {
         parts.ready(self.from) + &self.in_queue(parts) + &parts.unheld() + &self.chosen(parts)
     }
 
-    /// Builds the same condition, and includes rows that depend on a taken or claimable row.
+    /// Builds the condition of [`everywhere`](Self::everywhere), and also includes rows that depend on a taken or
+    /// claimable row.
     fn claimable_now_or_soon(&self, parts: &SqlParts) -> String {
         parts.claimable_now_or_soon(self.from) + &self.in_queue(parts) + &self.chosen(parts)
     }
 
-    /// Returns whether the statement names rows, so that it serves only once.
+    /// Returns whether the statement names or excludes certain rows, so that it is used only once.
     pub(crate) fn is_special(&self) -> bool {
         self.take.only.is_some() || !self.take.excluded.is_empty()
     }
 
-    /// Builds ` AND` the row is in `only` and not in `excluded`. The values are in the text, because a parameter that
-    /// is nearly always empty would change the plan of the shared statement.
+    /// Builds the condition, with a leading ` AND`, that `t` is in `only` and not in `excluded`. Empty if neither is
+    /// set. The values are in the text, because a parameter that is nearly always empty would change the plan of the
+    /// shared statement.
     fn chosen(&self, parts: &SqlParts) -> String {
         let (Take { only, excluded, .. }, inner) = (self.take, parts.inner());
         let mut chosen = only.as_ref().map_or(String::new(), |only| format!(" AND {}", named(parts, only)));
@@ -71,7 +74,7 @@ impl<'a> TakeRequest<'a> {
         }
     }
 
-    /// Binds the first four values.
+    /// Builds the query that runs `sql` with the first four parameters (see [`FREE`]).
     pub(crate) fn bind(&self, sql: impl Into<Arc<str>>, limit: u32) -> Result<Query, ClaimError> {
         let query = if self.is_special() { Query::once(sql) } else { Query::new(sql) };
         query
@@ -82,10 +85,10 @@ impl<'a> TakeRequest<'a> {
     }
 }
 
-/// Builds the condition that `t` is one of these rows.
+/// Builds the condition that `t` is one of the rows with these keys.
 fn named(parts: &SqlParts, rows: &[RowKey]) -> String {
     let kind = parts.inner().id_type.sql();
-    // With queues, a key without a queue matches no row, and the other way round.
+    // Drops keys that match no row: keys without a queue if the spec has queues, and the other way round.
     let fitting = rows.iter().filter(|key| key.queue.is_some() == parts.queue.is_some());
     let keys: Vec<String> = fitting
         .map(|key| {
@@ -97,8 +100,9 @@ fn named(parts: &SqlParts, rows: &[RowKey]) -> String {
     if keys.is_empty() { "false".to_owned() } else { format!("({own} IN ({}))", keys.join(", ")) }
 }
 
-/// Begins a statement with the step `picked`, which locks single rows behind the cursor. `nulls` says which values of
-/// the cursor are NULL, and its other values are parameters from [`FREE`]. With `single`, the limit is one row.
+/// Begins a statement with the step `picked`, which picks and locks single rows behind the cursor. `nulls` says which
+/// values of the cursor are NULL, and its other values are parameters from [`FREE`]. With `single`, the limit is one
+/// row.
 pub(crate) fn alone(
     parts: &SqlParts,
     order: &RowOrder,
@@ -114,13 +118,14 @@ pub(crate) fn alone(
         parts.table,
         request.everywhere(parts),
         order.order(),
-        // A constant, because the planner knows it when it plans for all executions.
+        // Writes the limit into the text if it is one row, because the planner then knows it when it plans for all
+        // executions.
         if single { "1" } else { "$1" }
     );
     parts.begin().step("picked", &picked)
 }
 
-/// Selects the keys of the rows that [`alone`] would pick, locked or not.
+/// Builds the statement that selects the keys of the rows that [`alone`] would pick, locked or not.
 pub(crate) fn first(
     parts: &SqlParts,
     order: &RowOrder,
@@ -138,8 +143,8 @@ pub(crate) fn first(
     )
 }
 
-/// Checks for a claimable row. The order is given because the server would otherwise scan the table from its start if
-/// it expects an early hit.
+/// Builds the statement that returns whether a row is claimable. It has an ORDER BY, because the server would otherwise
+/// scan the table from its start if it expects an early hit.
 pub(crate) fn pending(parts: &SqlParts, order: &RowOrder, request: &TakeRequest<'_>) -> String {
     format!(
         "SELECT (SELECT true FROM {} t WHERE {} ORDER BY {} LIMIT 1) IS TRUE AS is_there",
@@ -149,7 +154,7 @@ pub(crate) fn pending(parts: &SqlParts, order: &RowOrder, request: &TakeRequest<
     )
 }
 
-/// Selects the last row behind the cursor that depends on another row.
+/// Builds the statement that selects the last row behind the cursor that depends on another row.
 pub(crate) fn last_waiting(
     parts: &SqlParts,
     order: &RowOrder,

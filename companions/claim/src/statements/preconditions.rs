@@ -1,4 +1,4 @@
-//! Preconditions: rows of another kind in the same group that must be done first.
+//! Builds SQL for preconditions: rows of another kind in the same group must be done before a row is taken.
 
 use leasehold_table_schema::sql::literal;
 
@@ -9,12 +9,12 @@ use crate::spec::states::State;
 use crate::spec::{Precondition, Unmet};
 
 impl SqlParts {
-    /// Builds the condition that a row is claimable now.
+    /// Builds the condition that `t` is claimable now.
     pub(crate) fn ready(&self, from: &[State]) -> String {
         self.open(from) + &self.met()
     }
 
-    /// Builds ` AND` all preconditions are met.
+    /// Builds the condition, with a leading ` AND`, that all preconditions of `t` are met. Empty without preconditions.
     pub(crate) fn met(&self) -> String {
         let met = self.inner().preconditions.iter().filter_map(|one| {
             let (kind, on) = self.precondition(one)?;
@@ -24,7 +24,7 @@ impl SqlParts {
         met.collect()
     }
 
-    /// Builds the condition that a row depends on an unfinished row.
+    /// Builds the condition that `t` is due but depends on an unfinished row.
     pub(crate) fn waiting(&self, from: &[State]) -> String {
         let waits = self.inner().preconditions.iter().filter_map(|one| {
             let (kind, on) = self.precondition(one)?;
@@ -34,8 +34,8 @@ impl SqlParts {
         format!("{} AND {} IS NOT TRUE AND ({any})", self.open(from), self.blocked())
     }
 
-    /// Builds the condition that a row is claimable now, or will be when the rows in progress that it depends on are
-    /// done.
+    /// Builds the condition that `t` is claimable now, or will be when the rows that it depends on, which are in
+    /// progress, are done.
     pub(crate) fn claimable_now_or_soon(&self, from: &[State]) -> String {
         let mut ready = self.open(from);
         for one in &self.inner().preconditions {
@@ -51,7 +51,7 @@ impl SqlParts {
         format!("{ready} AND {} IS NOT TRUE", self.blocked())
     }
 
-    /// Builds the condition that the row of `alias` is taken or claimable now.
+    /// Builds the condition that the row `alias` is taken or claimable now.
     fn in_motion(&self, alias: &str) -> String {
         let inner = self.inner();
         let mut there = format!("{} IN ({})", column(alias, &inner.state), list(&inner.states.takeable));
@@ -65,7 +65,7 @@ impl SqlParts {
         format!("({}) OR ({there})", self.taken(alias))
     }
 
-    /// Builds the condition that the row is blocked, because a row that it depends on has failed or does not exist.
+    /// Builds the condition that `t` is blocked, because a row that it depends on has failed or does not exist.
     pub(crate) fn blocked(&self) -> String {
         let mut any = Vec::new();
         for one in &self.inner().preconditions {
@@ -102,8 +102,8 @@ impl SqlParts {
         met
     }
 
-    /// Builds the statement that locks the rows `s` on which the rows with the keys `$1` and `$2` depend. It returns
-    /// whether all of them are finished.
+    /// Builds the statement that locks the rows on which the rows with the keys `$1` (ids) and `$2` (queues) depend. It
+    /// returns whether all of them are finished.
     pub(crate) fn lock_preconditions(&self, one: &Precondition) -> Option<String> {
         let listed = self.listed("$1", "$2");
         let (group, kind) = (self.inner().group.as_ref()?, self.inner().kind.as_ref()?);
@@ -127,7 +127,8 @@ impl SqlParts {
         Some(With::new().step("waited", &waited).end(met))
     }
 
-    /// Returns the column of the kind, and the start of a query for the rows `s` on which `t` depends.
+    /// Builds two pieces of SQL: the column of the kind of `t`, and the start of a query for the rows `s` on which `t`
+    /// depends.
     fn precondition(&self, one: &Precondition) -> Option<(String, String)> {
         let (group, kind) = (self.inner().group.as_ref()?, self.inner().kind.as_ref()?);
         let on = format!(
@@ -141,7 +142,7 @@ impl SqlParts {
         Some((column("t", kind), on))
     }
 
-    /// Builds the condition that the row of `alias` has failed or is exhausted.
+    /// Builds the condition that the row `alias` has failed or is exhausted.
     pub(crate) fn given_up(&self, alias: &str) -> String {
         let failed =
             self.inner().states.failed.as_ref().map(|failed| {
@@ -152,8 +153,8 @@ impl SqlParts {
         if either.is_empty() { "false".to_owned() } else { either.join(" OR ") }
     }
 
-    /// Builds the condition that the row of `alias` is not taken and has no attempts left. `None` if no row can be
-    /// exhausted.
+    /// Builds the condition that the row `alias` is exhausted: by its state, or claimable without attempts left. `None`
+    /// if the spec knows no exhausted rows.
     pub(crate) fn exhausted(&self, alias: &str) -> Option<String> {
         let (states, state) = (&self.inner().states, column(alias, &self.inner().state));
         let named = states.exhausted.as_ref().map(|name| format!("{state} = {}", literal(name.as_str())));
@@ -161,7 +162,8 @@ impl SqlParts {
         (!either.is_empty()).then(|| format!("({})", either.join(" OR ")))
     }
 
-    /// Builds the condition that the row of `alias` is in a claimable state without attempts left.
+    /// Builds the condition that the row `alias` is in a claimable state without attempts left. `None` if the spec
+    /// counts no attempts.
     pub(crate) fn spent(&self, alias: &str) -> Option<String> {
         let states = &self.inner().states;
         let attempts = column(alias, self.inner().attempts.as_ref()?);

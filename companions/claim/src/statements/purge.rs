@@ -1,4 +1,4 @@
-//! The statements that delete rows whose retention is over.
+//! Builds the statements that delete rows whose retention is over.
 
 use super::expression::{checked, column, list};
 use super::parts::{RECEIVED, SqlParts};
@@ -6,7 +6,7 @@ use super::query::millis;
 use super::with::With;
 use crate::spec::Retention;
 
-/// Builds the condition that `t` can be deleted.
+/// Builds the condition that `t` is settled and its retention is over.
 fn old(parts: &SqlParts) -> String {
     let inner = parts.inner();
     let mut settled = vec![inner.states.done.clone()];
@@ -19,13 +19,14 @@ fn old(parts: &SqlParts) -> String {
     format!("{} IN ({}){condition}", parts.state(), list(&settled))
 }
 
-/// Selects `columns` of the `$1` oldest rows that can be deleted.
+/// Builds the query for `columns` of the `$1` oldest rows that can be deleted.
 pub(crate) fn oldest(parts: &SqlParts, columns: &str) -> String {
     let first = parts.inner().settled_at.as_ref().map_or_else(|| parts.id.clone(), |at| column("t", at));
     format!("SELECT {columns} FROM {} t WHERE {} ORDER BY {first} LIMIT $1", parts.table, old(parts))
 }
 
-/// Selects the rows with the keys `$2` and `$3` that can be deleted.
+/// Builds the query for the keys of those rows with the keys `$2` (ids) and `$3` (queues) that can be deleted, at most
+/// `$1`.
 pub(crate) fn picked_by_key(parts: &SqlParts) -> String {
     format!(
         "SELECT {} FROM {} WHERE {} LIMIT $1",
@@ -35,7 +36,7 @@ pub(crate) fn picked_by_key(parts: &SqlParts) -> String {
     )
 }
 
-/// Deletes the rows whose keys `picked` selects.
+/// Builds the statement that deletes the rows whose keys the query `picked` returns.
 pub(crate) fn purge(parts: &SqlParts, picked: &str) -> String {
     let due = format!("{picked} FOR UPDATE OF t SKIP LOCKED");
     With::new().step("due", &due).end(&format!(

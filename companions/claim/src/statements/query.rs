@@ -1,4 +1,4 @@
-//! A statement with its values, and the meaning of its errors.
+//! Runs statements with their parameters, and interprets their errors.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +21,7 @@ const LONGEST: Duration = Duration::from_secs(100 * 366 * 86_400);
 pub(crate) struct Query {
     pub(crate) sql: Arc<str>,
     values: PgArguments,
-    /// Whether the statement is sent only once, so that it is not prepared.
+    /// Whether the statement is used only once, so that it is not prepared.
     is_once: bool,
 }
 
@@ -30,12 +30,12 @@ impl Query {
         Self { sql: sql.into(), values: PgArguments::default(), is_once: false }
     }
 
-    /// Builds a statement for one use, which takes no place among the prepared statements.
+    /// Builds a statement that is used only once. It is not prepared, so it displaces no prepared statement.
     pub(crate) fn once(sql: impl Into<Arc<str>>) -> Self {
         Self { is_once: true, ..Self::new(sql) }
     }
 
-    /// Binds the next value.
+    /// Binds the next parameter.
     pub(crate) fn bind<'q, T: Encode<'q, Postgres> + Type<Postgres>>(
         mut self,
         value: T,
@@ -46,7 +46,7 @@ impl Query {
         Ok(self)
     }
 
-    /// Binds the next two values, the ids and queues of rows.
+    /// Binds the next two parameters: the ids and the queues of rows.
     pub(crate) fn keys<'k>(self, keys: impl IntoIterator<Item = &'k RowKey>) -> Result<Self, ClaimError> {
         let (ids, queues): (Vec<String>, Vec<Option<String>>) =
             keys.into_iter().map(|key| (key.id.to_string(), key.queue.as_deref().map(str::to_owned))).unzip();
@@ -63,7 +63,7 @@ impl Query {
     }
 }
 
-/// Reads a column of a reply.
+/// Reads the column `name` of a row in a reply.
 pub(crate) fn get<'r, T: Decode<'r, Postgres> + Type<Postgres>>(
     row: &'r PgRow,
     name: &str,

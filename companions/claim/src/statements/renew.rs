@@ -1,4 +1,4 @@
-//! The statement that renews leases.
+//! Builds the statement that renews leases.
 
 use super::expression::{checked, column};
 use super::parts::{NOW, SqlParts};
@@ -6,12 +6,12 @@ use super::settle::{owned, want};
 use super::with::With;
 use crate::spec::Tracking;
 
-/// The claim has lost no row. Not a join, because the planner would expect few rows and compare each with each. The
-/// same applies below.
+/// Condition: the claim of `l` has lost no row. Not a join, because the planner would expect few rows and compare each
+/// row with each claim.
 const STANDS: &str = "(l.claim IN (SELECT claim FROM standing WHERE NOT mine)) IS NOT TRUE";
 
-/// Renews the rows that belong to the claims and that no other transaction has locked. Returns the other rows. A
-/// claim that has lost a row is not renewed.
+/// Builds the statement that renews the leases of claims. It skips rows that another transaction has locked, and claims
+/// that have lost a row. It returns the rows that were not renewed.
 pub(crate) fn renew(parts: &SqlParts) -> String {
     let inner = parts.inner();
     let (join, mine, lock) = owned(parts);

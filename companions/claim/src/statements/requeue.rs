@@ -1,4 +1,4 @@
-//! The statements that give up rows, and that give rows further attempts.
+//! Builds the statements that cancel rows, and that requeue given-up rows with further attempts.
 
 use leasehold_table_schema::sql::literal;
 
@@ -8,8 +8,8 @@ use super::settle::settled_by;
 use crate::spec::Tracking;
 use crate::spec::states::State;
 
-/// Sets unsettled rows with the keys `$2` and `$3` to failed, with the message `$1`. Clears owner and lease of a
-/// taken row, so that its claim is superseded.
+/// Builds the statement that sets unsettled rows with the keys `$2` (ids) and `$3` (queues) to failed, with the message
+/// `$1`. It clears the lease of a taken row, so that its claim is superseded.
 pub(crate) fn cancel(parts: &SqlParts, failed: &State) -> String {
     let inner = parts.inner();
     let unsettled: Vec<State> = inner.states.takeable.iter().chain(&inner.states.taken).cloned().collect();
@@ -32,7 +32,7 @@ pub(crate) fn cancel(parts: &SqlParts, failed: &State) -> String {
     parts.change(&due, true, &set, "1")
 }
 
-/// Selects the rows with the keys `$2` and `$3` that failed or are exhausted.
+/// Builds the query for those rows with the keys `$2` (ids) and `$3` (queues) that have failed or are exhausted.
 pub(crate) fn given_up(parts: &SqlParts) -> String {
     let (listed, given_up) = (parts.listed("$2", "$3"), checked(&parts.given_up("t")));
     format!(
@@ -42,7 +42,7 @@ pub(crate) fn given_up(parts: &SqlParts) -> String {
     )
 }
 
-/// Selects at most `limit` rows in this state. The limit is in the text, so that the planner knows it.
+/// Builds the query for at most `limit` rows in this state. The limit is in the text, so that the planner knows it.
 pub(crate) fn in_state(parts: &SqlParts, state: &State, limit: u32) -> String {
     format!(
         "SELECT {} FROM {} t{} LIMIT {limit} FOR NO KEY UPDATE OF t SKIP LOCKED",
@@ -52,12 +52,13 @@ pub(crate) fn in_state(parts: &SqlParts, state: &State, limit: u32) -> String {
     )
 }
 
-/// Lists the first `$1` rows in this state.
+/// Builds the query for the keys of the first `$1` rows in this state.
 pub(crate) fn keys_in_state(parts: &SqlParts, state: &State) -> String {
     format!("SELECT {} FROM {} t{} LIMIT $1", parts.key_text(), parts.table, parts.given_up_in(state, ""))
 }
 
-/// Makes the rows that `picked` selects claimable, with `$1` attempts more. A row without a limit stays so.
+/// Builds the statement that makes the rows which `picked` returns claimable, with `$1` more attempts. A row without a
+/// limit of attempts keeps having none.
 pub(crate) fn requeue(parts: &SqlParts, picked: &str) -> String {
     let inner = parts.inner();
     let mut set = vec![format!("{} = {}", inner.state.quoted(), parts.home())];

@@ -19,8 +19,8 @@ use crate::spec::ids::{OwnerToken, RowId, RowKey};
 use crate::spec::states::State;
 use crate::store::{ClaimRef, Claimed, ClaimedRow, PassCursor, Taken};
 
-/// Selects the columns that `picked` needs beyond the key. If the claim's statement does not return the updated row,
-/// `picked` passes on the columns of the row.
+/// Builds the further columns of the step `picked`, after the key. They include the columns for the reply if the
+/// statement that takes the row does not return it.
 pub(crate) fn carried(parts: &SqlParts, order: &RowOrder, from: &[State]) -> String {
     let mut carried = String::new();
     if from.len() > 1 {
@@ -36,7 +36,8 @@ pub(crate) fn carried(parts: &SqlParts, order: &RowOrder, from: &[State]) -> Str
     carried
 }
 
-/// Selects the columns of a row of `t` for the reply, beyond its key and lease.
+/// Builds the further columns of the reply, after key and lease of `t`. `attempts` is the end of an expression for the
+/// attempts left.
 pub(crate) fn answers(parts: &SqlParts, attempts: &str) -> String {
     let inner = parts.inner();
     let mut answers = String::new();
@@ -61,8 +62,9 @@ pub(crate) fn answers(parts: &SqlParts, attempts: &str) -> String {
     answers
 }
 
-/// Selects a column of the work. A `numeric` becomes text, because JSON readers take a number with a point for a
-/// float. The type is read from each value, because behind `COALESCE` a domain becomes its base type.
+/// Builds an SQL expression for a work column as JSON. A `numeric` becomes text, because JSON readers take a number
+/// with a point for a float. The type is read from each value, because behind `COALESCE` a domain becomes its base
+/// type.
 fn as_json(of: &Column) -> String {
     let (value, name) = (column("t", of), of.quoted());
     let is = |kind: &str| {
@@ -78,7 +80,7 @@ fn as_json(of: &Column) -> String {
     )
 }
 
-/// Names these columns, and the columns of the cursor, in `alias`.
+/// Builds a SELECT list of the columns of [`answers`] and of the cursor, qualified with `alias`.
 pub(crate) fn names(parts: &SqlParts, order: &RowOrder, alias: &str) -> String {
     let inner = parts.inner();
     let optional = [
@@ -94,7 +96,7 @@ pub(crate) fn names(parts: &SqlParts, order: &RowOrder, alias: &str) -> String {
     names
 }
 
-/// Reads claims of one row each.
+/// Converts the rows of a reply to claims of one row each.
 pub(crate) fn taken<'r>(
     parts: &SqlParts,
     rows: impl IntoIterator<Item = &'r PgRow>,
@@ -111,7 +113,7 @@ pub(crate) fn taken<'r>(
     Ok(Taken { claims, cursor, ..Taken::default() })
 }
 
-/// Reads the claims of these rows, keyed and sorted by their numbers.
+/// Converts the rows of a reply to claims of several rows, keyed by their numbers in the call.
 pub(crate) fn claims<'r>(
     parts: &SqlParts,
     rows: impl IntoIterator<Item = &'r PgRow>,
@@ -127,7 +129,7 @@ pub(crate) fn claims<'r>(
     Ok(claims.into_iter().map(|(number, rows)| (number, claim_of(rows, request.take.lease))).collect())
 }
 
-/// A row that was taken.
+/// A taken row, with the data of its claim.
 struct Answer {
     row: ClaimedRow,
     owner: OwnerToken,
@@ -161,7 +163,7 @@ fn claimed_row(parts: &SqlParts, row: &PgRow, request: &TakeRequest<'_>) -> Resu
     })
 }
 
-/// Reads a row from the columns of [`answers`].
+/// Converts a row of a reply that has the columns of [`answers`].
 pub(crate) fn read_row(
     parts: &SqlParts,
     row: &PgRow,

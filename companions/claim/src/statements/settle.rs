@@ -1,4 +1,4 @@
-//! The statements that end claims.
+//! Builds the statements that end claims.
 
 use leasehold_table_schema::sql::literal;
 
@@ -12,10 +12,10 @@ use crate::spec::states::State;
 use crate::spec::{Retention, Tracking};
 use crate::store::Outcome;
 
-/// Outcomes that one statement can write together.
+/// What a statement writes at the end of claims. Claims with the same ending are written together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// The row gets this state, with a message or without.
+    /// The row gets this state. With `noted`, also a message.
     At {
         state: State,
         noted: bool,
@@ -31,7 +31,7 @@ pub(crate) enum Ending {
 }
 
 impl Ending {
-    /// Returns the ending for this outcome.
+    /// Returns the ending that writes this outcome, or an error if the spec lacks a state or column for it.
     pub(crate) fn of(parts: &SqlParts, outcome: &Outcome) -> Result<Self, ClaimError> {
         let inner = parts.inner();
         let states = &inner.states;
@@ -83,7 +83,8 @@ pub(crate) fn settled_by(parts: &SqlParts, by: &str) -> Option<String> {
     parts.inner().settled_by.as_ref().map(|column| format!("{} = {by}", column.quoted()))
 }
 
-/// Builds the assignments of an ending. `by`, `error` and `delay` are the SQL for its values.
+/// Builds the assignments of an UPDATE that writes an ending. `error` and `delay` are the SQL for the message and the
+/// pause.
 fn assignments(parts: &SqlParts, ending: &Ending, by: &str, error: &str, delay: &str) -> String {
     let inner = parts.inner();
     let mut set = parts.clear_lease();
@@ -91,7 +92,7 @@ fn assignments(parts: &SqlParts, ending: &Ending, by: &str, error: &str, delay: 
     let counts = !matches!(ending, Ending::PutBack { .. });
     set.extend(counted(parts, counts));
     if let (Mode::Held, Tracking::Columns { epoch, .. }) = (parts.mode, &inner.tracking) {
-        // A greater epoch, so that an earlier leaseholder of the row is superseded.
+        // Raises the epoch, so that an earlier leaseholder of the row is superseded.
         set.push(format!("{0} = GREATEST(l.epoch, COALESCE(t.{0}, 0) + 1)", epoch.quoted()));
     }
     let note = |noted: bool, set: &mut Vec<String>| {
@@ -129,20 +130,21 @@ fn assignments(parts: &SqlParts, ending: &Ending, by: &str, error: &str, delay: 
     set.join(", ")
 }
 
-/// Builds the assignment of the attempts left, depending on whether the attempt counts.
+/// Builds the assignment of the attempts left. `counts` says whether the attempt counts. `None` if the number stays.
 fn counted(parts: &SqlParts, counts: bool) -> Option<String> {
     let left = parts.inner().attempts.as_ref()?;
     let (name, now) = (left.quoted(), column("t", left));
     match (parts.mode, counts) {
-        // The attempt was subtracted when the row was taken.
+        // The number is right: a lease has subtracted the attempt when the row was taken, and a held claim has not.
         (Mode::Leased, true) | (Mode::Held, false) => None,
         (Mode::Leased, false) => Some(format!("{name} = {now} + 1")),
-        // Not GREATEST, because it turns NULL into zero.
+        // Does not use GREATEST, because it turns NULL into zero.
         (Mode::Held, true) => Some(format!("{name} = CASE WHEN {now} > 0 THEN {now} - 1 ELSE {now} END")),
     }
 }
 
-/// Builds the condition for writing the ending to a claimed row.
+/// Builds the condition, with a leading ` AND`, that the spec allows this ending in the row's current state. Empty if
+/// it always does.
 fn allowed(parts: &SqlParts, ending: &Ending) -> String {
     let states = &parts.inner().states;
     match ending {
@@ -159,12 +161,13 @@ fn allowed(parts: &SqlParts, ending: &Ending) -> String {
     }
 }
 
-/// Builds the flag that the ending exhausts the row.
+/// Builds an SQL expression for whether the ending exhausts the row.
 fn used(parts: &SqlParts, ending: &Ending) -> String {
     if matches!(ending, Ending::Retry { .. }) { parts.used_up() } else { "false".to_owned() }
 }
 
-/// Adds a notification to the reply for rows that are claimable at once. It wakes workers of other processes at commit.
+/// Builds a further column of the reply, which notifies workers of other processes at the commit. Empty if the rows are
+/// not claimable at once.
 fn told(parts: &SqlParts, ending: &Ending) -> String {
     match ending {
         Ending::Retry { later: false, .. } | Ending::PutBack { later: false } => {
@@ -174,7 +177,7 @@ fn told(parts: &SqlParts, ending: &Ending) -> String {
     }
 }
 
-/// Ends a claim of one row, the most common case.
+/// Builds the statement that ends a claim of one row with lease columns, the most common case.
 pub(crate) fn one(parts: &SqlParts, ending: &Ending) -> String {
     let Tracking::Columns { owner, epoch, .. } = &parts.inner().tracking else { return String::new() };
     let queue = parts.queue.as_ref().map_or(String::new(), |queue| format!(" AND {queue} = $3::text"));
@@ -200,7 +203,7 @@ pub(crate) fn one(parts: &SqlParts, ending: &Ending) -> String {
     }
 }
 
-/// Builds the step `want`, the rows of the claims in the parameters.
+/// Builds the step `want`, which lists the rows of the claims in the parameters.
 pub(crate) fn want(parts: &SqlParts, ends: bool) -> String {
     let (more, names) = if ends {
         (", pg_catalog.unnest($6::text[]), pg_catalog.unnest($7::bigint[])", ", error, delay")
@@ -216,8 +219,8 @@ pub(crate) fn want(parts: &SqlParts, ends: bool) -> String {
     )
 }
 
-/// Returns the join of `t`, and of the lease `x` in a side table, with the rows `w` of the claims. Also returns the
-/// condition that the row belongs to the claim, and the tables to lock.
+/// Builds three pieces of SQL: the join of `t` (and of its side-table row `x`) with the rows `w` of the claims, the
+/// condition that the row still belongs to the claim, and the tables to lock.
 pub(crate) fn owned(parts: &SqlParts) -> (String, String, &'static str) {
     let same = parts.same_row("w");
     if parts.mode == Mode::Held {
@@ -240,7 +243,7 @@ pub(crate) fn owned(parts: &SqlParts) -> (String, String, &'static str) {
         ),
         (_, Some(side)) => {
             let row = parts.side_row(side, "t");
-            // The side table has only taken rows, so the state is not needed for that.
+            // Compares the state only with the states of taken rows, because the side table has only taken rows.
             let states = &parts.inner().states;
             let stored = states.taken.as_ref().map_or(states.takeable.as_slice(), std::slice::from_ref);
             (
@@ -257,23 +260,24 @@ pub(crate) fn owned(parts: &SqlParts) -> (String, String, &'static str) {
     }
 }
 
-/// Selects claims of which all rows were found and locked.
+/// Query for the claims of which all rows were found and locked.
 const WHOLE: &str = "SELECT claim FROM (SELECT claim, pg_catalog.count(*) AS n FROM want GROUP BY claim) a \
      JOIN (SELECT claim, pg_catalog.count(*) AS n FROM locked GROUP BY claim) b USING (claim, n)";
 
-/// Removes a claim that has ended from the transaction's held rows.
+/// Query that removes a claim that has ended from the setting with the transaction's held rows.
 const FORGET: &str = "SELECT e.*, pg_catalog.set_config('leasehold.held', pg_catalog.regexp_replace( \
      pg_catalog.current_setting('leasehold.held', true), ' [0-9a-f]+=' || ($4::text[])[1], '', 'g'), true) FROM ended e";
 
-/// All rows of the claim were found. Not a join, because the planner would expect few rows and compare each row with
-/// each claim.
+/// Condition: all rows of the claim of `l` were found. Not a join, because the planner would expect few rows and
+/// compare each row with each claim.
 const IS_WHOLE: &str = "(l.claim IN (SELECT claim FROM whole)) IS TRUE";
 
-/// Ends several rows in the common lock order, and only claims of which all rows are found. With `is_batch`, skips
-/// rows that other transactions have locked, because one claim must not delay the others. `by` is the owner to record
-/// instead of the claim's own.
+/// Builds the statement that ends claims of several rows. It locks the rows in the common order, and only ends claims
+/// of which all rows are found. With `is_batch`, it skips rows that other transactions have locked, because one claim
+/// must not delay the others. `by` is the owner to record instead of the claim's own.
 pub(crate) fn many(parts: &SqlParts, ending: &Ending, is_batch: bool, by: Option<OwnerToken>) -> String {
-    // A concurrent insert of a foreign key reference allows settling a row, but not deleting it.
+    // Uses the weaker lock unless rows are deleted. A concurrent insert of a foreign key to the row allows settling it,
+    // but not deleting it.
     let strength = if matches!(ending, Ending::Deleted) { "UPDATE" } else { "NO KEY UPDATE" };
     let skip = if is_batch { " SKIP LOCKED" } else { "" };
     let (join, mine, lock) = owned(parts);
@@ -299,7 +303,7 @@ pub(crate) fn many(parts: &SqlParts, ending: &Ending, is_batch: bool, by: Option
     let told = told(parts, ending);
     let answer = format!("RETURNING l.claim, {}, {used} AS used{told}", parts.key_text());
     if parts.mode == Mode::Held {
-        // A claim that has ended is no longer held.
+        // Removes the claim from the transaction's held rows in the same statement.
         let ended = format!("{} {answer}", change.unwrap_or_default());
         return with.change("ended", &ended).end(FORGET);
     }
@@ -320,10 +324,10 @@ pub(crate) fn many(parts: &SqlParts, ending: &Ending, is_batch: bool, by: Option
     }
 }
 
-/// Reads the current owner, epoch and state of the rows of the claims.
+/// Builds the statement that reads the current owner, epoch and state of the rows of claims.
 pub(crate) fn probe(parts: &SqlParts) -> String {
     let (join, mine, _) = owned(parts);
-    // Held claims do not read leases in a side table.
+    // For held claims, does not read leases in a side table.
     let lease = parts.lease.as_ref().filter(|_| parts.mode == Mode::Leased || parts.side.is_none());
     let epoch = lease.map_or("NULL", |lease| &lease.epoch);
     With::new().step("want", &want(parts, false)).end(&format!(

@@ -1,4 +1,4 @@
-//! The claims that a statement ends, and their results.
+//! Parameters of the statements that end claims, and conversion of their results.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::spec::ids::RowKey;
 use crate::spec::states::State;
 use crate::store::{ClaimRef, Outcome, Settled};
 
-/// The parameters of a statement that ends claims.
+/// The parameters of a statement that ends claims: a list per column, with an element for each row.
 #[derive(Default)]
 pub(crate) struct ClaimParameters {
     claims: Vec<i64>,
@@ -60,7 +60,8 @@ impl ClaimParameters {
         wanted
     }
 
-    /// Binds the first five parameters, or with `ends` the seven of a settlement.
+    /// Builds the query that runs `sql` with the first five lists. With `ends`, the messages and the pauses are two
+    /// more.
     pub(crate) fn bind(self, sql: impl Into<Arc<str>>, ends: bool) -> Result<Query, ClaimError> {
         let query = Query::new(sql)
             .bind(self.claims)?
@@ -71,7 +72,7 @@ impl ClaimParameters {
         if ends { query.bind(self.errors)?.bind(self.delays) } else { Ok(query) }
     }
 
-    /// Binds the parameters of a statement for one row.
+    /// Builds the query that runs `sql` for a claim of one row, with a value per column.
     pub(crate) fn bind_one(mut self, sql: impl Into<Arc<str>>) -> Result<Query, ClaimError> {
         Query::new(sql)
             .bind(self.claims.pop().unwrap_or_default())?
@@ -84,7 +85,7 @@ impl ClaimParameters {
     }
 }
 
-/// Replaces NUL, which the server's text cannot contain.
+/// Returns the message without NUL, which the server's text cannot contain.
 pub(crate) fn storable(message: &str) -> String {
     message.replace('\0', "\u{fffd}")
 }
@@ -107,7 +108,8 @@ pub(crate) fn written(
     Ok(written)
 }
 
-/// Returns the reason why the claim with this number was not settled.
+/// Returns the error that tells why the claim with this number was not settled. `rows` is the reply of the statement
+/// that reads the claims' rows.
 pub(crate) fn lost(
     parts: &SqlParts,
     rows: &[PgRow],
@@ -137,7 +139,7 @@ pub(crate) fn lost(
         (Some((.., Some(from))), Outcome::To(to)) if !parts.inner().states.allows(&from, to) => {
             Ok(ClaimError::IllegalTransition { from, to: to.clone() })
         }
-        // In a batch, the statement skips locked rows.
+        // Reports a claim that still has its rows as busy, because a batch skips locked rows.
         (Some((row, ..)), _) if is_batch => Ok(ClaimError::Busy { what: format!("row {row}") }),
         (Some((row, epoch, current_epoch, state)), _) => {
             Ok(ClaimError::Superseded { row, epoch, current_epoch, state })
@@ -146,13 +148,13 @@ pub(crate) fn lost(
     }
 }
 
-/// Builds the error of a claim without a row in the table.
+/// Builds the error of a claim whose row does not exist in the table.
 pub(crate) fn nowhere(claim: &ClaimRef) -> ClaimError {
     let (row, epoch) = claim.rows.first().cloned().unwrap_or_else(|| (RowKey::new(0), 0));
     ClaimError::Superseded { row, epoch, current_epoch: None, state: None }
 }
 
-/// Checks that all rows of a claim were written, because a trigger or rule of the table can prevent it.
+/// Returns an error unless all rows of the claim were written, because a trigger or rule of the table can prevent it.
 pub(crate) fn whole(count: usize, claim: &ClaimRef, settled: Settled) -> Result<Settled, ClaimError> {
     if count == claim.rows.len() {
         return Ok(settled);

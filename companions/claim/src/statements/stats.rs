@@ -1,4 +1,4 @@
-//! Counts rows up to a limit.
+//! Builds the statement that counts rows, each kind up to a limit.
 
 use super::expression::{column, list};
 use super::order::RowOrder;
@@ -15,7 +15,7 @@ pub(crate) fn stats(parts: &SqlParts, order: &RowOrder, request: &TakeRequest<'_
         |from: &str| format!("(SELECT pg_catalog.count(*) FROM (SELECT FROM {from} LIMIT {limit}) c)");
     let none = || "0::bigint".to_owned();
     let of_table = |rest: String| count(&format!("{} t{rest}", parts.table));
-    // In the order of the fitting index, because the server would scan the table if it expects many hits.
+    // Counts in the order of the fitting index, because the server would scan the table if it expects many hits.
     let by_id = |condition: String| of_table(format!(" WHERE {condition}{queue} ORDER BY {}", parts.id));
     let in_state = |state: &Option<State>| {
         state.as_ref().map_or_else(none, |name| of_table(parts.given_up_in(name, &queue)))

@@ -1,4 +1,4 @@
-//! The statements that return rows whose lease has ended.
+//! Builds the statements that put back rows whose leases have ended.
 
 use leasehold_table_schema::sql::literal;
 
@@ -8,7 +8,8 @@ use super::settle::settled_by;
 use super::with::With;
 use crate::spec::Tracking;
 
-/// Selects rows of `t` whose lease has ended, the earliest end first. `x` is the lease in a side table.
+/// Builds the end of a query (from FROM on) for rows `t` whose lease has ended, the earliest end first. The lease is
+/// `x` if it is in a side table.
 fn over(parts: &SqlParts, and: &str) -> String {
     let Some(LeaseSql { until, .. }) = &parts.lease else { return String::new() };
     let (from, is_taken) = match &parts.side {
@@ -21,17 +22,17 @@ fn over(parts: &SqlParts, and: &str) -> String {
     format!("FROM {from} WHERE {is_taken} AND {until} <= {RECEIVED}{and} ORDER BY {until}")
 }
 
-/// Returns the first `$1` rows whose lease has ended.
+/// Builds the statement that puts back the first `$1` rows whose lease has ended.
 pub(crate) fn sweep(parts: &SqlParts) -> String {
     sweep_where(parts, "")
 }
 
-/// Returns such rows among the keys `$2` and `$3` only.
+/// Builds the same statement, restricted to rows with the keys `$2` (ids) and `$3` (queues).
 pub(crate) fn sweep_keys(parts: &SqlParts) -> String {
     sweep_where(parts, &format!(" AND {}", parts.among("$2", "$3")))
 }
 
-/// Lists the first `$1` rows that [`sweep`] would return.
+/// Builds the query for the keys of the first `$1` rows whose lease has ended.
 pub(crate) fn ended(parts: &SqlParts) -> String {
     format!("SELECT {} {} LIMIT $1", parts.key_text(), over(parts, ""))
 }
@@ -41,7 +42,8 @@ fn sweep_where(parts: &SqlParts, and: &str) -> String {
     let mut set = parts.clear_lease();
     let states = &inner.states;
     let stored = states.taken.as_ref().map_or(states.takeable.as_slice(), std::slice::from_ref);
-    // A row that was settled by hand stays settled: only the lease is deleted.
+    // Distinguishes rows that are still taken. A row that was settled by hand stays settled, and only its lease is
+    // deleted.
     let is_taken = format!("{} IN ({})", parts.state(), list(stored));
     set.extend(parts.back());
     set.extend(settled_by(parts, "NULL"));
@@ -69,7 +71,7 @@ fn sweep_where(parts: &SqlParts, and: &str) -> String {
                 parts.used_up(),
                 over(parts, and),
             );
-            // Also deletes leases of deleted rows.
+            // Also deletes leases of rows that no longer exist.
             let gone = format!(
                 "DELETE FROM {table} x WHERE x.tab = {tab} AND x.lease_until <= {RECEIVED} \
                  AND NOT EXISTS (SELECT FROM {claimed} t WHERE {joined})",
@@ -99,7 +101,8 @@ fn sweep_where(parts: &SqlParts, and: &str) -> String {
     }
 }
 
-/// Sets claimable rows without attempts left to exhausted, if the spec has a state for them.
+/// Builds the statement that sets claimable rows without attempts left to exhausted. `None` if the spec has no state
+/// for them.
 pub(crate) fn use_up(parts: &SqlParts) -> Option<String> {
     let (inner, key) = (parts.inner(), parts.key());
     let due =
@@ -110,18 +113,19 @@ pub(crate) fn use_up(parts: &SqlParts) -> Option<String> {
     Some(parts.change(&due, false, &set, &format!("{}, true AS used", parts.key_text())))
 }
 
-/// Selects rows without attempts left that are not taken.
+/// Builds the end of a query (from FROM on) for rows that are not taken and have no attempts left. `None` if the spec
+/// has no state for them.
 fn exhausted_rows_from(parts: &SqlParts) -> Option<String> {
     let inner = parts.inner();
     inner.states.exhausted.as_ref()?;
     let left = column("t", inner.attempts.as_ref()?);
-    // Rows that the filter excludes are left to the claimers that take them.
+    // Leaves rows that the filter excludes to the claimers that take them.
     let mine = inner.filter.as_ref().map_or(String::new(), |filter| format!(" AND ({})", filter.as_str()));
     let free = parts.free(&inner.states.takeable);
     Some(format!("FROM {} t WHERE {free} AND {left} <= 0{mine}", parts.table))
 }
 
-/// Returns the milliseconds until the first lease ends. 0 if a sweep has work, NULL if no row is taken.
+/// Builds the query for the milliseconds until the first lease ends: 0 if a sweep has work, NULL if no row is taken.
 pub(crate) fn next_end(parts: &SqlParts) -> String {
     let first = match (&parts.lease, &parts.side) {
         (Some(lease), None) => {
@@ -132,7 +136,7 @@ pub(crate) fn next_end(parts: &SqlParts) -> String {
         }
         (None, None) => "NULL::timestamptz".to_owned(),
     };
-    // Receipt of the statement, because the planner cannot compare the clock with an index.
+    // Computes from the receipt of the statement, because the planner cannot compare a moving clock with an index.
     let left = format!(
         "CASE WHEN n.first IS NOT NULL THEN \
          pg_catalog.ceil(GREATEST(EXTRACT(epoch FROM {} - {RECEIVED}), 0) * 1000)::bigint END",

@@ -1,4 +1,4 @@
-//! The statements that take rows under leases, and that put them back.
+//! Builds the statements that take rows under leases, and that put them back.
 
 use leasehold_table_schema::Column;
 use leasehold_table_schema::sql::literal;
@@ -13,15 +13,17 @@ use super::with::With;
 use crate::spec::Tracking;
 use crate::spec::states::State;
 
-/// The second half of a claim, after `picked` has locked rows of `t`. Writes the lease.
+/// Builds the second half of a statement that takes rows: it writes the leases of the rows `t` that the step `picked`
+/// has locked.
 struct TakeStatement<'a> {
     parts: &'a SqlParts,
     order: &'a RowOrder,
-    /// Whether the limit is one row.
+    /// Whether the statement takes one row only.
     single: bool,
-    /// SQL for a row's claim number in the batch.
+    /// SQL for the number of a row's claim in this call.
     claim: &'a str,
-    /// SQL for numeric owners, if they do not come from the sequence row by row.
+    /// SQL for the owner, if each claim of several rows draws one number of a sequence. `None` if each row draws its
+    /// own, or owners are UUIDs.
     sequence: Option<&'a str>,
 }
 
@@ -55,7 +57,7 @@ impl TakeStatement<'_> {
                     answers(parts, "") + &self.order.texts()
                 ))
             }
-            // Callers refuse such a spec before they send a statement.
+            // Unreachable, because callers refuse such a spec before they send a statement.
             Tracking::None => String::new(),
         }
     }
@@ -79,8 +81,8 @@ impl TakeStatement<'_> {
         let is_noted = format!("noted.id = p.id::text AND noted.queue = {queue}");
         let changes = self.changes();
         if !changes.is_empty() {
-            // The state is checked again for servers that do not lock the rows that `picked` selects (docs/hazards.md
-            // H59). A row that was done since stays done.
+            // Checks the state again for servers that do not lock the rows that `picked` selects (docs/hazards.md H59).
+            // A row that was done since stays done.
             let changed = format!(
                 "UPDATE {} AS t SET {} FROM picked p, noted WHERE {} AND {is_noted} AND {}",
                 parts.table,
@@ -99,7 +101,7 @@ impl TakeStatement<'_> {
         ))
     }
 
-    /// Builds the assignments to the claimed table that do not depend on the owner.
+    /// Builds the assignments to the claimed table except for owner, epoch and end of the lease.
     fn changes(&self) -> Vec<String> {
         let inner = self.parts.inner();
         let mut set = Vec::new();
@@ -145,8 +147,8 @@ pub(crate) fn take_selected(selection: &Selection<'_>) -> String {
     take.statement(picked, request.from)
 }
 
-/// Builds the statement that puts back all rows of the batch `$2`, which has at most `$1` claims. `None` if the spec
-/// has no lease.
+/// Builds the statement that puts back all rows that were taken by the call with the batch `$2` (a UUID), at most `$1`
+/// claims. `None` if the spec has no lease.
 pub(crate) fn put_back(parts: &SqlParts) -> Option<String> {
     let (inner, lease) = (parts.inner(), parts.lease.as_ref()?);
     let owners = format!(

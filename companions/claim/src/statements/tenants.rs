@@ -17,8 +17,9 @@ use super::row::carried;
 use super::with::With;
 use crate::spec::TenantLimit;
 
-/// Gives the open transaction the first free place of `$1` up to `$2`, if one is free, and adds it to the setting
-/// `leasehold.places`. Places that the transaction already has do not count as free.
+/// Takes for the open transaction the first free place, from 1 to `$2`, of the tenant with the lock number `$1`, and
+/// notes it in the setting `leasehold.places`. Places that the transaction already has are skipped. Returns no row if
+/// no place is free.
 pub(crate) const PLACE: &str = "SELECT p.place, pg_catalog.set_config('leasehold.places', \
      pg_catalog.concat(pg_catalog.current_setting('leasehold.places', true), ' ', $1::int4, ':', p.place, ' '), true) \
      FROM (SELECT n AS place FROM pg_catalog.generate_series(1, $2::int4) n WHERE CASE WHEN pg_catalog.strpos( \
@@ -26,8 +27,8 @@ pub(crate) const PLACE: &str = "SELECT p.place, pg_catalog.set_config('leasehold
      THEN false ELSE pg_catalog.pg_try_advisory_xact_lock($1::int4, n) END LIMIT 1) p";
 
 impl Selection<'_> {
-    /// Builds the statement that counts the places that leases leave to the tenant of the row with the key `$1` and
-    /// `$2`.
+    /// Builds the statement that counts how many places rows under leases leave to a tenant. The tenant is the tenant
+    /// of the row with the key `$1` (id) and `$2` (queue).
     pub(crate) fn count(&self) -> String {
         format!(
             "SELECT {} AS room FROM (SELECT {} AS g FROM {}) f",
@@ -37,7 +38,7 @@ impl Selection<'_> {
         )
     }
 
-    /// Builds the number of further rows of tenant `g` that can be in progress, counting only leases.
+    /// Builds an SQL expression for how many more rows of tenant `g` can be in progress, counting only leases.
     fn room(&self, g: &str) -> String {
         let (parts, tenant) = (self.parts, self.group);
         let most = parts.inner().limit.as_ref().map_or(0, |TenantLimit { most, .. }| *most);
@@ -62,7 +63,7 @@ impl Selection<'_> {
         format!("{most} - (SELECT pg_catalog.count(*) FROM ({leased} LIMIT {most}) b)")
     }
 
-    /// Selects the columns of the rows `t` for the reply.
+    /// Builds a SELECT list with the columns of `t` for the reply.
     fn answered(&self) -> String {
         let (parts, tenant) = (self.parts, column("t", self.group));
         let queue = parts.queue.as_ref().map_or("NULL::text".to_owned(), |queue| format!("{queue}::text"));
@@ -73,14 +74,15 @@ impl Selection<'_> {
         )
     }
 
-    /// Builds the condition for claimable rows behind the cursor.
+    /// Builds the condition that `t` is claimable and behind the cursor.
     fn behind(&self, nulls: Option<&[bool]>) -> String {
         let behind =
             nulls.map_or(String::new(), |nulls| format!(" AND {}", self.order.behind(nulls, FREE + 2)));
         self.request.everywhere(self.parts) + &behind
     }
 
-    /// Finds the first rows of all tenants.
+    /// Builds the statement that finds the first rows behind the cursor, of all tenants, and how many more rows each
+    /// tenant can have in progress.
     pub(crate) fn look_in_order(&self, nulls: Option<&[bool]>) -> String {
         let found = format!(
             "SELECT {} FROM {} t WHERE {} ORDER BY {} LIMIT $5",
@@ -101,7 +103,8 @@ impl Selection<'_> {
         ))
     }
 
-    /// Finds the first rows of each new tenant with room, and rows without a tenant.
+    /// Builds the statement that finds the first rows of each tenant that has room and was not seen before, and rows
+    /// without a tenant.
     pub(crate) fn look_by_tenant(&self, nulls: Option<&[bool]>) -> String {
         let (parts, inner) = (self.parts, self.parts.inner());
         let (table, tenant, by) = (&parts.table, column("t", self.group), self.order.order());
@@ -109,7 +112,7 @@ impl Selection<'_> {
         stored.extend(inner.states.taken.iter().filter(|_| inner.on_read).cloned());
         let stored = format!("{} IN ({})", parts.state(), list(&stored));
         let most = inner.limit.as_ref().map_or(0, |limit| limit.most);
-        // Goes from tenant to tenant by the index, independent of the number of their rows.
+        // Lists the tenants by the index, one after the other, independent of the number of their rows.
         let tenants = format!(
             "(SELECT {tenant} FROM {table} t WHERE {stored} AND {tenant} IS NOT NULL ORDER BY {tenant} LIMIT 1) \
              UNION ALL SELECT (SELECT {tenant} FROM {table} t WHERE {stored} AND {tenant} > e.g ORDER BY {tenant} LIMIT 1) \
@@ -126,7 +129,7 @@ impl Selection<'_> {
              ORDER BY {tenant}, {by} LIMIT $1)",
             answered = self.answered(),
             ready = self.behind(nulls),
-            // In the text, because the planner then knows the number.
+            // Writes the number into the text, because the planner then knows it.
             each = most.min(self.limit.next_power_of_two()),
         );
         let with = parts.begin().recursive("tenant(g)", &tenants).step("roomy", &roomy).step("found", &found);
@@ -137,8 +140,8 @@ impl Selection<'_> {
         ))
     }
 
-    /// Begins a statement with the step `picked`, the chosen rows. Under leases, these are as many rows of the locked
-    /// tenants as have room. Rows beyond the room stay locked until the transaction ends.
+    /// Begins a statement with the step `picked`, the rows to take. Under leases, these are as many rows of each locked
+    /// tenant as its limit still allows (its room). Rows beyond the room stay locked until the transaction ends.
     pub(crate) fn chosen(&self) -> With {
         let Self { parts, order, request, .. } = *self;
         let (inner, tenant, leased) = (parts.inner(), column("t", self.group), parts.mode == Mode::Leased);
@@ -167,7 +170,7 @@ impl Selection<'_> {
         );
         let with = parts.begin().step("lead", &lead);
         if !leased {
-            // A transaction that stays open took its places before.
+            // Takes all of the rows, because a transaction that stays open took their places before.
             return with.step("picked", &locked);
         }
         let tenants = format!(
@@ -180,12 +183,12 @@ impl Selection<'_> {
     }
 }
 
-/// Computes the room of each tenant: the number of consecutive free places from place `top` downwards. Open
+/// Query for the room of each tenant: how many of its places are free in a row, from place `top` downwards. Open
 /// transactions have locked their places.
 const ROOMY: &str = "SELECT f.g, f.top - COALESCE((SELECT n FROM pg_catalog.generate_series(f.top, \
      GREATEST(f.top - f.wanted, 0) + 1, -1) n WHERE NOT pg_catalog.pg_try_advisory_xact_lock(f.class, n::int4) LIMIT 1), \
      GREATEST(f.top - f.wanted, 0)) AS room FROM tenant f";
 
-/// Selects the first rows of each tenant, as many as have room, and rows without a tenant.
+/// Query for the rows to take: of each tenant the first ones, as many as have room, and all rows without a tenant.
 const PICKED: &str = "SELECT l.* FROM (SELECT k.*, pg_catalog.row_number() OVER (PARTITION BY k.g ORDER BY k.claim) AS nth \
      FROM locked k) l LEFT JOIN roomy r ON r.g = l.g WHERE l.g IS NULL OR l.nth <= r.room ORDER BY l.claim";

@@ -47,9 +47,9 @@ const LONGEST: usize = 1 << 20;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ClaimRef {
-    /// Unique to this claim.
+    /// The owner, which is unique to this claim.
     pub owner: OwnerToken,
-    /// Its rows, each with the epoch under which it was taken.
+    /// The rows of the claim, each with the epoch under which it was taken.
     pub rows: Arc<[(RowKey, i64)]>,
 }
 
@@ -130,7 +130,7 @@ fn row(text: &str) -> Option<(RowKey, i64)> {
     let mut parts = text.split('~');
     let (epoch, id, queue) = (number(parts.next()?)?, typed(parts.next()?)?, parts.next());
     let queue = queue.map(unescape);
-    // No further parts, and no queue that cannot be read.
+    // Whether the text has no further parts, and no queue that cannot be read.
     let is_whole = parts.next().is_none() && queue.as_ref().is_none_or(Option::is_some);
     is_whole.then(|| (RowKey { queue: queue.flatten().map(Arc::from), id }, epoch))
 }
@@ -185,7 +185,7 @@ mod tests {
         ClaimRef { owner, rows: rows.into() }
     }
 
-    /// The form is fixed: texts of today are read by versions to come.
+    /// The form must not change, because later versions have to read the texts of today.
     #[test]
     fn the_text_of_a_claim() {
         let id = Uuid::from_u128(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef);

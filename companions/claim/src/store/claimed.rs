@@ -1,4 +1,4 @@
-//! Claims as a store hands them out.
+//! Claims as a store returns them.
 
 use std::fmt;
 use std::str::FromStr;
@@ -24,9 +24,9 @@ pub struct Claimed {
     pub rows: Vec<ClaimedRow>,
     /// The group, if the spec has groups and the row is in one.
     pub group: Option<Arc<str>>,
-    /// The shortest lease of the rows.
+    /// The lease of the claim, which is the shortest of its rows.
     pub lease: Duration,
-    /// The shortest timeout that one of the rows has in its own column.
+    /// The shortest timeout that one of the rows has in its own column. `None` if no row has one.
     pub(crate) timeout: Option<Duration>,
 }
 

@@ -45,7 +45,7 @@ pub struct Swept {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Upkeep {
-    /// The result of the sweep.
+    /// The rows that the sweep has put back or exhausted.
     pub swept: Swept,
     /// The time until the first lease ends. Zero if a lease has ended or the time is unknown, `None` if no row is
     /// taken.
@@ -58,18 +58,18 @@ pub struct Upkeep {
 pub struct TakenRow {
     /// The key of the row.
     pub key: RowKey,
-    /// Its group, if the spec has groups.
+    /// The group of the row, if the spec has groups.
     pub group: Option<Arc<str>>,
-    /// Its state.
+    /// The state of the row.
     pub state: State,
-    /// The owner of the claim.
+    /// The owner of the claim. `None` if it cannot be read.
     pub owner: Option<OwnerToken>,
-    /// The epoch of the claim.
+    /// The epoch of the claim. `None` if the spec has no epochs.
     pub epoch: Option<i64>,
     /// The time since the row was taken, by the server's clock. `None` if the spec has no column for it.
     pub held_for: Option<Duration>,
     /// The remaining time of the lease. Zero if it has ended and was not swept yet.
     pub remaining: Option<Duration>,
-    /// The number of attempts left after this one.
+    /// The number of attempts left after this one. `None` if the spec counts none, or the row has no limit.
     pub attempts_left: Option<i32>,
 }

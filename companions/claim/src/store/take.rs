@@ -28,9 +28,9 @@ pub struct Take {
     pub(crate) queue: Option<Arc<str>>,
     pub(crate) from: Vec<State>,
     pub(crate) after: Option<PassCursor>,
-    /// Rows to leave out, because they could not be written.
+    /// Rows and groups that are not taken, because the table refused to write them.
     pub(crate) excluded: Excluded,
-    /// If set, only these rows are taken.
+    /// If set, only the rows with these keys are taken.
     pub(crate) only: Option<Vec<RowKey>>,
 }
 
@@ -87,7 +87,7 @@ impl Take {
         self
     }
 
-    /// Restricts the request to rows behind `cursor`, the position of a pass.
+    /// Restricts the request to rows behind `cursor`, which is the position of a pass over the table.
     #[must_use]
     pub fn after(mut self, cursor: Option<PassCursor>) -> Self {
         self.after = cursor;
@@ -100,7 +100,7 @@ impl Take {
         self.limit
     }
 
-    /// Returns an error if no table of the spec could serve the request.
+    /// Returns an error if the request does not fit the spec.
     pub(crate) fn check(&self, spec: &Inner) -> Result<(), ClaimError> {
         if self.limit == 0 {
             return Err(ClaimError::spec("a claim takes at least one row; give a limit of 1 or more"));
@@ -145,9 +145,10 @@ pub struct Taken {
     pub claims: Vec<Claimed>,
     /// The number of claimable rows or groups that the statement saw but that another transaction had locked.
     pub skipped: u64,
-    /// The position of the pass, or `None` if the statement saw no row.
+    /// The position of the pass, for [`after`](Take::after) of the next call. `None` if the statement saw no row.
     pub cursor: Option<PassCursor>,
-    /// Claimable rows that the table refused to write. The cursor is behind them, so the pass reaches the other rows.
+    /// Claimable rows that the table refused to write. The cursor lies behind them, so that the next call reaches the
+    /// other rows.
     pub refused: Vec<RefusedRow>,
 }
 
@@ -158,7 +159,7 @@ pub struct Taken {
 pub struct RefusedRow {
     /// The key of the row, or of the group's first row if the spec groups rows.
     pub key: RowKey,
-    /// Its group, if the spec groups rows. No row of the group was taken.
+    /// The group of the row, if the spec groups rows. No row of the group was taken.
     pub group: Option<Arc<str>>,
     /// The error of the server.
     pub error: Arc<ClaimError>,

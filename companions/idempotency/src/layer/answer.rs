@@ -29,7 +29,7 @@ pub(super) const KEPT: [HeaderName; 10] = [
     LINK,
 ];
 
-/// Headers of a connection or a moment, which would be wrong in a replay.
+/// Headers that are never stored, because they belong to a connection or a moment and would be wrong in a replay.
 const OF_THE_EXCHANGE: [HeaderName; 7] =
     [CONNECTION, CONTENT_LENGTH, DATE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE];
 
@@ -77,7 +77,7 @@ impl KeyRefusal {
             IdempotencyError::Unreadable(_) | IdempotencyError::Unfinished => Self::Failed,
             IdempotencyError::Refused { .. } | IdempotencyError::Aborted { .. } => Self::NotCarriedOut,
             IdempotencyError::Store(error) if error.kind() == ErrorKind::Lost => Self::Failed,
-            // Recommends a retry, because another instance might already be running.
+            // Recommends a retry although the store is closed, because another instance might already be running.
             IdempotencyError::Store(error) if error.kind() == ErrorKind::Closed => Self::Store(Some(PAUSE)),
             error => Self::Store(error.is_retryable().then_some(PAUSE)),
         }
@@ -212,7 +212,7 @@ pub(super) fn replay(stored: &Stored) -> Response {
 pub(super) fn with_headers(mut stored: Stored, headers: &HeaderMap, kept: &[HeaderName]) -> Option<Stored> {
     for name in kept {
         for value in headers.get_all(name) {
-            // Accepts UTF-8, because names of files are often sent in it.
+            // Accepts UTF-8 in header values, because names of files are often sent in it.
             stored = stored.header(name.as_str(), std::str::from_utf8(value.as_bytes()).ok()?);
         }
     }

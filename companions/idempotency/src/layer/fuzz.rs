@@ -65,7 +65,7 @@ fn one_header(value: &[u8]) {
     let key = key.unwrap();
     assert!(key.bytes().all(|byte| (b' '..=b'~').contains(&byte)), "{key:?}");
     assert!(Ident::new("scope", &key).is_ok());
-    // The quoted form of the specification is the same key.
+    // Checks that the quoted form of the specification is the same key.
     let written = format!("\"{}\"", key.replace('\\', "\\\\").replace('"', "\\\""));
     assert_eq!(of(&[written.as_bytes()]), Some(Ok(Some(key.clone()))));
     if value == key.as_bytes() {

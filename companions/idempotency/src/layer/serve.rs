@@ -34,18 +34,18 @@ use crate::stored::Stored;
 
 /// Maximum time that the locks are held for an unconfirmed commit.
 const FIND_OUT: Duration = Duration::from_secs(60);
-/// First and longest pause between two checks of an unconfirmed commit.
+/// The first and the longest pause between two checks of an unconfirmed commit.
 const LOOK_AGAIN: [Duration; 2] = [Duration::from_millis(10), Duration::from_secs(1)];
 
 /// The handler's response.
 enum HandlerResponse {
-    /// Is not stored and lets the client try again, so its body is not read here.
+    /// The response is not stored and lets the client try again, so its body is not read here.
     Passing(Response),
     Final(response::Parts, Bytes),
     NotStorable,
 }
 
-/// A key that is begun.
+/// A key that was claimed for this request, and its transaction.
 struct BegunRequest<F> {
     fresh: F,
     asked: KeyedRequest,
@@ -56,9 +56,9 @@ struct KeyedRequest {
     fingerprint: Fingerprint,
 }
 
-/// The client's presence during the work.
+/// Tells whether the client is still connected while its request is worked on.
 struct RequestClient {
-    /// Fails when the client has left.
+    /// Resolves with an error when the client has left.
     here: oneshot::Receiver<Infallible>,
     /// Maximum time for the work after the client has left.
     finish_within: Duration,
@@ -85,7 +85,7 @@ struct RequestWork<S: IdempotencyStore> {
     settings: Arc<IdempotencySettings<S>>,
     asked: KeyedRequest,
     shared: HandlerTransaction<S::KeyTransaction>,
-    /// Locks of layers inside this one.
+    /// The locks of lock layers inside this layer, which are held until the commit.
     open: OpenCommit,
     client: RequestClient,
 }
@@ -119,8 +119,8 @@ impl<S: IdempotencyStore> IdempotencySettings<S> {
             );
             return Ok(KeyRefusal::OpenTransaction.into());
         }
-        // Under a lock layer, that layer decides when the handler is dropped, because the handler must not outlive
-        // its lock.
+        // If a lock layer is outside, that layer decides when the handler is dropped, because the handler must not
+        // outlive its lock.
         let is_locked = parts.extensions.get::<Held>().is_some();
         let (BegunRequest { fresh, asked }, parts, body) = match self.begin(parts, body, &key).await {
             Ok(begun) => begun,
@@ -245,7 +245,7 @@ impl<S: IdempotencyStore> RequestWork<S> {
             let response = inner.call(request).await?;
             Ok(settings.read(response).await)
         };
-        // If dropped here, by a panic or because the client has left, the transaction is rolled back.
+        // If this future is dropped here, by a panic or because the client has left, the transaction is rolled back.
         let handled = client.wait_for(handled).await;
         let (answer, failed) = match handled {
             Some(Ok(answer)) => (Some(answer), None),
@@ -347,7 +347,7 @@ impl<S: IdempotencyStore> IdempotencySettings<S> {
                     roll_back::<S>(fresh).await;
                     return KeyRefusal::Store(Some(LOOK_AGAIN[1])).into();
                 }
-                // Another request has used the key since, so the commit was not carried out.
+                // Reports the mismatch. Another request has used the key since, so the commit was not carried out.
                 Ok(Begin::Mismatch) => return KeyRefusal::Mismatch.into(),
                 Ok(Begin::InFlight { .. }) | Err(_) => tokio::time::sleep(pause).await,
             }

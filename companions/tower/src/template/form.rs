@@ -1,4 +1,4 @@
-//! Forms convert all spellings of a value to one.
+//! Forms of values (`int`, `uuid`, `lower`), which convert all spellings of a value to one.
 
 use uuid::Uuid;
 
@@ -19,10 +19,11 @@ impl Form {
         })
     }
 
-    /// Returns the one spelling, or `None` if the value is not of this form.
+    /// Returns the value in its one spelling, or `None` if it is not of this form.
     pub(super) fn apply(self, value: &str) -> Option<String> {
         match self {
-            // Wide enough for every integer type of handlers, whose parsers accept the same spellings.
+            // Parses as `i128`, which is wide enough for every integer type of handlers. Their parsers accept the same
+            // spellings.
             Self::Int => value.parse::<i128>().ok().map(|number| number.to_string()),
             Self::Uuid => Uuid::try_parse(value).ok().map(|uuid| uuid.to_string()),
             Self::Lower => Some(value.to_lowercase()),

@@ -69,7 +69,7 @@ fn fuzz_templates() {
 }
 
 fn parsed(text: &str) -> Option<Template> {
-    // Both parsers refuse the same templates, except for fields of the body.
+    // Checks that both parsers refuse the same templates, except for fields of the body.
     let with_body = Template::parse_with_body(text, 4096);
     let builder = Template::builder(text).extension("user", |user: &String| user.clone());
     let template = builder.build_with_body(4096);
@@ -135,7 +135,7 @@ fn exact(header: &[u8]) {
 fn field_of(body: &[u8], path: &[&str]) {
     let names: Vec<_> = path.iter().map(|&name| name.to_owned()).collect();
     let Ok(found) = json::field(body, &names) else { return };
-    // The field reader skips numbers outside its path, such as 1e999.
+    // Skips bodies that the document parser refuses. The field reader skips numbers outside its path, such as 1e999.
     let Ok(document) = serde_json::from_slice::<Value>(body) else { return };
     let value = path.iter().try_fold(&document, |value, name| value.get(name)).unwrap();
     let wanted = match value {

@@ -40,13 +40,13 @@ pub(super) fn field(body: &[u8], path: &[String]) -> Result<String, FieldError> 
 
 struct At<'p> {
     path: &'p [String],
-    /// The reason of a failure that is not a syntax error.
+    /// Gets the reason if the value was not found because of another failure than a syntax error.
     fault: &'p mut FieldError,
 }
 
 impl At<'_> {
     fn plain<E: serde::de::Error>(self, value: impl fmt::Display) -> Result<Option<String>, E> {
-        // A plain value in place of an object is a missing field.
+        // The end of the path is this value. Further down, a plain value in place of an object is a missing field.
         if self.path.is_empty() { Ok(Some(value.to_string())) } else { Ok(None) }
     }
 

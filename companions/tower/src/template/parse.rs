@@ -19,7 +19,7 @@ pub(super) struct KeyPart {
 
 #[derive(Debug)]
 pub(super) struct Value {
-    /// The text in the template, for messages.
+    /// The value as the template writes it, for messages.
     pub(super) name: String,
     pub(super) source: ValueSource,
     pub(super) form: Option<Form>,

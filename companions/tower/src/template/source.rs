@@ -49,7 +49,8 @@ impl Value {
                 let query = parts.uri.query().unwrap_or_default();
                 let mut found = form_urlencoded::parse(query.as_bytes()).filter(|(name, _)| name == field);
                 let value = self.only(found.next(), found.next().is_some())?.1;
-                // Refuses replaced characters, because different invalid inputs would make the same value.
+                // Refuses values with replacement characters, because different invalid inputs would make the same
+                // value.
                 if value.contains(char::REPLACEMENT_CHARACTER) {
                     return Err(KeyError::bad_request(format!("`{name}` is not UTF-8")));
                 }
@@ -96,7 +97,7 @@ fn path(parts: &mut Parts, field: &str) -> Result<String, KeyError> {
     use axum::extract::rejection::RawPathParamsRejection;
     use axum::extract::{FromRequestParts as _, RawPathParams};
 
-    // One poll is enough, because the extractor only reads an extension.
+    // Polls once, which is enough because the extractor only reads an extension.
     let read = pin!(RawPathParams::from_request_parts(parts, &()));
     let Poll::Ready(read) = read.poll(&mut Context::from_waker(Waker::noop())) else {
         return Err(KeyError::internal("the path's parameters are not there yet"));
@@ -112,7 +113,7 @@ fn path(parts: &mut Parts, field: &str) -> Result<String, KeyError> {
     let mut found = params.iter().filter(|(name, _)| *name == field);
     match (found.next(), found.next()) {
         (Some((_, value)), None) => Ok(value.to_owned()),
-        // Nested routers can define the name twice, and a handler might take either.
+        // Refuses the request. Nested routers can define the name twice, and a handler might take either value.
         (Some(_), Some(_)) => {
             Err(KeyError::internal(format!("the route has the parameter `{field}` twice; rename one")))
         }

@@ -16,11 +16,12 @@ use tokio::time::{Instant, timeout_at};
 pub(super) struct TxQueue {
     locks: XactLocks,
     pool: PgPool,
-    /// In-process lock per key, so only one request per key goes to the server.
+    /// Locks per key in this process, so that only one request per key goes to the server.
     keys: Arc<dyn leasehold_api::Lock>,
-    /// Permits for all but one connection of the pool.
+    /// Permits for transactions: one fewer than the pool has connections.
     transactions: Arc<Semaphore>,
-    /// Permits for transactions that wait for a lock at the server, because other processes hold locks too.
+    /// Permits for transactions that wait for a lock at the server. They are limited because other processes hold locks
+    /// too.
     waiting: Arc<Semaphore>,
     /// Maximum time of a handler's transaction.
     pub(super) longest: Option<Duration>,
@@ -39,7 +40,7 @@ pub(super) struct Admission {
     _transaction: OwnedSemaphorePermit,
 }
 
-/// The task that releases the in-process key if a handler exceeds its maximum time.
+/// A task that releases the in-process key if a handler exceeds its maximum time. Dropping this value stops the task.
 struct Bound(AbortHandle);
 
 impl Drop for Bound {
@@ -62,8 +63,8 @@ impl TxQueue {
         })
     }
 
-    /// Limits a handler's transaction to `longest`. The handler is dropped first. If that fails, its session is
-    /// terminated after [`GRACE`].
+    /// Limits a handler's transaction to `longest`. The handler is dropped first. If that does not end the transaction,
+    /// its session is terminated after [`GRACE`].
     pub(super) fn bound(&mut self, longest: Duration) {
         self.longest = Some(longest);
         self.locks = self.locks.clone().max_hold(longest.saturating_add(GRACE), self.pool.clone());
@@ -82,7 +83,8 @@ impl TxQueue {
         if wait.is_zero() {
             return Err(Error::new(ErrorKind::Timeout, "others hold the lock or wait for it").with_key(key));
         }
-        // Frees the place for requests that need not wait, until this one can wait at the server.
+        // Returns the permit, so that requests that need not wait can use it. This request then queues for a wait at
+        // the server.
         drop(transaction);
         let waiting = permit(&self.waiting, deadline).await?;
         let transaction = permit(&self.transactions, deadline).await?;

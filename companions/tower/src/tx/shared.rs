@@ -27,7 +27,7 @@ impl Tx {
         TxSlot(Arc::downgrade(&self.0))
     }
 
-    /// Returns the guard, or `None` while a [`SharedTx`] is alive. The drop of that rolls back.
+    /// Returns the guard, or `None` while a [`SharedTx`] is alive. Dropping that one then rolls back.
     pub(super) fn into_guard(self) -> Option<XactGuard> {
         Arc::into_inner(self.0).map(Mutex::into_inner)
     }
