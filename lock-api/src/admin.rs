@@ -129,7 +129,7 @@ impl dyn LockAdmin + '_ {
     }
 }
 
-/// The selection of keys to list.
+/// The selection of keys that [`LockAdmin::list`] returns.
 #[non_exhaustive]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ListQuery {
@@ -190,7 +190,7 @@ pub struct KeyInfo {
 }
 
 impl KeyInfo {
-    /// Makes the data of a free key. Fill in the fields.
+    /// Makes the data of a key without a holder. The store then sets the fields that it knows.
     #[must_use]
     pub const fn free(key: LockKey) -> Self {
         Self { key, named: true, holders: Vec::new(), waiters: None, cooldown: None }
@@ -225,13 +225,13 @@ impl KeyInfo {
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HoldInfo {
-    /// Whether it is held now.
+    /// Whether the hold is live, or its lease has ended.
     pub state: HoldState,
     /// The holder id of the grant that has, or last had, the key.
     pub holder: Option<HolderId>,
     /// The mode. Always [`Mode::Exclusive`] for holds of this version.
     pub mode: Mode,
-    /// Its token.
+    /// The fencing token of the grant, if the store has tokens.
     pub token: Option<FencingToken>,
     /// The label of the request.
     pub label: Option<Arc<str>>,
@@ -239,12 +239,12 @@ pub struct HoldInfo {
     pub since: Option<SystemTime>,
     /// The time until the lease ends by itself. `None` without a lease.
     pub expires_in: Option<Duration>,
-    /// The holder outside the lock, such as a process or a client address.
+    /// The holder as the operating system or the server sees it, such as a process or a client address.
     pub owner: Option<String>,
 }
 
 impl HoldInfo {
-    /// Makes the data of a live, exclusive hold. Fill in the fields.
+    /// Makes the data of a live, exclusive hold. The store then sets the fields that it knows.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -270,7 +270,7 @@ impl Default for HoldInfo {
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HoldState {
-    /// Held.
+    /// The key is held now.
     Held,
     /// The lease ended, and no client has taken the key since.
     Expired,

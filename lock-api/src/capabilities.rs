@@ -12,9 +12,9 @@ use crate::error::{Error, ErrorKind};
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// The clients between which the lock excludes.
+    /// Which clients exclude each other: clients of one process, of one machine or of one server.
     pub scope: Scope,
-    /// The leases, if holds can end by themselves.
+    /// The bounds of leases. `None` if the store has no leases.
     pub lease: Option<LeaseBounds>,
     /// The fencing tokens, and the failures that they survive.
     pub fencing: Fencing,
@@ -31,7 +31,7 @@ pub struct Capabilities {
     pub crash_release: Option<Duration>,
     /// The modes beside exclusive. The engine does not use them yet.
     pub modes: Modes,
-    /// Whether a grant can block the next one for a time.
+    /// Whether a grant can block the next one for a time (a cooldown).
     pub cooldown: bool,
     /// The operations for operators.
     pub admin: AdminCapabilities,
@@ -63,7 +63,7 @@ impl Capabilities {
     }
 }
 
-/// The clients between which a lock excludes.
+/// Which clients exclude each other.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Scope {
@@ -163,13 +163,13 @@ pub struct AdminCapabilities {
 }
 
 impl AdminCapabilities {
-    /// Returns all operations.
+    /// Returns a value with all operations.
     #[must_use]
     pub const fn all() -> Self {
         Self { force_release: true, ..Self::read_only() }
     }
 
-    /// Returns all operations except forced release.
+    /// Returns a value with all operations except forced release.
     #[must_use]
     pub const fn read_only() -> Self {
         Self { inspect: true, list: true, force_release: false, lag: Duration::ZERO }

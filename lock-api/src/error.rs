@@ -208,12 +208,12 @@ impl Error {
         Self::new(ErrorKind::Closed, "the lock was closed, or its runtime has ended; connect again")
     }
 
-    // Copies the value only if another clone shares it.
+    // Returns the fields, to be changed. Copies them only if a clone of this error shares them.
     fn inner(&mut self) -> &mut Inner {
         Arc::make_mut(&mut self.0)
     }
 
-    /// Makes the error of a store without `what`.
+    /// Makes the error of a store that lacks a feature, which `what` names.
     #[must_use]
     pub fn unsupported(what: impl fmt::Display) -> Self {
         Self::new(
@@ -238,7 +238,7 @@ impl Error {
         self
     }
 
-    /// Adds the store's name, unless the error names one. It must not contain a password.
+    /// Adds the store's name, unless the error names one. The name must not contain a password.
     #[must_use]
     pub fn with_store(mut self, store: impl Into<Arc<str>>) -> Self {
         if self.0.store.is_none() {

@@ -1,4 +1,4 @@
-//! Keys of any text, and the ids of holders.
+//! Fuzz test: keys of any text, keys of several parts, and the text form of holder ids.
 
 use fuzzing::{Fuzz, parts, text};
 
@@ -42,7 +42,7 @@ fn one_text(text: &str) {
     assert!(!format!("{key:?}").contains(|c: char| c.is_ascii_control()), "{key:?}");
 }
 
-/// Checks that a composed key is taken apart into the same parts.
+/// Checks that a key of several parts can be split into the same parts again.
 fn several_parts(pieces: &[String]) {
     let key = LockKey::from_parts(pieces);
     let escaped: usize = pieces.iter().map(|piece| piece.len() + 2 * piece.matches([':', '%']).count()).sum();

@@ -34,8 +34,8 @@ pub trait Grant: Debug + Send + Sync + 'static {
     /// Returns the current validity, computed from the clock.
     fn validity(&self) -> Validity;
 
-    /// Returns how much longer the grant is valid if the store confirms nothing more, never more than the
-    /// truth. `None` if it does not end by itself, zero once it is lost or ended.
+    /// Returns how much longer the grant is valid if the store confirms nothing more. The value must not be
+    /// too large. `None` if it does not end by itself, zero once it is lost or ended.
     fn remaining(&self) -> Option<Duration>;
 
     /// Returns a future that resolves when the grant is lost.

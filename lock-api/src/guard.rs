@@ -21,7 +21,7 @@ use crate::validity::Validity;
 /// held until its lock is closed or its process ends.
 #[must_use = "dropping a guard releases the lock"]
 pub struct LockGuard {
-    // `None` only while `release` or `into_grant` takes it out.
+    // `None` only after `release` or `into_grant` has taken the grant out, before the guard is dropped.
     grant: Option<Arc<dyn Grant>>,
 }
 
@@ -150,7 +150,8 @@ impl LockGuard {
         GrantHandle { grant: self.shared() }
     }
 
-    /// Returns an extra of the store by its type, such as the tie between a database transaction and the lease.
+    /// Returns an extension of the grant by its type: a feature of one store, for example to tie a database
+    /// transaction to the lease. `None` if the store has none of this type.
     #[must_use]
     pub fn extension<T: std::any::Any + Send + Sync>(&self) -> Option<&T> {
         self.grant().extension(TypeId::of::<T>())?.downcast_ref()

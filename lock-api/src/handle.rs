@@ -92,7 +92,8 @@ impl GrantHandle {
         self.grant.lost().ended()
     }
 
-    /// Returns an extra of the store by its type. See [`LockGuard::extension`](crate::LockGuard::extension).
+    /// Returns an extension of the grant by its type. See
+    /// [`LockGuard::extension`](crate::LockGuard::extension).
     #[must_use]
     pub fn extension<T: std::any::Any + Send + Sync>(&self) -> Option<&T> {
         self.grant.extension(TypeId::of::<T>())?.downcast_ref()

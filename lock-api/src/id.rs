@@ -38,8 +38,8 @@ impl HolderId {
 
 impl fmt::Display for HolderId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Not by `{:032x}`, because a store writes an id for each request, and formatting took a tenth of a
-        // busy client's work.
+        // Writes the digits by `hex` and not by `{:032x}`, because a store writes an id for each request, and
+        // formatting took a tenth of a busy client's work.
         let mut digits = [0; 32];
         hex::encode_to_slice(self.instance.to_be_bytes(), &mut digits).map_err(|_| fmt::Error)?;
         f.write_str(std::str::from_utf8(&digits).map_err(|_| fmt::Error)?)?;

@@ -32,8 +32,8 @@ pub const MAX_KEY_BYTES: usize = 512;
 #[derive(Clone)]
 pub struct LockKey {
     text: Arc<str>,
-    // Computed once, because every table that holds the key needs its hash. The seed is random, so that
-    // attackers who choose keys cannot choose collisions.
+    // The hash of `text`, computed once, because every table that holds the key needs it. The seed is random,
+    // so that attackers who choose keys cannot choose collisions.
     hash: u64,
 }
 
@@ -41,9 +41,9 @@ pub struct LockKey {
 static SEED: OnceLock<Seed> = OnceLock::new();
 
 enum Seed {
-    /// Differs between processes, to prevent chosen keys from colliding.
+    /// A seed that differs between processes, to prevent chosen keys from colliding.
     Random(RandomState),
-    /// The same in each process, to let a simulator repeat a schedule.
+    /// A seed that is the same in each process, to let a simulator repeat a schedule.
     #[cfg(feature = "test-util")]
     Fixed(BuildHasherDefault<DefaultHasher>),
 }
@@ -195,7 +195,7 @@ macro_rules! key {
 
 impl PartialEq for LockKey {
     fn eq(&self, other: &Self) -> bool {
-        // Fast path, because most comparisons are of a key with its clone.
+        // Compares the pointers first, because most comparisons are of a key with its clone.
         Arc::ptr_eq(&self.text, &other.text) || (self.hash == other.hash && self.text == other.text)
     }
 }
@@ -214,7 +214,7 @@ impl PartialOrd for LockKey {
     }
 }
 
-/// Byte order of the text, in which several keys are taken.
+/// Orders keys by the bytes of their text. Several keys are taken in this order.
 impl Ord for LockKey {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.text.cmp(&other.text)

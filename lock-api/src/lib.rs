@@ -1,6 +1,6 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![doc = include_str!("../README.md")]
-// Decided type by type: docs/decisions/public-api.md.
+// Which public types are exhaustive is decided type by type in docs/decisions/public-api.md.
 #![warn(clippy::exhaustive_enums, clippy::exhaustive_structs)]
 
 mod admin;
@@ -41,5 +41,5 @@ pub use request::{Always, KeyRequest, KeysRequest, LockExt, LockRequest, Window,
 pub use run::RunError;
 pub use validity::{LossReason, Validity};
 
-// Store authors and wrappers write `#[async_trait]` impls of the traits above.
+// Re-exported because stores and wrappers need `#[async_trait]` to implement the traits above.
 pub use async_trait::async_trait;

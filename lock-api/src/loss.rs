@@ -12,9 +12,10 @@ use crate::validity::LossReason;
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum End {
-    /// The guard was released or dropped. The result of the release is whether the lock was held until then.
+    /// The guard was released or dropped. Only the result of the release shows whether the lock was held
+    /// until then.
     Released,
-    /// It was lost.
+    /// The grant was lost, for this reason.
     Lost(LossReason),
 }
 
@@ -95,8 +96,8 @@ impl Future for Ended {
                 None
             }
         };
-        // Dropped after the lock, because dropping a waker can drop a task, and with it another of these
-        // futures.
+        // Unlocks before the old waker is dropped, because dropping a waker can drop a task, and with it
+        // another of these futures.
         drop(state);
         drop(old);
         Poll::Pending
@@ -201,7 +202,7 @@ impl LossSignal {
     }
 
     fn lock(&self) -> MutexGuard<'_, SignalState> {
-        // No code under this lock panics half-way, so a poisoned state is whole.
+        // Ignores poisoning, because no code panics between two changes under this mutex.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -68,7 +68,7 @@ impl MultiGuard {
     ///
     /// # Cancel safety
     ///
-    /// If dropped, nothing is lost. A later call resolves at once.
+    /// If dropped, no loss is missed: if a guard was lost before the next call, that call resolves at once.
     pub async fn lost(&self) -> (LockKey, LossReason) {
         let mut losses: Vec<_> = self.guards.iter().map(LockGuard::lost).collect();
         poll_fn(|cx| {
@@ -146,7 +146,7 @@ impl MultiGuard {
     }
 }
 
-/// Returns the order from valid to lost. A guard itself never reads ended.
+/// Returns a number that grows from valid to lost. `Ended` counts as lost, but no guard reads it.
 const fn rank(validity: Validity) -> u8 {
     match validity {
         Validity::Valid => 0,

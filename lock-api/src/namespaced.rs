@@ -52,7 +52,7 @@ impl Namespaced {
     /// [`InvalidKey`](crate::ErrorKind::InvalidKey) for a name that is empty, contains NUL, or leaves no room
     /// for a key.
     pub fn new(inner: Arc<dyn Lock>, name: &str) -> Result<Self, Error> {
-        // The shortest possible key has to fit.
+        // Checks the name with the shortest possible key, which has to fit.
         LockKey::from_parts([name, "k"])?;
         Ok(Self { inner, prefix: namespace_prefix(name).into() })
     }

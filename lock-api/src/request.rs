@@ -223,7 +223,7 @@ impl<L: Lock + ?Sized, K, W> LockRequest<'_, L, K, W> {
         self.with(|options| options.mode(mode))
     }
 
-    /// Replaces all options. A window that was set stays.
+    /// Replaces all options. A window set by [`at_most_once_per`](LockRequest::at_most_once_per) stays.
     pub fn options(self, options: AcquireOptions) -> Self {
         self.with(|_| options)
     }

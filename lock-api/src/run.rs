@@ -29,7 +29,7 @@ use crate::validity::{LossReason, Validity};
 /// Only [`NotRun`](Self::NotRun) can be worth a retry, and [`is_retryable`](Self::is_retryable) returns whether
 /// it is. A retry of the other cases would do the work twice.
 #[derive(Clone, thiserror::Error)]
-#[allow(clippy::exhaustive_enums)] // A body has not begun, was stopped, or has finished.
+#[allow(clippy::exhaustive_enums)] // Complete: a body has not begun, was stopped, or has finished.
 pub enum RunError<T> {
     /// The lock was not granted, so the body did not start.
     #[error("not run: {0}")]
@@ -136,8 +136,8 @@ fn confirm<T>(value: T, released: Result<(), Error>) -> Result<T, RunError<T>> {
     }
 }
 
-/// Polls `work` until it is done or one of `guards` is lost. Checks the guards before each poll, so a process
-/// that was stopped takes no further step.
+/// Polls `work` until it is done or one of `guards` is lost. Checks the guards before each poll, so `work`
+/// takes no step if the lock was lost while the whole process was stopped.
 async fn until_lost<T>(guards: &[LockGuard], work: impl Future<Output = T>) -> Result<T, Error> {
     let mut work = pin!(work);
     let mut losses: Vec<_> = guards.iter().map(LockGuard::lost).collect();

@@ -56,7 +56,8 @@ pub enum LossReason {
     ForcedRelease,
     /// The store's session, or another carrier of the hold in the store, ended.
     SessionLost,
-    /// The store no longer has the hold and does not know why: purged, restored, overtaken.
+    /// The store no longer has the hold and does not know why. Possible causes: a purge, a restored backup, a
+    /// later grant to another client.
     Gone,
     /// The lock was closed while the guard was out.
     Closed,

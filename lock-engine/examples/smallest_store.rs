@@ -46,7 +46,7 @@ impl SingleKey for Client {
     }
 
     async fn acquire(&self, request: Request) -> Result<Attempt, Error> {
-        // The same attempt sent twice is one grant.
+        // Leaves an existing holder in place, because the same attempt sent twice is one grant.
         let holder = *self.holders().entry(request.key).or_insert(request.holder);
         Ok(if holder == request.holder {
             Attempt::Granted(Granted::default())
@@ -78,7 +78,7 @@ async fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// Returns the steps of two clients of one table, a line for each.
+/// Runs two clients of one table. Returns a line for each of their steps.
 pub async fn run() -> Result<Vec<String>, Error> {
     let holders = Holders::default();
     let client = || {

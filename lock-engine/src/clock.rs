@@ -74,7 +74,7 @@ pub trait Clock: Debug + Send + Sync + 'static {
 /// | Windows | [`std::time::Instant`]: the performance counter goes on during sleep |
 /// | others | a compile error: a clock that stands still would let two guards read valid at once |
 #[derive(Clone, Copy, Debug, Default)]
-#[allow(clippy::exhaustive_structs)] // It names the system's clock and has no settings.
+#[allow(clippy::exhaustive_structs)] // Complete: the type names the system's clock and has no settings.
 pub struct SystemClock;
 
 impl SystemClock {

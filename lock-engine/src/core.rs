@@ -24,7 +24,8 @@ use crate::tasks::Tasks;
 /// The result of closing, once the engine is closed.
 pub(crate) type CloseOutcome = Option<Result<(), Arc<str>>>;
 
-/// The longest time that a released key is left to remote waiters, because they can give up.
+/// The longest time that a released key is left to waiters of other clients. It is limited because those
+/// waiters can give up.
 const LONGEST_YIELD: Duration = Duration::from_secs(10);
 
 /// The state that the callers, guards and driver of one engine share. The driver owns it while it works, so
@@ -56,7 +57,7 @@ impl Core {
         HolderId::from_parts(self.instance, self.queues.draw(key))
     }
 
-    /// Builds the request for `key` from `number`, drawn from its queue, and options that were
+    /// Builds the request for `key` from `number`, drawn from the key's queue, and options that were
     /// [checked](Self::check).
     pub(crate) fn request(
         &self,
@@ -110,11 +111,11 @@ impl Core {
         self.inbox.release(release);
     }
 
-    /// Leaves a key that was released here to the waiters of other clients for a while, if the store reports
-    /// any.
+    /// Leaves a key that was released here to the waiters of other clients for a while, if the store's
+    /// `reply` reports such waiters.
     pub(crate) fn yield_if_remote_waiters(&self, key: &LockKey, reply: ReleaseReply) {
         let duration = match self.timing.waiting {
-            // A poll is jittered by a quarter.
+            // One and a half intervals, because a poll is jittered by a quarter.
             Waiting::Poll { every } => Some(scaled(every, 1.5).min(LONGEST_YIELD)),
             Waiting::Store => self.timing.yield_to_remote,
         };
@@ -124,7 +125,7 @@ impl Core {
         }
     }
 
-    /// Starts to close: grants no more, ends the waits, and has the driver do the rest.
+    /// Starts to close the engine: makes no more grants, ends the waits, and has the driver do the rest.
     pub(crate) fn close(&self) {
         self.queues.close();
         self.closing.cancel();

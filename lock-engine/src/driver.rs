@@ -37,7 +37,7 @@ use crate::store::backend::{Attempt, ReleaseReply};
 use crate::tasks::Tasks;
 
 /// The maximum number of calls that replace one call without any reply, so that a hanging hold delays few
-/// others. Of 1,000 holds, the third call has the hanging one alone.
+/// others. Of 1,000 holds, the third call contains the hanging hold alone.
 pub(crate) const MAX_PARTS: usize = 32;
 
 /// The longest sleep of the driver while a hold can end. The clock of validity also runs during suspend, but
@@ -75,7 +75,8 @@ pub(crate) struct Driver {
     /// The readings of the clock of validity and of the wall clock when they were last compared.
     compared: Option<(Moment, Duration)>,
     pub(crate) closed: watch::Sender<CloseOutcome>,
-    /// Dropped with the driver: [`RuntimeWatch`](crate::driver::outlive::RuntimeWatch) waits for that.
+    /// Shows the end of the driver to [`RuntimeWatch`](crate::driver::outlive::RuntimeWatch), which waits
+    /// until this sender is dropped.
     _ends: mpsc::Sender<()>,
 }
 
@@ -155,7 +156,7 @@ impl Driver {
         }
         for (call, holds) in batch.abandoned {
             if self.moved {
-                // The call belongs to the runtime that has ended.
+                // Does not poll the call, because its runtime has ended. Its holds are released.
                 holds.into_iter().for_each(|release| self.outbox.add(release, now));
             } else {
                 self.finish(call, holds);
@@ -166,7 +167,8 @@ impl Driver {
         }
     }
 
-    /// Ends the due holds whose time has passed, and renews or looks at the others.
+    /// Ends the due holds whose time has passed. Renews the others, or checks at the store that they still
+    /// exist (a look).
     fn process_due_holds(&mut self) {
         self.compare_clocks();
         let Due { renewals, looks } = self.core.due();
@@ -185,7 +187,7 @@ impl Driver {
         let Some((now, wall)) = both(&*self.core.clock) else { return };
         let Some((then, wall_then)) = self.compared.replace((now, wall)) else { return };
         let lost = wall.saturating_sub(wall_then).saturating_sub(now.since(then));
-        // Smaller differences are noise between the readings, and each doubt scans all holds.
+        // Ignores smaller differences: they are noise between the readings, and each doubt scans all holds.
         if lost > SAME_MOMENT {
             self.core.distrust(now, lost);
         }
@@ -212,7 +214,8 @@ impl Driver {
         self.finishing.insert(number, Arc::clone(&abandoned));
         let limit = self.request_timeout;
         let finished = async move {
-            // A call that panicked while its caller polled it panics again when it is polled here.
+            // Catches panics, because a call that panicked while its caller polled it panics again when it is
+            // polled here.
             let answers = AssertUnwindSafe(timeout(limit, call)).catch_unwind().await;
             let mut answers = answers.ok().and_then(Result::ok).unwrap_or_default().into_iter();
             let left = |mut release: PendingRelease| {
@@ -271,7 +274,7 @@ impl Driver {
                 let now = Instant::now();
                 holds.into_iter().for_each(|release| self.outbox.add(release, now));
             }
-            // The runtime is shutting down. `outlive` takes over the calls under way.
+            // Ignored: the runtime is shutting down, and `outlive` takes over the calls under way.
             Err(_) => {}
         }
     }
@@ -279,14 +282,15 @@ impl Driver {
     fn settle_releases(&mut self, batch: ReleaseBatch, answers: Option<Vec<Result<ReleaseReply, Error>>>) {
         for mut freed in self.outbox.settle(batch, answers, Instant::now()) {
             self.core.yield_if_remote_waiters(&freed.hold.key, freed.reply);
-            // Passed on after the yield, because the next local waiter must see it.
+            // Passes the permit on after the yield to other clients was noted, because the next local waiter
+            // must see the yield.
             match (freed.permit.take(), freed.is_release()) {
                 (Some(permit), is_release) => {
                     if is_release {
                         self.core.metrics.publish(Event::Released);
                     } else if freed.from_guard && !self.core.closing.is_cancelled() {
-                        // Counted at the first try only, because a later one may follow a release that the
-                        // store carried out without an answer.
+                        // Counts a loss at the first try only. At a later try the hold may be gone because
+                        // the store released it earlier, but its reply was lost.
                         self.core.metrics.found_lost(&freed.hold.key);
                     }
                     permit.pass_on(freed.outcome());
@@ -294,7 +298,7 @@ impl Driver {
                 (None, true) => self.core.metrics.count(Event::Released),
                 (None, false) => {}
             }
-            // Woken, because the next caller possibly ran into the released hold.
+            // Wakes the key's present owner, because it possibly ran into the released hold.
             let wakeup = self.core.queues.with(&freed.hold.key, |owner| owner.wakeup.clone());
             if let Some(wakeup) = wakeup.flatten() {
                 wakeup.notify_one();
@@ -312,7 +316,7 @@ impl Driver {
             self.outbox.add(PendingRelease::lost(&hold), begun);
         }
         self.outbox.begin_closing(begun);
-        // A lost reply must leave time for another try.
+        // Shortens the limit of one call, because after a lost reply there must be time for another try.
         self.request_timeout = self.request_timeout.min(limit / if self.moved { 2 } else { 4 });
         let (gone, moved) = (self.core.runtime_gone.clone(), self.moved);
         let freed = tokio::select! {
@@ -330,12 +334,12 @@ impl Driver {
         };
         self.warn_of_unreleased();
         if moved {
-            // The backend's tasks have ended with their runtime.
+            // Aborts the backend, because its tasks have ended with their runtime.
             backend.abort();
             self.closed.send_replace(Some(outcome.map_err(Arc::from)));
             return;
         }
-        // The rest of the limit, but at least a tenth of it.
+        // The backend may use the rest of the limit, but at least a tenth of the limit.
         let rest = limit.saturating_sub(begun.elapsed()).max(limit / 10);
         // The backend closes on the engine's runtime, where its timers and tasks are. The limit is timed
         // here, because the workers of that runtime may be blocked.
@@ -383,7 +387,8 @@ impl Driver {
         tracing::warn!(store = %self.core.backend, count = left.len(), ?keys, "not released before the lock ended; a lease ends by itself, anything else stays held until its session has ended or it is released by force");
     }
 
-    /// Releases all holds. Returns the numbers of unpolled callers and of holds that the store did not release.
+    /// Releases all holds. Returns the number of callers that were not polled and the number of holds that
+    /// the store did not release.
     async fn release_everything(&mut self, limit: Duration) -> (usize, usize) {
         let last_call = Instant::now() + if self.moved { limit / 10 } else { limit.min(LAST_CALL) };
         let mut called = false;
@@ -391,8 +396,8 @@ impl Driver {
             let batch = self.core.inbox.take();
             self.process_inbox(batch);
             self.send();
-            // A waiting caller that sees the close passes its call to the driver, then gives up its permit. The
-            // holds of unpolled callers are released by holder id after the last call.
+            // A waiting caller that sees the close passes its call to the driver, then gives up its permit.
+            // The holds of callers that are not polled are released by holder id after `last_call`.
             let (mut busy, mut unpolled) = (false, 0);
             self.core.queues.for_each(|owner| {
                 busy |= !owner.hold.is_unsent();
@@ -414,7 +419,7 @@ impl Driver {
                 continue;
             }
             if called && self.outbox.is_done() && self.finishing.is_empty() {
-                // Close the inbox: later messages are rejected, those already queued are still handled.
+                // Seals the inbox: it rejects later messages. Messages already queued are still handled.
                 let batch = self.core.inbox.seal();
                 if !batch.has_releases() {
                     return (unpolled, self.outbox.left().len());
@@ -428,7 +433,7 @@ impl Driver {
                 () = core.inbox.wakeup.notified() => {}
                 Some(done) = self.calls.join_next() => self.handle_completed_call(done),
                 () = at(self.outbox.next_due()) => {}
-                // A permit that is passed on sends the driver no message.
+                // Polls, because a permit that is passed on sends the driver no message.
                 () = sleep(Duration::from_millis(5)), if patience => {}
             }
         }
@@ -459,7 +464,8 @@ async fn at(wake: Option<Instant>) {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        // Sealed, so later messages are rejected. Dropping the queued messages passes on their permits.
+        // Seals the inbox, so it rejects later messages. Dropping the queued messages passes on their
+        // permits.
         let batch = self.core.inbox.seal();
         if self.closed.borrow().is_none() {
             batch.releases.into_iter().for_each(|release| self.outbox.add(release, Instant::now()));

@@ -133,11 +133,13 @@ impl Engine {
         let first = holds.first().or(begun.as_ref().map(|b| &b.hold)).map(|hold| hold.key());
         let span = tracing::debug_span!("acquire", store = %self.core.name, key = first.map(tracing::field::display));
         let work = acquisition.run(begun, holds).instrument(span);
-        // Boxed, because this state is large, and callers that are granted on the fast path never need it.
+        // Boxes the slow path, because its state is large, and callers that are granted on the fast path
+        // never need it.
         let work = Box::pin(TokioContext::new(work, self.core.tasks.handle().clone()));
         match AssertUnwindSafe(work).catch_unwind().await {
             Ok(outcome) => outcome,
-            // Tokio's timers panic when their runtime has ended, and another executor can poll after that.
+            // Reports the panic as a closed engine. Tokio's timers panic when their runtime has ended, and
+            // another executor can poll after that.
             Err(_) if self.core.runtime_gone.is_cancelled() => {
                 Err(self.core.name_error(Error::closed(), None).into())
             }
@@ -154,7 +156,8 @@ impl Engine {
     async fn try_one(&self, key: &LockKey, options: &AcquireOptions) -> Result<Option<LockGuard>, Error> {
         let (begun, holds) = match fast_path::attempt(&self.core, key, options, false)? {
             FastPath::Granted(guard) => return Ok(Some(guard)),
-            // The store is called if the permit has no owner now, because then possibly no caller held the key.
+            // Contended, if the permit still has a live owner. Without an owner the store is called, because
+            // then possibly no caller holds the key.
             FastPath::Contended if is_ending(&self.core, key) == Some(false) => {
                 return failure_of(&self.core, key).map_or(Ok(None), Err);
             }
@@ -209,7 +212,7 @@ impl Engine {
         self.core.name_error(Error::new(ErrorKind::Timeout, message), key.as_ref())
     }
 
-    /// Starts the count of an acquire or a try. Several keys are one attempt, at the first in order.
+    /// Starts the count of an acquire or a try. Several keys count as one attempt, at the first key in order.
     fn start_call<'a>(&'a self, key: Option<&'a LockKey>) -> AcquireCall<'a> {
         self.core.metrics.facade.attempt(key)
     }

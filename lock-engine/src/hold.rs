@@ -37,13 +37,13 @@ pub(crate) struct Hold {
     /// The fencing token, or [`NO_TOKEN`].
     token: AtomicU64,
     extras: OnceLock<Box<Extras>>,
-    /// The times of its renewal, doubt and end. `None` if only a release can end it.
+    /// The times of the hold's renewal, doubt and end. `None` if only a release can end the hold.
     pub(crate) lease: Option<Box<LeaseClock>>,
     /// The end of a cooldown that this hold started or ran into, in nanoseconds. Zero without one.
     cooling_until: AtomicU64,
-    #[cfg_attr(not(feature = "metrics"), allow(dead_code))] // Without the feature it is empty.
+    #[cfg_attr(not(feature = "metrics"), allow(dead_code))] // Empty without the feature.
     pub(crate) times: Times,
-    /// Whether its request was sent, and whether a caller has its guard.
+    /// Whether the hold's request was sent, and whether a caller has its guard.
     pub(crate) delivery: Delivery,
 }
 
@@ -53,7 +53,7 @@ struct Extras {
     state: Option<OpaqueState>,
 }
 
-/// Larger than every token of a store.
+/// Stands for *no token*, because it is larger than every token of a store.
 const NO_TOKEN: u64 = u64::MAX;
 
 impl Hold {
@@ -104,7 +104,7 @@ impl Hold {
             }
         }
         if let Err(phase) = self.phase.go_live() {
-            // Released here, because the loss did not see the grant.
+            // Releases the hold here, because the loss did not see the grant.
             self.core.release_in_background(PendingRelease::held(&self, permit));
             return Err(self.ended_before(phase));
         }
@@ -174,12 +174,13 @@ impl Hold {
         self.phase.get() == Phase::Live
     }
 
-    /// Returns whether its request is at the store, also if the engine was closed since.
+    /// Returns whether the hold's request is at the store, even if the engine was closed since.
     pub(crate) fn is_asked(&self) -> bool {
         self.is_pending() && self.delivery.is_sent()
     }
 
-    /// Returns whether it is pending without a request at the store. Then the engine has no request to undo.
+    /// Returns whether the hold is pending without a request at the store. Then the engine has no request to
+    /// undo.
     pub(crate) fn is_unsent(&self) -> bool {
         self.is_pending() && !self.delivery.is_sent()
     }
@@ -188,7 +189,7 @@ impl Hold {
         matches!(self.phase.get(), Phase::Pending | Phase::LostPending(_))
     }
 
-    /// Returns whether the store granted it and the grant became a guard, now or before.
+    /// Returns whether the store granted the hold and the grant became a guard, now or before.
     pub(crate) fn was_granted(&self) -> bool {
         matches!(self.phase.get(), Phase::Live | Phase::Released | Phase::Lost(_))
     }
@@ -227,10 +228,11 @@ impl Hold {
         // whether the old hold still exists. It is passed on after the driver has the release, because a
         // closing engine finds holds by their permits.
         let Some(_permit) = self.end_lost(reason) else { return };
-        // The store may still have it, for example if only the reply to a renewal was lost.
+        // For other reasons the store may still have the hold, for example if only the reply to a renewal was
+        // lost.
         let ended = matches!(reason, LossReason::ForcedRelease | LossReason::SessionLost | LossReason::Gone);
-        // A sticky hold without a delivered guard is released too. It is released here, because its call is
-        // possibly not polled again before the engine closes.
+        // A sticky hold (the store keeps it when it is lost) is released only if no caller got its guard. It
+        // is released here, because its call is possibly not polled again before the engine closes.
         if !ended && (!self.stays_when_lost(reason) || self.delivery.claim_undelivered()) {
             self.core.release_in_background(PendingRelease::lost(self));
         }
@@ -288,14 +290,14 @@ impl Hold {
         self.core.queues.permit(self.key(), outcome)
     }
 
-    /// Notes why the store has not granted it.
+    /// Notes why the store has not granted the hold.
     pub(crate) fn note_contended(&self, contended: &Contended) {
         if let Some(cooldown) = contended.cooling_for {
             self.cools_until(self.core.clock.now().after(cooldown));
         }
     }
 
-    /// Notes that a cooldown lasts until `until`, and wakes the waiters that do not wait for one.
+    /// Notes that a cooldown lasts until `until`, and wakes the waiters that do not wait for a cooldown.
     fn cools_until(&self, until: Moment) {
         self.cooling_until.store(until.as_nanos(), Ordering::Release);
         self.core.queues.wake_waiters(self.key());

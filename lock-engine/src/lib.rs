@@ -1,6 +1,6 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![doc = include_str!("../README.md")]
-// Decided type by type: docs/decisions/public-api.md.
+// Which public types are exhaustive is decided type by type in docs/decisions/public-api.md.
 #![warn(clippy::exhaustive_enums, clippy::exhaustive_structs)]
 
 mod acquire;
@@ -33,5 +33,5 @@ pub use store::single::{Single, SingleKey};
 pub use store::token;
 #[cfg(feature = "test-util")]
 pub use tasks::Turns;
-// The signal that ends a wait at the store. See `Backend::wait`.
+// Re-exported for stores: the signal that ends a wait at the store. See `Backend::wait`.
 pub use tokio_util::sync::CancellationToken;

@@ -17,7 +17,7 @@ pub(crate) use crate::metrics::facade::{AcquireCall, Times};
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counters {
-    /// Grants handed out.
+    /// Grants whose guard was given to a caller.
     pub granted: u64,
     /// Attempts that were not granted because another caller holds or awaits the key.
     pub contended: u64,
@@ -47,7 +47,8 @@ pub(crate) enum Event {
     Lost,
     Undone,
     ReleaseRetry,
-    /// A confirmed release. Counted when the permit is passed on, unless that was earlier.
+    /// A confirmed release. The queue counts it with the permit that is passed on, and this counter only if
+    /// the permit was passed on before.
     Released,
 }
 
@@ -61,7 +62,7 @@ pub(crate) enum AcquireOutcome {
     Timeout,
     NotDue,
     Error,
-    /// Its caller dropped it.
+    /// The caller dropped the future before it had a result.
     #[cfg(feature = "metrics")]
     Cancelled,
 }
@@ -109,13 +110,13 @@ impl Metrics {
         self.publish(event);
     }
 
-    /// Publishes an event that is counted elsewhere. Releases are, because their shortest path has no room for
-    /// another atomic.
+    /// Publishes an event that another place counts. The queue counts releases, because their shortest path
+    /// has no room for another atomic.
     pub(crate) fn publish(&self, event: Event) {
         self.facade.event(event);
     }
 
-    /// Counts a guard of `hold` that is handed out.
+    /// Counts a guard of `hold` that is given to a caller.
     pub(crate) fn granted(&self, hold: &Hold) {
         self.facade.granted(hold);
     }
@@ -125,7 +126,7 @@ impl Metrics {
         self.facade.ended(hold);
     }
 
-    /// Counts a loss of `hold` while its guard was out.
+    /// Counts a loss of `hold` while a caller or an acquisition had its guard.
     pub(crate) fn lost(&self, hold: &Hold) {
         self.count(Event::Lost);
         self.facade.ended(hold);

@@ -20,7 +20,8 @@ impl LockAdmin for FileBackend {
     }
 
     async fn force_release(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
-        // The message names the holder if it is known. The error is the same in any case.
+        // Looks for the holder, because the message names it if it is known. The error has the same kind in
+        // any case.
         let info = self.inspect(key).await.ok();
         let hold = info.as_ref().and_then(KeyInfo::holder).filter(|h| h.holder == Some(holder));
         let advice = match hold.and_then(|h| h.owner.as_ref()) {

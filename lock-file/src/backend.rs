@@ -103,7 +103,7 @@ impl FileBackend {
         Ok(Prepared { registration, operation, request })
     }
 
-    /// Makes one attempt that can be abandoned at any time.
+    /// Makes one attempt. If the caller drops it, the slot of the request ends, and a late grant is released.
     pub(crate) async fn attempt(
         &self,
         registration: &Arc<Registration>,
@@ -124,7 +124,8 @@ impl FileBackend {
         let keys: Vec<_> = requests.iter().map(|r| r.key.clone()).collect();
         let mut all = Vec::with_capacity(keys.len());
         for request in requests {
-            // Registered before a thread runs the attempt, because a release must find it at any time.
+            // Registers the request before a thread runs the attempt, because a release must find the request
+            // at any time.
             all.push(match self.register(&request) {
                 Ok(registration) => Self::prepare(registration, request).await.map_err(Err),
                 Err(error) => Err(Ok(Attempt::Refused(error))),
@@ -149,12 +150,12 @@ impl FileBackend {
             return Ok(ReleaseReply::new(false));
         };
         let Some(ending) = slot.end() else {
-            // The attempt under way will not keep the lock, but might still hold it.
+            // Waits for the attempt under way: it will not keep the lock, but might still hold it.
             slot.operation().await.map_err(|e| self.named(e))?;
             self.requests.remove(&slot);
             return Ok(ReleaseReply::new(false));
         };
-        // A repeated release waits for this one.
+        // Blocks later operations of this slot, so a repeated release waits for this one.
         let operation = slot.try_operation();
         let requests = Arc::clone(&self.requests);
         let job = {
@@ -169,7 +170,8 @@ impl FileBackend {
         match self.pool.release.run(job).await {
             Ok(freed) => Ok(freed),
             Err(OperationFailure::NotBegun(_)) => {
-                // The hold was dropped with the job, which unlocked it without checking its files.
+                // Counts as released: the hold was dropped with the job, which unlocked it without checking
+                // its files.
                 self.requests.remove(&slot);
                 Ok(ReleaseReply::new(true))
             }
@@ -198,7 +200,8 @@ fn capabilities() -> Capabilities {
     has.loss_detection = LOSS_DETECTION;
     has.undo = Duration::from_secs(5);
     has.handover = Duration::from_secs(2);
-    // The kernel releases the lock when the process ends. The rest is the time a waiter needs to notice.
+    // The kernel releases the lock when the process ends. The two seconds are the time that a waiter needs to
+    // notice.
     has.crash_release = Some(Duration::from_secs(2));
     has.cooldown = true;
     has.admin = AdminCapabilities::read_only();
@@ -222,7 +225,7 @@ impl Backend for FileBackend {
     }
 
     fn attach(&self, events: Events) {
-        // Attached once. A second engine on one backend would be a caller's bug.
+        // Keeps the events of the first engine. A second engine on one backend would be a caller's bug.
         let _ = self.events.set(events);
     }
 
@@ -237,7 +240,8 @@ impl Backend for FileBackend {
         let answers = self.acquire_all(requests);
         let Some(hold) = patient else { return answers.await };
         timeout(STALLED_AFTER, answers).await.unwrap_or_else(|_| {
-            // The slot is ended, so a late grant is released, and the wait starts again.
+            // The disk has not answered: ends the request's slot, and with it a late grant. The engine then
+            // starts the wait again.
             if let Some(slot) = self.requests.find(&hold) {
                 drop(slot.end());
                 self.requests.remove(&slot);
@@ -248,7 +252,8 @@ impl Backend for FileBackend {
 
     async fn wait(&self, request: Request, stop: CancellationToken) -> Result<Attempt, Error> {
         let answer = match self.register(&request) {
-            // Registered until the wait ends, because a release must also find it between two attempts.
+            // Keeps the request registered until the wait ends, because a release must also find it between
+            // two attempts.
             Ok(registration) => KeyWaiter::new(self, &registration, &request).wait(&stop).await,
             Err(error) => Ok(Attempt::Refused(error)),
         };
@@ -268,7 +273,7 @@ impl Backend for FileBackend {
     }
 
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
-        // Released separately, because a hold that waits for the disk must not block the others.
+        // Releases each hold separately, because a hold that waits for the disk must not block the others.
         join_all(holds.into_iter().map(|hold| self.release_one(hold))).await
     }
 
@@ -318,7 +323,7 @@ impl fmt::Debug for FileBackend {
 
 impl Drop for FileBackend {
     fn drop(&mut self) {
-        // An attempt that still runs on its thread will not keep the lock either.
+        // Unlocks all holds. An attempt that still runs on its thread will not keep its lock either.
         self.requests.abort();
     }
 }

@@ -136,12 +136,13 @@ fn unusable(bits: u32) -> Error {
 ///
 /// [`InvalidOption`](ErrorKind::InvalidOption) if the user has no home directory, or it does not exist.
 pub fn default_dir() -> Result<PathBuf, Error> {
-    // The superuser would otherwise create a home such as /nonexistent, which means that the user has none.
+    // Ignores a home that does not exist, because the superuser would create it. A home such as /nonexistent
+    // means that the user has none.
     state_dir(env::var_os("XDG_STATE_HOME"), env::home_dir().filter(|home| home.is_dir()))
 }
 
 fn state_dir(xdg: Option<OsString>, home: Option<PathBuf>) -> Result<PathBuf, Error> {
-    // The XDG base directory specification requires ignoring a relative path.
+    // Ignores a relative path, as the XDG base directory specification requires.
     let xdg = xdg.map(PathBuf::from).filter(|p| p.is_absolute());
     if let (Some(state), false) = (xdg, cfg!(target_os = "macos")) {
         return Ok(state.join("leasehold"));

@@ -28,7 +28,8 @@ pub(crate) fn prepare(dir: &Path, mode: Option<FileMode>) -> Result<(PathBuf, Fi
         Some(found) => found,
         None => {
             make_marker(&dir, mode.unwrap_or(FileMode::PRIVATE))?;
-            // Another process might have created the marker first, perhaps with another version.
+            // Checks again, because another process might have created the marker first, perhaps with another
+            // version.
             let missing = || io_error(io::ErrorKind::NotFound.into(), "read", &dir.join(MARKER));
             check_marker(&dir)?.ok_or_else(missing)?
         }
@@ -52,16 +53,17 @@ pub(crate) fn prepare(dir: &Path, mode: Option<FileMode>) -> Result<(PathBuf, Fi
     Ok((dir, found))
 }
 
-/// Refuses a file system that grants a held lock, like some network file systems that report success for each request.
-/// Locks the marker, which other processes lock no longer than this.
+/// Refuses a file system that grants a lock which is already held, like some network file systems that report
+/// success for each request. Tries this on the marker, which other processes lock no longer than this
+/// function does.
 fn try_a_lock(dir: &Path, mode: FileMode) -> Result<(), Error> {
     let path = marker(dir);
-    // A shared lock does not conflict with other processes that open the directory.
+    // Takes a shared lock first, because it does not conflict with other processes that open the directory.
     let locked = open_lock(&path, mode).and_then(LockedFile::shared);
     let held = match locked {
         Ok(Some(held)) => held,
         Ok(None) => return Ok(()),
-        // A process without write access to the marker gets the error at its first lock.
+        // Skips the test: a process without write access to the marker gets the error at its first lock.
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied => return Ok(()),
         Err(e) => return Err(io_error(e, "lock", &path)),
     };
@@ -83,7 +85,7 @@ fn try_a_lock(dir: &Path, mode: FileMode) -> Result<(), Error> {
 /// Checks that an existing directory is a store, and creates nothing.
 pub(crate) fn look_into(dir: &Path) -> Result<(PathBuf, FileMode), Error> {
     let dir = absolute(dir)?;
-    // Without a marker there is no store content, because the marker is created first.
+    // Without a marker the directory has no locks, because the marker is created first.
     let found = check_marker(&dir)?;
     Ok((dir, found.unwrap_or(FileMode::PRIVATE)))
 }
@@ -104,7 +106,7 @@ fn make_dir(dir: &Path, mode: FileMode) -> Result<(), Error> {
     match what {
         Ok(meta) if meta.is_dir() => Ok(()),
         Ok(_) => Err(io_error(io::ErrorKind::NotADirectory.into(), "use", dir)),
-        // A parent that cannot exist, as in /proc, is a wrong path and not a transient error.
+        // Reports a wrong path and not a transient error, because such a parent cannot exist, as in /proc.
         Err(e) if e.kind() == io::ErrorKind::NotFound => Err(Error::new(
             ErrorKind::InvalidOption,
             format!(
@@ -130,7 +132,7 @@ fn make_new_dir(dir: &Path, mode: FileMode) -> io::Result<()> {
         DirBuilder::new().recursive(true).mode(0o755).create(parent)?;
     }
     match DirBuilder::new().mode(0o700).create(dir) {
-        // The umask does not apply to this call.
+        // Sets the permissions separately, because the umask does not apply to this call.
         Ok(()) => fs::set_permissions(dir, fs::Permissions::from_mode(mode.of_directory())),
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         Err(e) => Err(e),
@@ -173,7 +175,7 @@ fn check_marker(dir: &Path) -> Result<Option<FileMode>, Error> {
 fn make_marker(dir: &Path, mode: FileMode) -> Result<(), Error> {
     let path = dir.join(MARKER);
     let text = format!("{MARKER_START}{FORMAT}\n");
-    // The first process wins, and no process reads half a file.
+    // Places the complete file: the first process wins, and no process reads half a file.
     let made = place(&path, text.as_bytes(), mode, true).and_then(|()| sync_dir(dir));
     made.map_err(|e| io_error(e, "write", &path))
 }
@@ -202,7 +204,7 @@ pub fn cautions(dir: impl AsRef<Path>) -> Vec<String> {
 #[cfg(target_os = "linux")]
 fn network_file_system(dir: &Path) -> Option<&'static str> {
     let kind = rustix::fs::statfs(dir).ok()?.f_type;
-    // The magic numbers of statfs(2), whose type differs between architectures.
+    // Compares the magic numbers of statfs(2), whose type differs between architectures.
     match u32::try_from(i128::from(kind) & 0xffff_ffff).ok()? {
         0x6969 => Some("NFS"),
         0x517b | 0xff53_4d42 | 0xfe53_4d42 => Some("SMB"),

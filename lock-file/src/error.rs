@@ -10,7 +10,7 @@ use leasehold_api::{Error, ErrorKind};
 
 use crate::directory::MARKER;
 
-/// Creates the error for `doing` an operation on `path`.
+/// Creates the error of an operation on `path`, which `doing` names by a verb such as *read*.
 pub(crate) fn io_error(error: io::Error, doing: impl Display, path: &Path) -> Error {
     let (kind, advice) = judge(&error);
     let advice = match (kind, owner_of(path)) {
@@ -40,7 +40,7 @@ pub(crate) fn corrupt(path: &Path, why: impl Display, advice: impl Display) -> E
 struct Owner<'a> {
     id: u32,
     dir: &'a Path,
-    /// The directory's owner, if it differs from the file's.
+    /// The user id of the directory's owner, if it differs from the file's owner.
     of_dir: Option<u32>,
     /// Permissions of the directory.
     mode_of_dir: u32,
@@ -63,7 +63,8 @@ impl Owner<'_> {
             );
         }
         let shared = "to share a directory between users, name a new one with a mode, file:///DIRECTORY?mode=0660 for one group or ?mode=0666 for everybody";
-        // In a directory that is not a known store, these commands could ruin a system directory.
+        // Advises these commands only for a directory with a marker, because they could ruin a system
+        // directory.
         let change = if fs::symlink_metadata(self.dir.join(MARKER)).is_ok() {
             format!(
                 ", or have its owner run, while no lock is used, `chmod 0660 {dir}/*; chmod 2770 {dir}` or the same with 0666 and 1777"
@@ -78,14 +79,14 @@ impl Owner<'_> {
 fn owner_of(path: &Path) -> Option<Owner<'_>> {
     let at = |path| fs::symlink_metadata(path).ok();
     let dir = match at(path) {
-        // The owner of a directory is visible even without access to its content.
+        // Uses a directory itself, because its owner is visible even without access to its content.
         Some(meta) if meta.is_dir() => path,
         _ => path.parent()?,
     };
     let meta_of_dir = at(dir)?;
     let of_dir = meta_of_dir.uid();
     let id = at(path).map_or(of_dir, |meta| meta.uid());
-    // For the superuser the owner is never the reason for a refusal.
+    // Returns `None` for the superuser, because the owner is then never the reason for a refusal.
     let me = rustix::process::geteuid();
     let is_other = !me.is_root() && id != me.as_raw();
     is_other.then(|| Owner {
@@ -98,7 +99,7 @@ fn owner_of(path: &Path) -> Option<Owner<'_>> {
 
 fn judge(error: &io::Error) -> (ErrorKind, &'static str) {
     use io::ErrorKind as Io;
-    // The standard library has no portable kind for these.
+    // Compares the error numbers, because the standard library has no kind for too many open files.
     if [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE].iter().any(|e| e.raw_os_error() == code(error)) {
         return (
             ErrorKind::Capacity,
@@ -178,7 +179,7 @@ mod tests {
         assert!(!advice(None).contains("chmod") && advice(None).contains("mode=0660"), "{}", advice(None));
         fs::write(dir.path().join(MARKER), "").unwrap();
         assert!(advice(None).contains("chmod 0660"), "{}", advice(None));
-        // Its owner cannot change another user's file either.
+        // No `chmod`, because the directory's owner cannot change another user's file either.
         assert!(advice(Some(0)).contains("chown -h --reference") && !advice(Some(0)).contains("chmod"));
         for (mode_of_dir, mode) in [(0o2770, "chmod 0660"), (0o1777, "chmod 0666")] {
             let advice = of(Some(0), mode_of_dir);

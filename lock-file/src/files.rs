@@ -20,7 +20,7 @@ const LARGEST: u64 = 64 * 1024;
 pub(crate) struct FileMode(u32);
 
 impl FileMode {
-    /// Only for the directory's user.
+    /// Access only for the directory's user.
     pub(crate) const PRIVATE: Self = Self(0o600);
 
     /// Returns the mode with these bits, or `None` if a class of users would get an unusable combination.
@@ -61,7 +61,7 @@ impl FileMode {
         if self.is_shared() {
             file.set_permissions(fs::Permissions::from_mode(self.0))?;
         }
-        // Only done for a new file, because an existing one could belong to any user.
+        // Changes the owner of a new file only, because an existing file could belong to any user.
         if let Some(owner) = is_for_another(path) {
             fchown(&file, Some(owner), None)?;
         }
@@ -78,7 +78,7 @@ fn options() -> OpenOptions {
 
 fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let is_own = is_in_own_directory(path);
-    // A pipe placed by another user must not block the open.
+    // Opens without blocking, because another user could have placed a pipe at this path.
     let flags = if is_own { OFlags::NOFOLLOW } else { OFlags::NOFOLLOW | OFlags::NONBLOCK };
     options.custom_flags(flags.bits().cast_signed());
     let not_plain = || io::Error::new(io::ErrorKind::InvalidData, "it is not a plain file");
@@ -86,7 +86,7 @@ fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     match options.open(path) {
         Ok(file) if is_own || file.metadata()?.is_file() => Ok(file),
         Ok(_) => Err(not_plain()),
-        // The errors for a link, and for a pipe without a reader.
+        // The system returns these errors for a link and for a pipe without a reader.
         Err(e) if is(&e, Errno::LOOP) || is(&e, Errno::NXIO) => Err(not_plain()),
         Err(e) => Err(e),
     }
@@ -113,7 +113,8 @@ pub(crate) fn open_lock(path: &Path, mode: FileMode) -> io::Result<File> {
     if !mode.is_shared() && is_for_another(path).is_none() {
         return open(options.create(true).truncate(false), path);
     }
-    // Two calls are needed, because in a sticky directory Linux refuses to open another user's file with `O_CREAT`.
+    // Opens first and then creates, because in a sticky directory Linux refuses to open another user's file
+    // with `O_CREAT`.
     match open(&mut options, path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => {
             place(path, b"", mode, false)?;
@@ -141,12 +142,13 @@ pub(crate) fn place(path: &Path, bytes: &[u8], mode: FileMode, durable: bool) ->
     let placed = mode.create(&temporary, bytes, durable).and_then(|()| {
         match fs::hard_link(&temporary, path) {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-            // A file system without hard links also has no permissions that matter.
+            // Renames instead on a file system without hard links, which also has no permissions that matter.
             Err(_) => fs::rename(&temporary, path),
             Ok(()) => Ok(()),
         }
     });
-    // The temporary file only remains if linking failed, or after a failure that is reported.
+    // Removes the temporary name and ignores the result: after a rename the name is gone, and other failures
+    // are reported.
     let _ = fs::remove_file(&temporary);
     placed
 }
@@ -169,7 +171,7 @@ pub(crate) fn replace(path: &Path, bytes: &[u8], mode: FileMode, durable: bool) 
     let temporary = if mode.is_shared() { temporary(path) } else { with_suffix(path, "tmp") };
     let create = || mode.create(&temporary, bytes, durable);
     let created = match create() {
-        // Left by a crash, because a private directory has a fixed temporary name.
+        // Removes the file that a crash has left, because in a private directory the temporary name is fixed.
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
             fs::remove_file(&temporary).and_then(|()| create())
         }
@@ -177,7 +179,7 @@ pub(crate) fn replace(path: &Path, bytes: &[u8], mode: FileMode, durable: bool) 
     };
     let replaced = created.and_then(|()| fs::rename(&temporary, path));
     if replaced.is_err() {
-        // On a full disk, half a file would occupy the missing space.
+        // Removes the incomplete file, because it would occupy space on a full disk.
         let _ = fs::remove_file(&temporary);
         return replaced;
     }
@@ -193,7 +195,7 @@ fn overwrite(file: &File, bytes: &[u8], durable: bool) -> io::Result<()> {
         let why = "it has another name (a hard link), so it may be somebody's own file";
         return Err(io::Error::new(io::ErrorKind::InvalidData, why));
     }
-    // A longer old content is overwritten with white space, which JSON permits at the end.
+    // Overwrites the rest of a longer old content with white space, which JSON permits at the end.
     let mut text = bytes.to_vec();
     text.resize(bytes.len().max(usize::try_from(there.len().min(LARGEST)).unwrap_or(0)), b'\n');
     file.write_all_at(&text, 0)?;
@@ -282,7 +284,7 @@ mod tests {
         refused("a link to nothing");
         assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
         refused("a pipe");
-        // The temporary file by which a private directory replaces its files.
+        // The name of the temporary file by which a private directory replaces its file `x`.
         let temporary = dir.path().join("x.tmp");
         symlink(&victim, &temporary).unwrap();
         replace(&path, b"[]", FileMode::PRIVATE, false).unwrap();

@@ -1,5 +1,5 @@
-//! Damaged, truncated, foreign and huge files, and other file types: no panic, and no token that is not larger than all
-//! known ones.
+//! Fuzz test of damaged, truncated, foreign and huge files, and of other file types. The store must not
+//! panic, and each token must be larger than all known ones.
 
 use std::fs;
 use std::path::Path;
@@ -69,7 +69,7 @@ fn fuzz_files() {
                 fs::write(path, content).unwrap();
             }
         }
-        // The status file makes the key appear in lists.
+        // Creates the status file, by which the key appears in lists.
         fs::write(files.status(), "").unwrap();
         another_file(dir.path(), piece(4));
         look(&store, &key);
@@ -131,10 +131,10 @@ fn typed(error: Error) {
     assert!(!error.to_string().is_empty());
 }
 
-/// The drawn numbers, according to the files.
+/// The largest numbers drawn, as the files show them.
 struct Known {
     record: Option<Record>,
-    /// `Err` if the file exists but cannot be read.
+    /// The ceiling in the token file. `Err` if the file exists but cannot be read.
     ceiling: Option<Result<u64, ()>>,
     floor: Option<Result<u64, ()>>,
     since: u64,

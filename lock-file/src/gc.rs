@@ -35,7 +35,8 @@ pub(crate) fn collect(dir: &Path, unused_for: Duration) -> Result<Collected, Err
     collect_below(&dir, mode, unused_for, &|least| token::raise_floor(&dir, mode, least))
 }
 
-/// Works like [`collect`], with `raise_floor` to store the floor of all tokens.
+/// Works like [`collect`], but stores the floor (the largest number drawn for any removed key) by
+/// `raise_floor`, which tests replace.
 fn collect_below(
     dir: &Path,
     mode: FileMode,
@@ -48,12 +49,12 @@ fn collect_below(
         Err(e) => return Err(io_error(e, "list", dir)),
     };
     let Some(_collecting) = begin(dir)? else { return Ok(Collected { removed: 0, kept: keys.len() }) };
-    // The floor replaces the ceilings of all removed keys, so it must be on disk before the first removal.
+    // Stores the floor before the first removal, because it replaces the token ceilings of all removed keys.
     let candidates: Vec<_> =
         keys.iter().filter_map(|files| Some((files, last_number(files, unused_for)?))).collect();
     let floor = candidates.iter().map(|(_, last)| *last).max().unwrap_or(0);
     let mut raised = raise_floor(floor);
-    // A full disk has no room for the floor, perhaps because of these files.
+    // If a full disk has no room for the floor, first removes files that the tokens do not need.
     for (files, _) in &candidates {
         if !raised.as_ref().is_err_and(wants_room) {
             break;
@@ -70,8 +71,9 @@ fn collect_below(
     Ok(Collected { removed, kept: keys.len() - removed })
 }
 
-/// Returns whether files were removed. Skips files this user cannot remove: another user's files in a sticky directory,
-/// paths that are not plain files, and keys whose missing lock file has no room.
+/// Returns whether files were removed. Files that this user cannot remove count as kept: another user's files
+/// in a sticky directory, and paths that are not plain files. So does a key whose missing lock file does not
+/// fit on the disk.
 fn unless_foreign(removed: io::Result<bool>, files: &KeyFiles) -> Result<bool, Error> {
     match removed {
         Err(e) if [io::ErrorKind::PermissionDenied, io::ErrorKind::InvalidData].contains(&e.kind()) => {
@@ -98,7 +100,8 @@ fn begin(dir: &Path) -> Result<Option<LockedFile>, Error> {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(io_error(e, "lock", &path)),
         }
-        // The lock might belong to a process that only checks whether a removal is running.
+        // Tries again, because the lock might belong to a process that only checks whether a removal is
+        // running.
         std::thread::sleep(BEGIN_PAUSE);
     }
     let message = format!("unused files are being removed from {} already; try again", dir.display());
@@ -122,7 +125,7 @@ fn last_number(files: &KeyFiles, unused_for: Duration) -> Option<u64> {
         let meta = fs::symlink_metadata(path).ok()?;
         meta.modified().ok()
     });
-    // A time in the future comes from a clock set back since, and does not count.
+    // Counts a time in the future as now, because it comes from a clock that was set back since.
     let age = |time| SystemTime::now().duration_since(time).unwrap_or_default();
     if last_used.map(age).min().is_some_and(|age| age < unused_for) {
         return None;
@@ -138,15 +141,16 @@ fn last_number(files: &KeyFiles, unused_for: Duration) -> Option<u64> {
     Some(token::ceiling(files).ok()?.unwrap_or(0).max(drawn))
 }
 
-/// Both locks of an unused key.
+/// The lock file and the waiter lock of an unused key, both locked.
 struct Locks {
     next: Option<LockedFile>,
     _main: LockedFile,
 }
 
 impl Locks {
-    /// Locks both files, or returns `None` if the key is in use. A missing waiter lock is not created, because the disk
-    /// might be full. A waiter that creates one waits for the lock and then finds it removed.
+    /// Locks both files, or returns `None` if the key is in use. A missing waiter lock is not created,
+    /// because the disk might be full. A waiter that creates one then waits for the lock, and finds the lock
+    /// file removed.
     fn of(files: &KeyFiles) -> io::Result<Option<Self>> {
         let Some(main) = lock_at(&files.main(), files.mode())? else { return Ok(None) };
         let path = files.next();
@@ -167,7 +171,8 @@ fn make_room(files: &KeyFiles) -> io::Result<bool> {
     if last_number(files, Duration::ZERO).is_none() {
         return Ok(false);
     }
-    // Without its record, the key's next grant draws above the ceiling.
+    // Keeps the record if it has a number above the ceiling, because without its record, the key's next grant
+    // draws just above the ceiling.
     let drawn = Record::read_any(files).ok().and_then(|found| found.record().map(|record| record.next));
     let ceiling = token::ceiling(files).ok().flatten();
     let is_covered =
@@ -186,7 +191,7 @@ fn make_room(files: &KeyFiles) -> io::Result<bool> {
 /// removed.
 fn remove(files: &KeyFiles, floor: u64) -> io::Result<bool> {
     let Some(locks) = Locks::of(files)? else { return Ok(false) };
-    // Checked again, because the locks now prevent changes.
+    // Checks the last number again, because only now the locks prevent changes.
     let last = last_number(files, Duration::ZERO);
     if last.is_none_or(|last| last > floor) {
         return Ok(false);
@@ -254,8 +259,8 @@ mod tests {
         names
     }
 
-    /// Collects on a full disk with room for the floor once the directory has at most `room` files. Also returns the
-    /// number of attempts.
+    /// Collects as if on a full disk, which has room for the floor only once the directory has at most `room`
+    /// files. Also returns the number of attempts to store the floor.
     fn collect_with_room(dir: &Path, room: usize) -> (Result<Collected, Error>, usize) {
         let tries = Cell::new(0);
         let collected = collect_below(dir, FileMode::PRIVATE, Duration::ZERO, &|least| {
@@ -274,7 +279,7 @@ mod tests {
         let before =
             KEYS.map(|key| files(dir.path(), key)).map(|(files, _)| token::ceiling(&files).unwrap().unwrap());
         let all = names(dir.path()).len();
-        // Removes the record and the status file of the first two keys.
+        // There is room once the record and the status file of the first two keys are removed.
         let (collected, tries) = collect_with_room(dir.path(), all - 4);
         assert_eq!((collected.unwrap().removed, tries), (KEYS.len(), 3));
         assert_eq!(names(dir.path()).len(), 2, "{:?}", names(dir.path()));

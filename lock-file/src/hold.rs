@@ -18,15 +18,16 @@ use crate::waiter_lock::WaiterLock;
 /// The waits of this process for holders, by status file.
 static RELEASES: KernelWaits<bool> = KernelWaits::new();
 
-/// Attempts of a grant to lock a status file that another process inspects, and the pause between them.
+/// How often a grant tries to lock a status file that another process inspects. A pause follows each try.
 const STATUS_TRIES: usize = 20;
 const STATUS_PAUSE: Duration = Duration::from_micros(200);
 
-/// Waits in the kernel until the key's status file is unlocked, and returns whether it had to wait. A hint, because the
-/// lock is released just after the status file. Returns `None` if no thread is available.
+/// Waits in the kernel until the key's status file is unlocked, and returns whether it had to wait. This is
+/// only a hint, because the lock is released just after the status file. Returns `None` if no thread is
+/// available.
 ///
-/// It waits for the status file and not for the lock. Otherwise an abandoned wait could get the lock and make other
-/// clients find it taken.
+/// Waits for the status file and not for the lock, because otherwise an abandoned wait could get the lock and
+/// make other clients find it taken.
 pub(crate) fn wait_for_release(files: &KeyFiles) -> Option<PendingWait<bool>> {
     let status = files.status();
     RELEASES.wait_for(&files.status(), move |_| wait_until_free(&status).map(Some))
@@ -67,7 +68,8 @@ impl FileHold {
         hold
     }
 
-    /// Locks the status file, unless it is locked already or being inspected. The grant does not depend on it.
+    /// Locks the status file, unless it is locked already or being inspected. The grant does not depend on
+    /// this lock.
     fn lock_status(&self) {
         let path = self.files.status();
         match self.status() {
@@ -78,7 +80,8 @@ impl FileHold {
         match lock_at(&path, self.files.mode()) {
             Ok(Some(locked)) => {
                 let mut status = lock(&self.status);
-                // If the hold was released during the attempt, the status file is unlocked again.
+                // Drops the new lock, which unlocks the status file, if the hold was released during the
+                // attempt.
                 if !matches!(*status, StatusLock::Released) {
                     *status = StatusLock::Locked(Arc::new(locked));
                 }
@@ -98,7 +101,7 @@ impl FileHold {
         self.token
     }
 
-    /// Returns whether the lock file still belongs to the key, which ends if the file is removed or replaced.
+    /// Returns whether the lock file still belongs to the key: `false` if it was removed or replaced.
     pub(crate) fn confirm(&self) -> Result<bool, Error> {
         let path = self.files.main();
         let is_there = self.main.is_at(&path).map_err(|e| io_error(e, "confirm the lock of", &path))?;
@@ -110,7 +113,7 @@ impl FileHold {
 
     /// Ends the cooldown of this unused grant. Call it while the lock is held.
     pub(crate) fn end_cooldown(&self) {
-        // Skipped if the lock file was replaced, because the record then belongs to another holder.
+        // Skips the record if the lock file was replaced, because the record then belongs to another holder.
         let ended = match self.main.is_at(&self.files.main()) {
             Ok(true) => Record::end_cooldown(&self.files, self.token),
             Ok(false) => Ok(()),
@@ -123,10 +126,10 @@ impl FileHold {
 
     /// Unlocks. Returns whether the lock was held until now, and whether other clients wait.
     pub(crate) fn free(&self) -> (bool, bool) {
-        // The results are informational, and unlocking does not depend on them.
+        // Ignores errors of both checks, because unlocking does not depend on their results.
         let was_held = self.main.is_at(&self.files.main()).unwrap_or(true);
-        // Checked while the lock is held, because no other process then checks the waiter lock, and a check can make a
-        // waiter's attempt fail.
+        // Checks for waiters while the lock is held, because no other process then checks the waiter lock. A
+        // check can make a waiter's attempt fail.
         let waiters = WaiterLock::is_held(&self.files.next()).unwrap_or(false);
         self.unlock();
         (was_held, waiters)
@@ -134,8 +137,8 @@ impl FileHold {
 
     /// Unlocks without checking the files, so without waiting for the disk.
     pub(crate) fn unlock(&self) {
-        // The status comes first, because a process that finds the lock unlocked must not see it held. Explicit,
-        // because a confirmation or a duplicated descriptor might still have a reference.
+        // Unlocks the status file first, because a process that finds the lock unlocked must not see it held.
+        // Unlocks explicitly, because a confirmation or a duplicated descriptor might still have a reference.
         if let StatusLock::Locked(status) = std::mem::replace(&mut *lock(&self.status), StatusLock::Released)
         {
             status.unlock();
@@ -151,7 +154,7 @@ impl Drop for FileHold {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Values under the mutex are replaced as a whole.
+    // Ignores poisoning, because values under the mutex are replaced as a whole.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -165,7 +168,7 @@ pub struct HeldFile(Weak<FileHold>);
 /// Descriptors that child processes inherit. See [`HeldFile::inheritable`].
 #[derive(Debug)]
 pub struct Inheritable {
-    /// Descriptor for inspection. Created first, so an ending process closes it first.
+    /// Descriptor of the status file, for inspection. Created first, so an ending process closes it first.
     _status: Option<OwnedFd>,
     main: OwnedFd,
 }
@@ -198,7 +201,7 @@ impl HeldFile {
         let released =
             || io::Error::new(io::ErrorKind::NotFound, "the lock has been released; acquire it first");
         let hold = self.0.upgrade().ok_or_else(released)?;
-        // A plain duplicate stays open when another program is executed.
+        // Duplicates by `dup`, because its descriptor stays open when another program is executed.
         let status = match hold.status() {
             StatusLock::Released => return Err(released()),
             StatusLock::NotLocked => None,
@@ -254,7 +257,7 @@ mod tests {
         hold.free();
         assert!(lock_at(&files.main(), FileMode::PRIVATE).unwrap().is_some());
         assert_eq!(file.inheritable().unwrap_err().kind(), io::ErrorKind::NotFound);
-        // A confirmation under way does not lock the status file of a released lock.
+        // A confirmation that is still under way must not lock the status file of the released lock.
         confirming.confirm().unwrap();
         assert!(!is_locked(&files.status()).unwrap());
     }

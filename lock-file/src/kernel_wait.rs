@@ -13,7 +13,7 @@ use std::thread;
 
 use tokio::sync::oneshot;
 
-/// Maximum number of files that threads of one process wait for. Further waiters poll.
+/// Maximum number of files for which threads of one process wait. Further waiters poll.
 const MAX_THREADS: usize = 256;
 
 /// Stack size for a few system calls, enough even without optimisation.
@@ -25,7 +25,8 @@ type Blocking<T> = dyn Fn(&dyn Fn() -> bool) -> io::Result<Option<T>> + Send;
 
 type AnswerSenders<T> = VecDeque<oneshot::Sender<io::Result<T>>>;
 
-/// The files that threads of this process wait for, with the receivers of each result. Each entry has one thread.
+/// The files for which threads of this process wait, each with the callers that want the result. Each entry
+/// has one thread.
 #[derive(Debug)]
 pub(crate) struct KernelWaits<T: 'static> {
     claims: Mutex<BTreeMap<PathBuf, AnswerSenders<T>>>,
@@ -48,7 +49,7 @@ impl<T: Send> KernelWaits<T> {
         let (claim, answer) = oneshot::channel();
         let mut claims = self.lock();
         if let Some(waiting) = claims.get_mut(path) {
-            // Abandoned waits are removed here, because the kernel's wait can be long.
+            // Removes abandoned waits, because the kernel's wait can be long and would collect them.
             waiting.retain(|claim| !claim.is_closed());
             waiting.push_back(claim);
             return Some(answer);
@@ -72,7 +73,7 @@ impl<T: Send> KernelWaits<T> {
         Some(answer)
     }
 
-    /// Waits until no caller wants the file at `path`.
+    /// Waits for the file at `path`, once for each caller, until no caller wants it.
     fn wait(&self, path: &Path, blocking: &Blocking<T>) {
         let is_wanted = || self.lock().get(path).is_some_and(|all| all.iter().any(|c| !c.is_closed()));
         loop {
@@ -92,7 +93,7 @@ impl<T: Send> KernelWaits<T> {
                 claims.remove(path);
             }
             drop(claims);
-            // An unwanted result is dropped here, outside the mutex.
+            // Drops an unwanted result, which undoes it, outside the mutex.
             drop(left);
             if is_over {
                 return;
@@ -101,7 +102,7 @@ impl<T: Send> KernelWaits<T> {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<PathBuf, AnswerSenders<T>>> {
-        // A panic under the mutex leaves no partial change.
+        // Ignores poisoning, because a panic under the mutex leaves no partial change.
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -178,7 +179,7 @@ mod tests {
         drop(waits.wait_for(Path::new(PATH), blocking).unwrap());
         gate.open.send(7).unwrap();
         assert_eq!(gate.unwanted.recv().unwrap(), 7);
-        // The thread ends, and drops its call.
+        // Waits until the thread has ended and dropped its call.
         gate.began.recv().unwrap();
         assert!(gate.began.recv().is_err());
         assert!(waits.lock().is_empty());
@@ -188,7 +189,7 @@ mod tests {
     fn an_answer_that_its_claimant_does_not_take_is_dropped() {
         let waits: &'static KernelWaits<Arc<()>> = Box::leak(Box::new(KernelWaits::new()));
         let (sender, opened) = mpsc::channel::<Arc<()>>();
-        // Abandoned just after the check that it is wanted.
+        // This wait is abandoned just after the thread has checked that it is wanted.
         let claim = waits.wait_for(Path::new(PATH), move |_| Ok(Some(opened.recv().unwrap()))).unwrap();
         drop(claim);
         let answer = Arc::new(());

@@ -37,7 +37,7 @@ impl KeyFiles {
         &self.hash
     }
 
-    /// Returns the file with the floor, which replaces the ceilings of removed keys.
+    /// Returns the file with the directory's floor, the largest token ceiling of all removed keys.
     pub(crate) fn floor(&self) -> PathBuf {
         floor(&self.dir)
     }
@@ -52,7 +52,7 @@ impl KeyFiles {
         self.with("lock")
     }
 
-    /// Returns the waiter lock, locked by the next waiter.
+    /// Returns the waiter lock, a second lock file that the next waiter locks.
     pub(crate) fn next(&self) -> PathBuf {
         self.with("next")
     }
@@ -67,7 +67,8 @@ impl KeyFiles {
         self.with("json")
     }
 
-    /// Returns the file with the ceiling of the tokens.
+    /// Returns the file with the ceiling, the largest number that the key's tokens can have without another
+    /// write.
     pub(crate) fn token(&self) -> PathBuf {
         self.with("token")
     }
@@ -90,7 +91,8 @@ fn hash(key: &str) -> String {
 mod tests {
     use super::*;
 
-    // These names are the format. A change would let two versions hold one key at once.
+    // Pins the names, because they are part of the format. After a change, two versions could hold one key at
+    // once.
     #[test]
     fn names_are_pinned() {
         for (key, hash) in [

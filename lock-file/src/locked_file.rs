@@ -7,7 +7,8 @@ use std::path::Path;
 
 use crate::files::{FileMode, open_lock, open_to_look};
 
-/// A file locked by this value. Dropping it unlocks the file, even if a process inherited the descriptor.
+/// A file that this process has locked. Dropping the value unlocks the file, even if a process inherited the
+/// descriptor.
 #[derive(Debug)]
 pub(crate) struct LockedFile(File);
 
@@ -24,7 +25,7 @@ impl LockedFile {
         Self::judge(file, answer)
     }
 
-    /// Locks `file` by the blocking `lock`.
+    /// Locks `file` by `lock`, which blocks until the file is free.
     fn wait(file: File, lock: impl Fn(&File) -> io::Result<()>) -> io::Result<Self> {
         loop {
             match lock(&file) {
@@ -49,7 +50,8 @@ impl LockedFile {
 
     /// Unlocks the file even if this value has other references.
     pub(crate) fn unlock(&self) {
-        // Unlocking a locked file does not fail, and closing it has the same effect.
+        // Ignores the result, because unlocking a locked file does not fail, and closing it has the same
+        // effect.
         let _ = self.0.unlock();
     }
 
@@ -69,15 +71,16 @@ impl LockedFile {
 
 impl Drop for LockedFile {
     fn drop(&mut self) {
-        // Closing alone would leave the lock with duplicates of the descriptor in child processes.
+        // Unlocks explicitly, because closing would leave the lock with duplicates of the descriptor in child
+        // processes.
         self.unlock();
     }
 }
 
 /// Locks the file at `path`, and creates it if it is missing. Returns `None` if it is locked already.
 pub(crate) fn lock_at(path: &Path, mode: FileMode) -> io::Result<Option<LockedFile>> {
-    // The file or the directory can be removed between opening and locking. A lock on a removed file excludes no one
-    // else.
+    // Repeats if the file or the directory was removed between opening and locking, because a lock on a
+    // removed file excludes no other process.
     for _ in 0..20 {
         match LockedFile::exclusive(open_lock(path, mode)?)? {
             Some(locked) if !locked.is_at(path)? => {}
@@ -98,7 +101,7 @@ pub(crate) fn lock_at_blocking(
         if !is_wanted() {
             return Ok(None);
         }
-        // The file or the directory might have been removed during the wait.
+        // Opens the file again if it or the directory was removed during the wait.
         if locked.is_at(path)? {
             return Ok(Some(locked));
         }

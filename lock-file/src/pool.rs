@@ -16,8 +16,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinError;
 use tokio::time::timeout;
 
-/// How long a call waits while earlier operations make no progress. Half of the engine's default limit for one call, so
-/// its error is known before the outcome counts as unknown.
+/// How long a call waits while earlier operations make no progress. Half of the engine's default limit for
+/// one call, so the call fails before the engine counts its outcome as unknown.
 pub(crate) const STALLED_AFTER: Duration = Duration::from_secs(5);
 
 /// The 16 permits of one backend. Each purpose has its own permits, so inspection and acquisition cannot block a
@@ -49,7 +49,7 @@ pub(crate) struct Permits {
     progress: Progress,
 }
 
-/// Counts completed steps. A wait is only abandoned if the count does not change.
+/// The number of completed steps. A wait is only abandoned if the number does not change.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Progress(Arc<AtomicU64>);
 
@@ -111,7 +111,7 @@ impl Permits {
             return Ok(permit);
         }
         let permit = self.unless_stalled(Arc::clone(&self.free).acquire_owned()).await;
-        // The semaphore is never closed.
+        // Maps the semaphore's error, although the semaphore is never closed.
         permit.ok_or_else(|| self.stalled())?.map_err(|_| Error::closed())
     }
 
@@ -130,7 +130,8 @@ impl Permits {
         tokio::task::spawn_blocking(job).await.map_err(failure)
     }
 
-    /// Returns the output of `future`, or `None` if neither it nor any operation of this purpose makes progress.
+    /// Returns the output of `future`, or `None` if neither the future nor any operation with these permits
+    /// makes progress.
     async fn unless_stalled<F: Future>(&self, future: F) -> Option<F::Output> {
         let mut future = pin!(future);
         loop {
@@ -166,7 +167,8 @@ fn failure(error: JoinError) -> OperationFailure {
         let message = "a file operation panicked: this is a bug of leasehold-file, please report it";
         return OperationFailure::Unknown(Error::new(ErrorKind::OutcomeUnknown, message).with_source(error));
     }
-    // Only a runtime's shutdown cancels a blocking task, and only before its start.
+    // Counts as not begun, because only a runtime's shutdown cancels a blocking task, and only before its
+    // start.
     OperationFailure::NotBegun(Error::closed().with_source(error))
 }
 
@@ -217,7 +219,7 @@ mod tests {
         let permits = Permits::new(1);
         let (end, hanging) = hang();
         let (say, steps) = mpsc::channel::<mpsc::Sender<()>>();
-        // A long operation with several steps, like a list.
+        // Starts a long operation with several steps, like a list.
         let mut long = Box::pin(permits.run_or_give_up(move |progress| {
             for stepped in steps {
                 progress.step();

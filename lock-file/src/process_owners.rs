@@ -12,7 +12,7 @@ pub(crate) struct ProcessOwners {
     /// Canonical path of the directory, or `None` if unknown.
     dir: Option<PathBuf>,
     locked: HashMap<u32, io::Result<HashSet<OsString>>>,
-    /// All processes, read at the first search.
+    /// The ids of all processes, read at the first search.
     pids: Option<Vec<u32>>,
 }
 
@@ -31,7 +31,7 @@ impl ProcessOwners {
         let file = main.file_name()?.to_owned();
         match self.locked_by(pid)? {
             Ok(locked) if locked.contains(&file) => return Some(named(pid)),
-            // Another user's process, which might hold the lock.
+            // Gives up the search, because a process of another user cannot be read and might hold the lock.
             Err(e) if e.kind() != io::ErrorKind::NotFound => return None,
             Ok(_) | Err(_) => {}
         }

@@ -23,7 +23,7 @@ pub(crate) struct Record {
     pub(crate) since_ms: u64,
     /// Fencing token.
     pub(crate) token: u64,
-    /// First number for the next grant.
+    /// First number that the next grant can use for its token.
     pub(crate) next: u64,
     /// Boot id of the machine when the record was written.
     pub(crate) boot: String,
@@ -53,9 +53,9 @@ impl RecordRead {
 pub(crate) enum Cooldown {
     /// No cooldown, or it has passed.
     Over,
-    /// It lasts for this long.
+    /// The cooldown lasts for this much longer.
     Lasts(Duration),
-    /// The clock is before the grant, so the elapsed time is unknown.
+    /// The clock shows a time before the grant, so the elapsed time is unknown. Contains the whole cooldown.
     ClockWentBack(Duration),
 }
 
@@ -93,7 +93,8 @@ impl Record {
         let text = serde_json::to_vec(self).map_err(|e| {
             Error::new(ErrorKind::Unavailable, "cannot write the record as JSON").with_source(e)
         })?;
-        // Tokens are safe without a flush, but a cooldown must survive a crash of the machine.
+        // Flushes only a record with a cooldown, which must survive a crash of the machine. Tokens are safe
+        // without a flush.
         let durable = self.cooldown_ms.is_some();
         replace(&path, &text, files.mode(), durable).map_err(|e| io_error(e, "write", &path))
     }
@@ -121,7 +122,7 @@ impl Record {
         let Some(passed) = now_ms.checked_sub(self.since_ms) else {
             return Cooldown::ClockWentBack(Duration::from_millis(window));
         };
-        // One more, because both times were rounded down.
+        // Adds a millisecond, because both times were rounded down.
         let left = window.saturating_add(1).saturating_sub(passed);
         if left == 0 { Cooldown::Over } else { Cooldown::Lasts(Duration::from_millis(left)) }
     }

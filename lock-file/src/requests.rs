@@ -14,7 +14,7 @@ use crate::store::{Caller, FileStore, TakeResult};
 
 type RequestId = (LockKey, HolderId);
 
-/// The slots of all pending or granted requests.
+/// The slots of all pending or granted requests. A slot holds the state of one request.
 ///
 /// A slot is created before its request starts. The file operations run on a thread that cannot be stopped. An early
 /// release ends the slot, and an attempt that finds it ended unlocks its file. No disk access happens under the
@@ -88,7 +88,7 @@ impl Requests {
         }
     }
 
-    /// Checks that `hold` is still held. Only outside interference can end it.
+    /// Checks that `hold` is still held. Only interference from outside, such as a removed file, can end it.
     pub(crate) fn confirm(&self, hold: &HoldRef) -> Result<Renewed, Error> {
         let Some(held) = self.find(hold).and_then(|slot| slot.held()) else {
             return Ok(Renewed::Gone(LossReason::Gone));
@@ -127,7 +127,7 @@ impl Registration {
         &self.slot
     }
 
-    /// Makes one attempt at the registered `request`. Needs the slot's operation guard.
+    /// Makes one attempt at the registered `request`. The caller must have the slot's operation guard.
     pub(crate) fn attempt(
         &self,
         store: &FileStore,
@@ -155,7 +155,7 @@ impl Registration {
             Ok(()) => answer,
             Err(hold) => {
                 hold.end_cooldown();
-                // Dropping the hold unlocks it.
+                // The hold is dropped here, which unlocks it.
                 self.ended()
             }
         }
@@ -251,7 +251,7 @@ fn granted(hold: &Arc<FileHold>) -> Attempt {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Values under these mutexes are replaced as a whole.
+    // Ignores poisoning, because values under these mutexes are replaced as a whole.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -321,7 +321,7 @@ mod tests {
         let case = case();
         let registration = case.requests.register(&request(1)).unwrap();
         let _operation = registration.slot().try_operation().unwrap();
-        // Does not wait for the operation under way.
+        // Must return although an operation is under way.
         case.requests.abort();
         drop(_operation);
         assert!(matches!(case.attempt(&registration, &request(1)), Attempt::Refused(_)));
@@ -334,7 +334,7 @@ mod tests {
         let case = case();
         let registration = case.requests.register(&request(1)).unwrap();
         assert!(matches!(case.attempt(&registration, &request(1)), Attempt::Granted(_)));
-        // A confirmation waiting for the disk also has a reference to the hold.
+        // Stands for a confirmation that waits for the disk, which also has a reference to the hold.
         let confirming = registration.slot().held().unwrap();
         drop(registration.slot().end());
         assert!(case.is_free());

@@ -10,7 +10,8 @@ use crate::config::FileConfig;
 pub const SCHEMES: &[Scheme] = &[Scheme::new(&["file"], read)];
 
 fn read(url: &StoreUrl) -> Result<Box<dyn StoreConfig>, Error> {
-    // `file:dir` and `file://dir` would mean /dir and a host, neither of which is intended.
+    // Refuses `file:dir` and `file://dir`, because they would mean `/dir` and a host, and neither is
+    // intended.
     if !url.rest.starts_with("///") && !url.rest.starts_with("//localhost/") {
         return Err(invalid(
             "a file URL names an absolute path on this machine, with three slashes and without a host or a user: write file:///var/lib/locks",

@@ -22,7 +22,7 @@ use crate::record::{Cooldown, Record, RecordRead, boot_id, ceil_ms, now_ms};
 use crate::token;
 use crate::waiter_lock::{EnterResult, WaiterLock};
 
-/// Attempts, with a pause between them, if a removal of unused files might be in the way.
+/// How often an attempt is repeated, with a pause, while a removal of unused files might hold the lock.
 const REMOVAL_TRIES: usize = 2000;
 const REMOVAL_PAUSE: Duration = Duration::from_millis(1);
 const REMOVAL_LOOKS: usize = 3;
@@ -93,7 +93,8 @@ impl FileStore {
         };
         match ready.record.write(&files) {
             Ok(()) => Ok(TakeResult::Hold(FileHold::new(ready.main, files, ready.token))),
-            // A record with a cooldown is flushed after the rename. If the flush failed, the record exists anyway.
+            // Writes the record again without its cooldown: it is flushed after the rename, so it exists even
+            // if the flush failed.
             Err(error) if request.cooldown.is_some() => {
                 let undone = ready.record.without_cooldown().write(&files);
                 if undone.is_ok() { Ok(TakeResult::Refused(error)) } else { Err(error) }
@@ -109,7 +110,8 @@ impl FileStore {
         request: &Request,
         caller: Caller,
     ) -> Result<Result<ReadyToGrant, Contended>, Error> {
-        // Checked before the lock, because a failing attempt must not make other attempts fail.
+        // Checks the cooldown before locking, because an attempt that fails must not make other attempts
+        // fail.
         let found = Record::read(files, &request.key)?;
         if let Some(Cooldown::Lasts(left)) = found.record().map(|r| r.cooldown(now_ms())) {
             return Ok(Err(cooling(left)));
@@ -119,7 +121,7 @@ impl FileStore {
         };
         if caller == Caller::Newcomer {
             let next = files.next();
-            // Only the holder of the lock checks this, so two checks never collide.
+            // Checks for a waiter under the lock only, so two checks never collide.
             if WaiterLock::is_held(&next).map_err(|e| io_error(e, "look at", &next))? {
                 return Ok(Err(Contended::new()));
             }
@@ -138,7 +140,8 @@ impl FileStore {
             None | Some((_, Cooldown::Over)) => {}
             Some((_, Cooldown::Lasts(left))) => return Ok(Err(cooling(left))),
             Some((last, Cooldown::ClockWentBack(window))) => {
-                // The cooldown restarts now, so no caller is early and none waits until the clock catches up.
+                // Restarts the cooldown now. Otherwise callers would be early, or wait until the clock
+                // catches up.
                 Record { since_ms: now, ..last.clone() }.write(files)?;
                 return Ok(Err(cooling(window)));
             }
@@ -195,7 +198,8 @@ impl FileStore {
     fn with_dir<T>(&self, path: &Path, lock: impl Fn(&Path, FileMode) -> io::Result<T>) -> Result<T, Error> {
         let answer = match lock(path, self.mode) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                // The directory was removed. The next confirmation reports its holds as lost.
+                // Creates the removed directory again. The next confirmation reports its earlier holds as
+                // lost.
                 prepare(&self.dir, Some(self.mode))?;
                 lock(path, self.mode)
             }
@@ -215,7 +219,7 @@ impl FileStore {
         let unreadable = |e| io_error(e, "list", &self.dir);
         let mut infos = Vec::new();
         let entries = match fs::read_dir(&self.dir) {
-            // No key was ever locked in a missing directory.
+            // Returns an empty list, because no key was ever locked in a missing directory.
             Err(e) if self.is_read_only && e.kind() == io::ErrorKind::NotFound => return Ok(infos),
             entries => entries.map_err(unreadable)?,
         };
@@ -228,11 +232,12 @@ impl FileStore {
             };
             match info(&files, None, &mut owners) {
                 Ok(info) => infos.extend(info),
-                // The status file was replaced by another file type. Such a key cannot be locked.
+                // Leaves out a key whose status file was replaced by another file type. Such a key cannot be
+                // locked.
                 Err(error) if error.kind() == ErrorKind::Corrupt => {
                     tracing::warn!("left out of the list: {error}");
                 }
-                // An incomplete list would suggest that the omitted key is not held.
+                // Fails, because an incomplete list would suggest that the omitted key is not held.
                 Err(error) => return Err(error),
             }
         }
@@ -248,17 +253,18 @@ fn name(dir: &Path) -> Arc<str> {
     format!("file://{}", dir.display()).into()
 }
 
-/// Returns the state of the key with these files, for inspection. The key is `key` if known, otherwise the one in the
-/// record. Without either, a held key is shown by its file name, and another one as `None`.
+/// Returns the state of the key with these files, for inspection. The key is `key` if known, otherwise the
+/// one in the record. If both are unknown, a held key has its file name as key, and for another key the
+/// result is `None`.
 fn info(
     files: &KeyFiles,
     key: Option<&LockKey>,
     owners: &mut ProcessOwners,
 ) -> Result<Option<KeyInfo>, Error> {
-    // The status comes first, because the record read after it is then at least as recent as the hold.
+    // Reads the status first, because the record read after it is then at least as recent as the hold.
     let is_held = shows(files)?;
     let found = match read_settled(files, key)? {
-        // A copied or forged record of another key is ignored.
+        // Ignores a copied or forged record of another key.
         RecordRead::Record(record) if !files.are_of(&record.key) => RecordRead::Nothing,
         found => found,
     };
@@ -275,7 +281,7 @@ fn info(
         }
         (RecordRead::Nothing | RecordRead::Damaged(_), None) if !is_held => return Ok(None),
         (RecordRead::Nothing | RecordRead::Damaged(_), None) => {
-            // The next grant repairs the key's record.
+            // Shows the file name as the key, until the next grant repairs the key's record.
             let mut info = KeyInfo::free(LockKey::new(files.name())?);
             info.named = false;
             (info, HoldInfo::new())
@@ -285,13 +291,13 @@ fn info(
     Ok(Some(info))
 }
 
-/// Returns whether a holder has locked the status file.
+/// Returns whether the key shows as held: a holder has locked the status file.
 fn shows(files: &KeyFiles) -> Result<bool, Error> {
     let status = files.status();
     is_locked(&status).map_err(|e| io_error(e, "look at", &status))
 }
 
-/// Reads the record, again if the first read might have met a concurrent write.
+/// Reads the record, and reads it again if the first read possibly ran into a concurrent write.
 fn read_settled(files: &KeyFiles, key: Option<&LockKey>) -> Result<RecordRead, Error> {
     let mut tries = if files.mode().is_shared() { 5 } else { 1 };
     loop {
@@ -327,7 +333,7 @@ mod tests {
         let request = Request::new(key.clone(), HolderId::from_parts(1, 1));
         let EnterResult::First(waiter) = store.enter_waiter_lock(&key).unwrap() else { panic!("not free") };
         for _ in 0..3 {
-            // Contended although the lock is free.
+            // The attempt is contended although the lock is free.
             let answer = store.take(&request, Caller::Newcomer).unwrap();
             assert!(matches!(answer, TakeResult::Contended(_)));
         }
@@ -343,7 +349,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = FileStore::open(dir.path(), None).unwrap();
         let mut request = Request::new(LockKey::new("k").unwrap(), HolderId::from_parts(1, 1));
-        // The record's temporary file is a directory, so the record cannot be written.
+        // Puts a directory in place of the record's temporary file, so the record cannot be written.
         let mut temporary = KeyFiles::new(&store.dir, store.mode, &request.key).record().into_os_string();
         temporary.push(".tmp");
         fs::create_dir(&temporary).unwrap();

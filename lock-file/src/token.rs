@@ -13,7 +13,7 @@ use crate::files::{self, FileMode, replace};
 use crate::layout::{KeyFiles, floor};
 use crate::record::Record;
 
-/// Numbers covered by one write to disk.
+/// The size of a block: the numbers that one write of the ceiling covers.
 const BLOCK: u64 = 1024;
 
 /// Numbers for one grant: its token, and the first number of the next grant.
@@ -25,7 +25,8 @@ pub(crate) struct Numbers {
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Ceiling {
-    /// First field, because a file written in place then changes within one disk sector.
+    /// The largest number of the last block. It is the first field, because a file written in place then
+    /// changes within one disk sector.
     ceiling: u64,
     key: String,
 }
@@ -50,23 +51,24 @@ pub(crate) fn draw(
     reserve: u16,
 ) -> Result<Numbers, Error> {
     let ceiling = read(files, key)?;
-    // One number has room for 1024 local grants.
+    // One number of the store is enough for 1024 tokens of local callers.
     let width = 1 + (u64::from(reserve) >> token::LOCAL_BITS);
     let in_block = last.filter(|r| r.boot == boot).map(|r| r.next);
-    // A record below the last block is an old copy, or damaged.
+    // Draws from the current block, if the record is in it. A record below that block is an old copy, or
+    // damaged.
     if let (Some(first), Some(ceiling)) = (in_block, ceiling)
         && first.saturating_add(width - 1) <= ceiling
         && first.saturating_add(BLOCK) > ceiling
     {
         return numbers(first, width);
     }
-    // The key's own ceiling is above the floor. The floor counts if the ceiling was removed.
+    // Starts from the floor only if the ceiling was removed, because a key's own ceiling is above the floor.
     let known = match ceiling {
         Some(ceiling) => Some(ceiling),
         None => read_floor(&files.floor())?,
     };
     let above = known.map_or(1, |c| c.saturating_add(1)).max(last.map_or(1, |r| r.next));
-    // A clock in the far future must not use up the numbers.
+    // Ignores a clock in the far future, which must not use up the numbers.
     let first = if now_ms <= token::MAX_STORE_NUMBER / 2 { above.max(now_ms) } else { above };
     let drawn = numbers(first, width)?;
     write(files, key, first.saturating_add(BLOCK.max(width) - 1))?;
@@ -87,8 +89,8 @@ pub(crate) fn ceiling(files: &KeyFiles) -> Result<Option<u64>, Error> {
     Ok(found.map(|ceiling| ceiling.ceiling))
 }
 
-/// Stores at least `least` as the floor for keys whose files will be removed, and returns the floor. Only one process
-/// can call it at a time.
+/// Raises the floor (the ceiling of all keys whose files are removed) to at least `least`, and returns it.
+/// Only one process can call it at a time.
 pub(crate) fn raise_floor(dir: &Path, mode: FileMode, least: u64) -> Result<u64, Error> {
     let path = floor(dir);
     let before = read_floor(&path)?.unwrap_or(0);

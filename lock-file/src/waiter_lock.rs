@@ -16,7 +16,7 @@ use crate::files::FileMode;
 use crate::kernel_wait::{KernelWaits, PendingWait};
 use crate::locked_file::{LockedFile, is_locked, lock_at, lock_at_blocking};
 
-/// Interval of a waiter's heartbeats, and how long one counts.
+/// Interval of a waiter's heartbeats. A waiter whose last heartbeat is too old counts as stopped.
 pub(crate) const HEARTBEAT_EVERY: Duration = Duration::from_millis(300);
 const HEARTBEAT_COUNTS_FOR: Duration = Duration::from_millis(1500);
 
@@ -38,9 +38,9 @@ pub(crate) struct WaiterLock {
 pub(crate) enum EnterResult {
     /// This waiter holds the lock.
     First(WaiterLock),
-    /// Another waiter holds it.
+    /// Another waiter holds the lock.
     Behind,
-    /// A waiter without a recent heartbeat holds it.
+    /// A waiter without a recent heartbeat, which counts as stopped, holds the lock.
     BehindStopped,
 }
 
@@ -68,7 +68,8 @@ impl WaiterLock {
         Ok(Self { locked: Arc::new(locked), last_heartbeat: Instant::now() })
     }
 
-    /// Returns whether the holder of the waiter lock at `path` has no recent heartbeat, or its file is gone.
+    /// Returns whether the holder of the waiter lock at `path` has no recent heartbeat, or whether the file
+    /// is gone.
     pub(crate) fn is_stopped(path: &Path) -> io::Result<bool> {
         match has_heartbeat(path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(true),
@@ -94,20 +95,21 @@ impl WaiterLock {
 
 impl Drop for WaiterLock {
     fn drop(&mut self) {
-        // A heartbeat under way on a thread still refers to the file.
+        // Unlocks explicitly, because a heartbeat under way on a thread still refers to the file.
         self.locked.unlock();
     }
 }
 
 fn beat(locked: &LockedFile) -> io::Result<()> {
-    // "Now" for both times, because any user with write access can set that, and only the owner another time.
+    // Sets both times to "now", because any user with write access can do that, and only the owner can set
+    // another time.
     let now = Timespec { tv_sec: 0, tv_nsec: UTIME_NOW };
     Ok(futimens(locked.file(), &Timestamps { last_access: now, last_modification: now })?)
 }
 
 fn has_heartbeat(path: &Path) -> io::Result<bool> {
     let last = fs::symlink_metadata(path)?.modified()?;
-    // A time in the future comes from a clock set back since.
+    // Takes the distance to a time in the future, which comes from a clock that was set back since.
     let ago = SystemTime::now().duration_since(last).unwrap_or_else(|future| future.duration());
     Ok(ago <= HEARTBEAT_COUNTS_FOR)
 }

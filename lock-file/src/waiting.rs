@@ -29,7 +29,8 @@ const PAST_STOPPED_EVERY: Duration = Duration::from_millis(100);
 /// it.
 const FIRST_PAUSE: Duration = Duration::from_micros(100);
 
-/// How long an operation under way can take after the end of the wait, less than the engine waits for it.
+/// How long a file operation under way can take after the wait was stopped. It is less than the time that the
+/// engine waits for the reply.
 const LEAVING: Duration = Duration::from_millis(50);
 
 /// How long a wait sleeps during a cooldown before it reports the cooldown to the engine, whose caller might not want
@@ -44,14 +45,14 @@ pub(crate) struct KeyWaiter<'a> {
     place: QueuePlace,
     /// Next pause while no holder is visible, from very short to the poll interval.
     pause: Duration,
-    /// Whether the last wait in the kernel found no holder.
+    /// Whether the last wait in the kernel returned at once, because no status file was locked.
     nobody_shows: bool,
     was_contended: bool,
 }
 
 /// The place of a waiter.
 enum QueuePlace {
-    /// No place yet, or no thread was available.
+    /// The waiter has no place: it has not asked for one, or all threads were busy.
     Outside,
     /// Behind other waiters, with a thread that waits for the waiter lock.
     Behind(PendingWait<WaiterLock>),
@@ -88,12 +89,13 @@ impl<'a> KeyWaiter<'a> {
     pub(crate) async fn wait(mut self, stop: &CancellationToken) -> Result<Attempt, Error> {
         loop {
             let nap = match unless_overdue(stop, self.advance()).await? {
-                // All attempts so far were answered without a grant.
+                // Refused, because no attempt so far can have left a grant.
                 Err(error) => return Ok(Attempt::Refused(error)),
                 Ok(NextStep::Sleep(nap)) => nap,
                 Ok(NextStep::Attempt) => match unless_overdue(stop, self.attempt()).await?? {
                     Attempt::Contended(contended) => match contended.cooling_for {
-                        // The caller might not want to wait for a cooldown.
+                        // Reports the cooldown to the engine, because its caller might not want to wait for a
+                        // cooldown.
                         Some(_) if self.was_contended => return Ok(Attempt::Contended(contended)),
                         Some(left) => left.min(COOLDOWN_NAP),
                         None => self.after_contention(),
@@ -111,7 +113,7 @@ impl<'a> KeyWaiter<'a> {
             match woken {
                 WakeReason::Stopped => return Ok(Attempt::Contended(Contended::new())),
                 WakeReason::Turn(Ok(waiter)) => self.place = QueuePlace::First(waiter, None),
-                // The directory might be gone. Entering again creates it.
+                // Enters again, which creates the directory if it is gone.
                 WakeReason::Turn(Err(e)) if e.kind() == io::ErrorKind::NotFound => {
                     self.place = QueuePlace::Outside;
                 }
@@ -145,7 +147,7 @@ impl<'a> KeyWaiter<'a> {
             }
             QueuePlace::First(waiter, _) => {
                 if let Some(heartbeat) = waiter.heartbeat() {
-                    // Without a heartbeat, other callers might go first.
+                    // Continues without a heartbeat if it fails. Other callers might then go first.
                     self.backend.pool().acquire.run(heartbeat).await?.unwrap_or_else(|error| {
                         tracing::debug!(%error, "cannot write the heartbeat of a waiter");
                     });
@@ -191,7 +193,7 @@ impl<'a> KeyWaiter<'a> {
             *claim = wait_for_release(&files);
         }
         if claim.is_some() {
-            // The lock is also tried at this interval, in case the holder's status file is not locked.
+            // Also tries the lock at this interval, in case the holder's status file is not locked.
             return HEARTBEAT_EVERY;
         }
         let pause = self.pause;
@@ -199,7 +201,8 @@ impl<'a> KeyWaiter<'a> {
         jittered(pause)
     }
 
-    /// Records that no holder is visible, and whether it took a wait.
+    /// Notes the end of the wait for a holder: no holder is visible now. `answer` is whether there was one
+    /// before.
     fn after_release(&mut self, answer: io::Result<bool>) {
         if let QueuePlace::First(_, claim) = &mut self.place {
             *claim = None;
@@ -220,7 +223,7 @@ impl<'a> KeyWaiter<'a> {
 }
 
 impl QueuePlace {
-    /// Waits for the event of this place.
+    /// Waits for the event that ends this place: the waiter's turn, or a release by the holder.
     async fn woken(&mut self) -> WakeReason {
         let ended = || io::Error::from(io::ErrorKind::NotFound);
         match self {
@@ -231,8 +234,8 @@ impl QueuePlace {
     }
 }
 
-/// Returns the output of a file operation. Returns an error if it is missing soon after `stop`, although the disk had
-/// enough time. The caller's budget was then spent on the disk and not on a holder.
+/// Returns the output of a file operation. Returns an error if the operation has not ended soon after `stop`,
+/// although the disk had enough time. The caller's budget was then spent on the disk and not on a holder.
 async fn unless_overdue<F: Future>(stop: &CancellationToken, operation: F) -> Result<F::Output, Error> {
     let begun = Instant::now();
     let overdue = async {

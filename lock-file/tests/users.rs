@@ -169,7 +169,7 @@ fn a_second_user_of_a_private_directory_is_told_how_to_share_one() {
     succeeds(USERS[1], USERS[1], "be refused", &store);
 }
 
-/// For example a run with sudo, or a daily job that removes the files of unused keys.
+/// Covers, for example, a run with sudo, or a daily job that removes the files of unused keys.
 #[tokio::test]
 async fn what_the_superuser_makes_in_a_user_s_directory_is_the_user_s() {
     assert!(is_superuser(), "acting as other users needs the superuser: run this test as one");

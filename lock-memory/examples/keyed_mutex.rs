@@ -17,7 +17,7 @@ const DEPOSITS: u32 = 25;
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// A program has a database in its place.
+/// The balance of each account. A real program has a database in its place.
 type Balances = Arc<Mutex<BTreeMap<u32, u32>>>;
 
 #[tokio::main]
@@ -45,7 +45,7 @@ async fn deposit_one(lock: Arc<dyn Lock>, balances: Balances, account: u32) -> R
     let guard = lock.key(key!["account", account]?).acquire().await?;
     let map = || balances.lock().unwrap_or_else(PoisonError::into_inner);
     let balance = map().get(&account).copied().unwrap_or_default();
-    // Without the lock, another task would read the same balance here.
+    // Lets other tasks run. Without the lock, one of them would read the same balance here.
     tokio::task::yield_now().await;
     map().insert(account, balance + 1);
     guard.release().await?;

@@ -29,7 +29,7 @@ pub struct MemoryBackend {
     capabilities: Capabilities,
 }
 
-/// The store's state of a client.
+/// The state that the store keeps of one client.
 pub(crate) struct Peer {
     pub(crate) id: PeerId,
     events: OnceLock<Events>,
@@ -51,7 +51,8 @@ impl Peer {
     pub(crate) fn moment_of(&self, now: &Now<'_>) -> Option<Moment> {
         now.get();
         let shown = self.events.get()?.now();
-        // Read last, because a lease may count as shorter than it is, but never as longer.
+        // Reads the age after the engine's clock, because a lease may count as shorter than it is, but never
+        // as longer.
         let age = u64::try_from(now.age().as_nanos()).unwrap_or(u64::MAX);
         Some(Moment::from_nanos(shown.as_nanos().saturating_sub(age)))
     }
@@ -117,7 +118,7 @@ impl MemoryBackend {
         };
         let in_queue = InQueue { store: &self.store, waiter };
         loop {
-            // Registered before the check, because a change between the two would be missed.
+            // Registers for a moved clock before the check, because a change between the two would be missed.
             let moved = self.store.moved.notified();
             let again = self.store.promote(&key);
             tokio::select! {
@@ -137,7 +138,7 @@ impl MemoryBackend {
     }
 }
 
-/// A place in the store's queue that is left when the wait is dropped.
+/// A place in the store's queue. Dropping it, with the wait, leaves the queue.
 struct InQueue<'a> {
     store: &'a Store,
     waiter: Arc<QueuedWaiter>,
@@ -167,7 +168,7 @@ impl Backend for MemoryBackend {
     }
 
     fn attach(&self, events: Events) {
-        // A backend belongs to one engine. A second engine would find the events of the first.
+        // Keeps the events of the first engine, because a backend belongs to one engine only.
         let _ = self.peer.events.set(events);
     }
 
@@ -266,7 +267,8 @@ impl Settings {
         has.undo = Duration::from_secs(1);
         has.crash_release = Some(Duration::ZERO);
         (has.fairness, has.handover) = match self.waiting {
-            // A poll is jittered by a quarter, and a client that released yields for one and a half.
+            // Three intervals and a second, because a poll is jittered by a quarter, and a client that
+            // released leaves the key to others for one and a half intervals.
             Waiting::Poll { every } => {
                 (Fairness::Unordered, every.saturating_mul(3).saturating_add(Duration::from_secs(1)))
             }

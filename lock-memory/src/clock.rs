@@ -11,7 +11,7 @@ use leasehold_engine::{Clock, Moment, TokioClock};
 pub(crate) struct StoreClock {
     base: TokioClock,
     added: AtomicU64,
-    /// The latest moment returned, because a reading outside a paused runtime must not go back.
+    /// The latest moment returned. It is kept because a reading outside a paused runtime must not go back.
     latest: AtomicU64,
 }
 
@@ -24,7 +24,8 @@ impl StoreClock {
     pub(crate) fn now(&self) -> Moment {
         let added = Duration::from_nanos(self.added.load(Ordering::Acquire));
         let now = self.base.now().after(added).as_nanos();
-        // Most readings are later than all before. Of two concurrent readings, neither must take the time back.
+        // Writes only if the reading is later than all before, as most are. Of two concurrent readings,
+        // neither must take the time back.
         let latest = self.latest.load(Ordering::Acquire);
         let latest = if now > latest { self.latest.fetch_max(now, Ordering::AcqRel) } else { latest };
         Moment::from_nanos(now.max(latest))
@@ -67,7 +68,7 @@ impl ClientClock {
 impl ClientClock {
     /// Returns the time on this clock when the store's shows `moment`.
     pub(crate) fn at(&self, moment: Moment) -> Moment {
-        // Far from the origin, because a client may be behind.
+        // Starts far from zero, because a client's clock may be behind.
         let origin = 1_u64 << 61;
         let shown = origin + moment.as_nanos();
         Moment::from_nanos(shown.saturating_add_signed(self.skew.load(Ordering::Acquire)))

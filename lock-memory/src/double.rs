@@ -125,8 +125,8 @@ impl MemoryStore {
     }
 }
 
-/// Returns a number that distinguishes outside holders, because each takes the key at another time or another
-/// key.
+/// Returns a serial number for an outside holder's id. No two are equal for one key, because two holders take
+/// it at different times.
 fn nanos_since_start(store: &MemoryStore) -> u64 {
     store.store.clock.now().as_nanos()
 }

@@ -20,7 +20,7 @@ pub(crate) struct KeyEntry {
     pub(crate) key: LockKey,
     pub(crate) hold: Option<MemoryHold>,
     pub(crate) cooling_until: Option<Moment>,
-    /// Boxed, because most keys have no waiters, and each grant moves an entry in and out of the table.
+    /// The waiters, boxed because most keys have none, and each grant moves an entry in and out of the table.
     pub(crate) waiters: Option<Box<Waiters>>,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct MemoryHold {
 pub(crate) struct QueuedWaiter {
     pub(crate) request: Request,
     pub(crate) peer: Arc<Peer>,
-    /// The grant, once the waiter was called.
+    /// The grant, once the waiter has got the key.
     pub(crate) answer: Mutex<Option<Granted>>,
     pub(crate) called: Notify,
 }
@@ -56,7 +56,8 @@ impl QueuedWaiter {
     }
 }
 
-/// The store's clock, read at most once and only on demand, because most grants and releases depend on no time.
+/// A reading of the store's clock, made at most once and only on demand, because most grants and releases
+/// depend on no time.
 pub(crate) struct Now<'a> {
     clock: &'a StoreClock,
     read: Cell<Option<Moment>>,
@@ -67,7 +68,7 @@ impl<'a> Now<'a> {
         Self { clock, read: Cell::new(None) }
     }
 
-    /// Returns the time on the store's clock since it was read.
+    /// Returns the time that has passed on the store's clock since the reading.
     pub(crate) fn age(&self) -> Duration {
         let read = self.get();
         self.clock.now().since(read)
@@ -80,7 +81,8 @@ impl<'a> Now<'a> {
     }
 }
 
-/// Notifications to send after the store is unlocked, because clients must not be called under its mutex.
+/// Notifications to send after the store is unlocked, because clients must not be called under the store's
+/// mutex.
 #[derive(Default)]
 pub(crate) struct DeferredWakeups {
     pub(crate) called: Vec<Arc<QueuedWaiter>>,
@@ -104,8 +106,8 @@ impl DeferredWakeups {
     }
 }
 
-/// The number of a client. A hold names its client by number, because an `Arc` would be counted with every
-/// grant for the rare loss.
+/// The number of a client. A hold has only this number of its client, because an `Arc` would be cloned with
+/// every grant for the rare loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PeerId(pub(crate) u64);
 
@@ -142,7 +144,8 @@ impl KeyEntry {
         self.hold.as_mut().filter(|h| h.is_live(now))
     }
 
-    /// Returns the grant of an attempt that was sent before, and restarts its lease.
+    /// Returns the grant of an attempt that was sent before, and restarts its lease. `None` if the attempt
+    /// has no hold.
     pub(crate) fn repeated(&mut self, request: &Request, now: &Now<'_>) -> Option<Attempt> {
         let hold = self.live(now).filter(|h| h.holder == request.holder)?;
         if let (Some(ends), Some(ttl)) = (hold.expires, request.ttl) {
@@ -151,7 +154,8 @@ impl KeyEntry {
         Some(Attempt::Granted(Granted::with_token(Some(hold.token))))
     }
 
-    /// Returns why the key cannot be granted now. `None` if it can. A newcomer comes after the queue.
+    /// Returns why the key cannot be granted now. `None` if it can. For a newcomer, that includes waiters in
+    /// the queue.
     pub(crate) fn refusal(&mut self, now: &Now<'_>, newcomer: bool) -> Option<Contended> {
         let cooling_for =
             self.cooling_until.filter(|until| *until > now.get()).map(|until| until.since(now.get()));
@@ -171,7 +175,7 @@ impl KeyEntry {
         self.waiters.get_or_insert_default()
     }
 
-    /// Returns the hold, if it is `holder`'s and the key has no waiters and no cooldown.
+    /// Returns the hold, if `holder` has it and the key has no waiters and no cooldown.
     pub(crate) fn only_holder(&self, holder: HolderId) -> Option<&MemoryHold> {
         let alone = self.waiters.is_none() && self.cooling_until.is_none();
         self.hold.as_ref().filter(|h| alone && h.holder == holder)
@@ -199,14 +203,14 @@ impl KeyEntry {
         elsewhere || !waiters.queue.is_empty()
     }
 
-    /// Returns whether the entry can be removed.
+    /// Returns whether the entry can be removed. A live hold, a running cooldown and a queue prevent this.
     pub(crate) fn is_idle(&self, now: &Now<'_>) -> bool {
         !self.has_queue()
             && self.hold.as_ref().is_none_or(|h| !h.is_live(now))
             && self.cooling_until.is_none_or(|until| until <= now.get())
     }
 
-    /// Returns the operator's view of the key, with `ended` also an expired lease.
+    /// Returns the operator's view of the key, including an expired lease if `ended`.
     pub(crate) fn info(&self, now: &Now<'_>, ended: bool) -> KeyInfo {
         let mut info = KeyInfo::free(self.key.clone());
         info.waiters = Some(self.waiters.as_ref().map_or(0, |o| o.queue.len() as u64));

@@ -2,7 +2,7 @@
 
 pub(crate) use imp::{Faults, Op, Reply};
 
-/// No faults without the test double, at no cost.
+/// The empty implementation for builds without the test double. It costs nothing.
 #[cfg(not(feature = "test-util"))]
 mod imp {
     use leasehold_api::{Error, ErrorKind};
@@ -95,7 +95,7 @@ mod imp {
         }
     }
 
-    /// The fault of the reply.
+    /// The fault that the reply of a call still has to show.
     pub(crate) struct Reply(Option<Fault>);
 
     impl Reply {
@@ -125,7 +125,7 @@ mod imp {
     }
 
     impl Faults {
-        /// Returns whether a call of `op` passes without a fault. Counts it if so.
+        /// Returns whether a call of `op` passes without a fault. Counts the call if so.
         pub(crate) fn is_clear(&self, op: Op) -> bool {
             let clear = !*self.silent.borrow() && self.script(op).is_empty();
             if clear {
@@ -197,7 +197,7 @@ mod imp {
         }
 
         async fn not_silent(&self) {
-            // The wait cannot fail, because this struct owns the sender.
+            // Waits for the end of the silence. This cannot fail, because this struct owns the sender.
             let _ = self.silent.subscribe().wait_for(|silent| !silent).await;
         }
 

@@ -39,6 +39,6 @@ pub use config::{MemoryStore, connect};
 #[cfg(feature = "test-util")]
 pub use double::{Client, ClientFaults, Occupied};
 pub use scheme::SCHEMES;
-// Shared by this double and the suite of `leasehold-conformance`.
+// The types that this test double shares with the suite of `leasehold-conformance`.
 #[cfg(feature = "test-util")]
 pub use leasehold_engine::{ClientSetup, Fault, Op, Skew};

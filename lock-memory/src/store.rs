@@ -28,7 +28,8 @@ pub(crate) struct Store {
 #[derive(Default)]
 struct KeyTable {
     entries: HashTable<KeyEntry>,
-    /// The last number drawn. Drawn after exclusion is certain, so it grows in the order of grants.
+    /// The last number drawn for a token. Numbers are drawn after exclusion is certain, so they grow in the
+    /// order of grants.
     drawn: u64,
     /// The number of entries at which the next sweep removes the idle ones.
     sweep_at: usize,
@@ -46,7 +47,7 @@ impl Store {
         })
     }
 
-    /// Makes one attempt. `queued` clients come after the queue. Other clients are noted for a hint.
+    /// Makes one attempt. If it is refused and not `queued`, notes the waiting client for a hint.
     pub(crate) fn acquire(
         &self,
         request: &Request,
@@ -90,8 +91,8 @@ impl Store {
         Ok(Err(waiter))
     }
 
-    /// Grants the key to the first in its queue, if the key has become free by itself. Otherwise returns the
-    /// time until it can become free.
+    /// Grants the key to the first waiter in its queue, if the key has become free by itself. Otherwise
+    /// returns the time until it can become free.
     pub(crate) fn promote(&self, key: &LockKey) -> Option<Duration> {
         let now = &Now::of(&self.clock);
         let mut state = self.lock();
@@ -105,7 +106,8 @@ impl Store {
         None
     }
 
-    /// Removes a waiter from the queue. A grant that came first stays for its holder to find or release.
+    /// Removes a waiter from the queue. If the waiter was granted the key before, the grant stays, for the
+    /// waiter to find or the engine to release.
     pub(crate) fn leave(&self, waiter: &Arc<QueuedWaiter>) {
         let mut state = self.lock();
         let mut wakeups = DeferredWakeups::default();
@@ -113,7 +115,7 @@ impl Store {
             let queue = &mut entry.waiters().queue;
             let was_next = queue.front().is_some_and(|w| Arc::ptr_eq(w, waiter));
             queue.retain(|w| !Arc::ptr_eq(w, waiter));
-            // Woken, because only the first waiter knows when the hold ends by itself.
+            // Wakes the new first waiter, because only the first one waits for the end of the lease.
             wakeups.called.extend(queue.front().filter(|_| was_next).cloned());
         }
         state.tidy(&waiter.request.key);
@@ -130,7 +132,7 @@ impl Store {
         };
         live.expires = hold.ttl.map(|ttl| now.get().after(ttl));
         let mut wakeups = DeferredWakeups::default();
-        // Woken, because a shorter TTL concerns the next waiter.
+        // Wakes the next waiter, because the TTL may be shorter than the one it waits for.
         if entry.has_queue() {
             wakeups.called.extend(entry.waiters().queue.front().cloned());
         }
@@ -143,7 +145,7 @@ impl Store {
     pub(crate) fn release(&self, key: &LockKey, holder: HolderId, unused: bool) -> ReleaseReply {
         let now = &Now::of(&self.clock);
         let mut state = self.lock();
-        // The fast path of most releases, without waiters and cooldown.
+        // Takes the fast path of most releases, if the key has only this hold.
         let was_live = |e: &KeyEntry| e.only_holder(holder).map(|hold| hold.is_live(now));
         if let Some(was_live) = state.remove_if(key, was_live) {
             return ReleaseReply::new(was_live);
@@ -170,8 +172,8 @@ impl Store {
         freed
     }
 
-    /// Ends the hold of `key`. If `holder` is given, ends only the hold with this id. Sends its client the reason
-    /// `tell`.
+    /// Ends the hold of `key`. If `holder` is given, ends only the hold with this id. If `tell` is given,
+    /// reports the loss for this reason to the holder's client.
     pub(crate) fn end(&self, key: &LockKey, holder: Option<HolderId>, tell: Option<LossReason>) -> bool {
         let now = &Now::of(&self.clock);
         let mut state = self.lock();
@@ -252,7 +254,7 @@ impl Store {
     }
 
     fn lock(&self) -> MutexGuard<'_, KeyTable> {
-        // No code under this lock panics half-way, so a poisoned state is whole.
+        // Ignores poisoning, because no code panics between two changes under this mutex.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -282,11 +284,11 @@ impl KeyTable {
         (entry, &mut self.drawn)
     }
 
-    /// Grants a free key to the first in its queue.
+    /// Grants a free key to the first waiter in its queue.
     fn call_next(&mut self, key: &LockKey, now: &Now<'_>, wakeups: &mut DeferredWakeups) {
         let Some(entry) = self.entries.find_mut(KeyHasher::hash_of(key), |e| e.key == *key) else { return };
         if let Some(held) = entry.refusal(now, false) {
-            // Woken, because it does not know yet when the hold ends by itself.
+            // Wakes the first waiter, because it does not know yet when the hold ends by itself.
             let front = entry.waiters().queue.front().filter(|_| held.retry_after.is_some());
             wakeups.called.extend(front.cloned());
             return;
@@ -297,7 +299,7 @@ impl KeyTable {
             *waiter.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(granted);
         }
         wakeups.called.push(waiter);
-        // Woken, because the next waiter must learn when this lease ends.
+        // Wakes the next waiter, because it must learn when this lease ends.
         wakeups.called.extend(entry.waiters().queue.front().cloned());
     }
 

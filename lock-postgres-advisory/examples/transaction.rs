@@ -34,7 +34,7 @@ async fn main() -> Result<()> {
 pub async fn run(url: &str) -> Result<usize> {
     let pool = PgPoolOptions::new().max_connections(5).connect(url).await?;
     sqlx::raw_sql(TABLE).execute(&pool).await?;
-    // Nothing has to be installed, because the server only needs the key's number.
+    // Installs nothing, because the server only needs the key's number.
     let locks = XactLocks::new(Identifier::new(DEFAULT_SCHEMA)?);
     let spend = || spend(&pool, &locks);
     let (a, b, c, d, e) = tokio::try_join!(spend(), spend(), spend(), spend(), spend())?;

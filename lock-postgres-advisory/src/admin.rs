@@ -22,8 +22,8 @@ use crate::common::Common;
 use crate::registry::LockEntry;
 use crate::registry::names::space_of;
 
-/// Locks that leasehold itself takes briefly: during a schema installation and, in older versions, when a session
-/// ensured that tokens grow.
+/// The locks that leasehold itself takes briefly, which lists leave out: during a schema installation and, in
+/// older versions, when a session ensured that tokens grow.
 const OWN_MARKERS: [(i16, i64); 2] = [(2, (1_818_583_411 << 32) | 1), (2, (1_818_583_411 << 32) | 2)];
 
 #[async_trait]
@@ -70,8 +70,8 @@ pub(crate) struct ObservedLock {
     pub(crate) space: i16,
     pub(crate) number: i64,
     pub(crate) pid: Option<i32>,
-    /// The key in the dictionary for this number. The other fields describe the holder, if `current` confirms the same
-    /// session.
+    /// The key that the dictionary (the table of numbers and their keys) has for this number. The fields
+    /// below describe the holder, if `current` confirms that the entry is of the same session.
     key: Option<String>,
     current: bool,
     holder: Option<String>,
@@ -124,8 +124,8 @@ impl ObservedLock {
         })
     }
 
-    /// Returns the key and its holder, with this process's own record if it holds the lock. `asked` is the key to which
-    /// the number belongs.
+    /// Returns the key and its holder, by this process's own record if this process holds the lock, otherwise
+    /// by the dictionary. `asked` is the key to which the number belongs.
     pub(crate) fn describe(self, common: &Common, asked: Option<&LockKey>) -> Option<KeyInfo> {
         let own = if self.pid.is_some_and(|pid| common.is_own(pid)) {
             common.registry.get(self.number)
@@ -158,7 +158,7 @@ impl ObservedLock {
         Some(info)
     }
 
-    /// Returns the bare number, as `pg_advisory_lock` takes it.
+    /// Returns the number as text, as `pg_advisory_lock` takes it.
     fn number_text(&self) -> String {
         if self.space == 2 {
             let (first, second) = unpack(self.number);

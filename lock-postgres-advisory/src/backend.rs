@@ -1,4 +1,5 @@
-//! The backend: many locks on few sessions, or one transaction per lock.
+//! The backend. In session scope few sessions hold many locks, in transaction scope each lock has a
+//! transaction.
 
 use std::fmt;
 use std::sync::atomic::Ordering;
@@ -51,7 +52,7 @@ impl AdvisoryBackend {
         let mut shared_sessions = Vec::new();
         for (index, queue) in common.queues.iter().enumerate() {
             let work = SharedSession::new(&common, index, keeps);
-            // The first session reports any error. The others are opened on demand.
+            // Opens the first session now, to report any error. The others are opened on demand.
             let opened = match index {
                 0 => Session::open(&common.config, queue, work).await,
                 _ => Ok(Session::lazy(&common.config, queue, work)),
@@ -77,7 +78,7 @@ impl AdvisoryBackend {
 }
 
 impl AdvisoryBackend {
-    /// Removes the token of a grant if tokens do not grow between grants.
+    /// Removes the token of a grant if the tokens of one number do not grow between grants.
     fn strip_unordered_token(&self, mut attempt: Attempt) -> Attempt {
         if let Attempt::Granted(granted) = &mut attempt
             && !self.client.common.has_tokens()
@@ -206,7 +207,7 @@ fn capabilities(common: &Common, scope: LockScope, wait_sessions: usize) -> Capa
     has.loss_detection = liveness.lost_after;
     has.undo = Duration::from_secs(5);
     has.handover = Duration::from_secs(1);
-    // The server's probes have a granularity of a second.
+    // Adds three seconds, because the server's keepalive probes have a granularity of a second.
     has.crash_release = Some(liveness.server_gives_up + Duration::from_secs(3));
     has.keys = match common.hasher.exact() {
         true => KeyIdentity::Exact,

@@ -29,9 +29,9 @@ pub(crate) struct Client {
 
 /// One release of a batch, after its request was queued.
 enum StartedRelease {
-    /// Queued on a shared session.
+    /// The release is queued on a shared session, which holds many locks.
     Asked(ReplyReceiver<ReleaseReply>),
-    /// Held on the wait session with this id.
+    /// The wait session (a session for one lock) with this id holds the lock.
     Own(u64, i64, HolderId),
     Done(Result<ReleaseReply, Error>),
 }
@@ -66,13 +66,14 @@ impl Client {
         let (id, location) = (session.id, session.location());
         self.common.wait_session_keeps(id, Some(session.pid()));
         let state = Arc::clone(&session.state);
-        // Inserted first, because a release can follow the grant at once.
+        // Inserts the session first, because a release can follow the grant at once.
         self.wait_sessions.taken().insert(id, session);
         let is_registered = self.common.registry.granted(number, request.holder, location, token);
         if is_registered && !state.has_ended() && self.common.open().is_ok() {
             return Ok(granted(token));
         }
-        // The client was closed or the session ended before the hold existed, so no loss was reported.
+        // Undoes the grant: the client was closed or the session ended before the hold existed, so no loss
+        // was reported.
         let session = self.wait_sessions.taken().remove(&id);
         drop(session);
         self.common.wait_session_keeps(id, None);
@@ -87,21 +88,21 @@ impl Client {
             Ok(reserved) => reserved,
             Err(attempt) => return Ok(attempt),
         };
-        // Read the clock now, because opening the session might have taken long.
+        // Reads the clock only now, because opening the session might have taken long.
         let asked_at = self.now();
         let outcome = session.acquire(number, false).await;
         if let Ok(TryOutcome::Granted(token)) = outcome {
             return Ok(dated(self.granted_on(number, request, session, token)?, asked_at));
         }
         self.common.registry.forget(number, request.holder);
-        // After an unknown outcome the session is dropped, and the server ends it.
+        // After an unknown outcome the session is dropped here, which ends it at the server.
         let tried = outcome?;
         session.give_back();
         Ok(tried.into())
     }
 
-    /// Reserves the number in this process, and a session for it. Otherwise returns the result of the attempt. Does not
-    /// query the server's lock table.
+    /// Reserves the number in this process, and takes a session for it. If that fails, returns the result of
+    /// the attempt as an error. Does not query the server's lock table.
     async fn reserve(&self, request: &Request) -> Result<(i64, WaitSession), Attempt> {
         let number = self.common.number(&request.key).map_err(Attempt::Refused)?;
         let Some(session) = self.wait_sessions.take().await.map_err(Attempt::Refused)? else {
@@ -136,7 +137,7 @@ impl Client {
             };
             let outcome = answered.await.unwrap_or_else(|_| Err(interrupted()));
             if let Ok(TryOutcome::Refused(_)) = outcome {
-                // A skipped attempt leaves the number reserved here.
+                // Frees the number, because a skipped attempt leaves it reserved in this process.
                 self.common.registry.forget(number, holder);
             }
             answers.push(outcome.map(Attempt::from));
@@ -144,7 +145,8 @@ impl Client {
         answers
     }
 
-    /// Reserves the number in this process and queues the attempt. Otherwise returns the result of the attempt.
+    /// Reserves the number in this process and queues the attempt. If that fails, returns the result of the
+    /// attempt as an error.
     fn start_try(
         &self,
         request: &Request,
@@ -186,7 +188,7 @@ impl Client {
                 StartedRelease::Asked(answered)
             }
             Some(Location::Own(id)) => StartedRelease::Own(id, number, holder),
-            // The wait ended without a grant.
+            // Nothing to release, because the wait ended without a grant.
             Some(Location::Nowhere) => {
                 common.registry.forget(number, holder);
                 StartedRelease::Done(Ok(ReleaseReply::new(false)))
@@ -220,7 +222,7 @@ impl Client {
         if let Some(session) = session {
             match &outcome {
                 Ok(_) => session.give_back(),
-                // The session is in doubt, so it is ended and the server releases its lock.
+                // Drops the session, which is in doubt. This ends it, and the server releases its lock.
                 Err(_) => drop(session),
             }
         }
@@ -272,7 +274,7 @@ impl Client {
         self.common.queues.iter().map(|_| Vec::new()).collect()
     }
 
-    /// Queues the jobs, each session's jobs together.
+    /// Queues the jobs on the shared sessions, all jobs of a session at once.
     fn push(&self, jobs: Vec<Vec<SharedJob>>) {
         for (queue, jobs) in self.common.queues.iter().zip(jobs) {
             if !jobs.is_empty() {

@@ -21,7 +21,7 @@ use crate::shared_session::job::SharedJob;
 use crate::side_session::job::SideJob;
 use crate::sql::Statements;
 
-/// Pollers of this process, by the number whose release they await.
+/// The tasks of this process that poll for a number, by that number. They are woken by its release.
 pub(crate) type Pollers = Arc<Mutex<HashMap<i64, Arc<Notify>>>>;
 
 pub(crate) struct Common {
@@ -35,10 +35,10 @@ pub(crate) struct Common {
     pub(crate) pollers: Pollers,
     /// Queues of the shared sessions.
     pub(crate) queues: Vec<JobQueue<SharedJob>>,
-    /// Queue of the session without locks.
+    /// Queue of the side session, which holds no locks.
     pub(crate) side_session: JobQueue<SideJob>,
     pids: Vec<AtomicI32>,
-    /// Server processes of the wait sessions that hold a lock.
+    /// Server process ids of the wait sessions that hold a lock, by session id.
     wait_pids: Mutex<HashMap<u64, i32>>,
     events: OnceLock<Events>,
     pub(crate) closed: AtomicBool,
@@ -86,7 +86,7 @@ impl Common {
 
     /// Returns the index of the shared session for `number`.
     pub(crate) fn shared_session_of(&self, number: i64) -> usize {
-        // The number of sessions is small, and so is the remainder.
+        // The conversion does not fail, because the number of sessions is small, and so is the remainder.
         usize::try_from(number.rem_euclid(self.queues.len() as i64)).unwrap_or(0)
     }
 
@@ -147,8 +147,8 @@ impl Common {
         self.hasher.covers_schema() || self.schema.as_str() == DEFAULT_SCHEMA
     }
 
-    /// Returns the next common check time of all waiters, at least half an interval ahead. Common times let the checks
-    /// be batched.
+    /// Returns the next time, at least half an interval ahead, at which all waiters check their waits. The
+    /// checks of one time are batched.
     pub(crate) fn next_look(&self, every: Duration) -> Instant {
         let every = every.max(Duration::from_millis(1));
         let soonest = self.started.elapsed() + every / 2;
@@ -182,13 +182,13 @@ impl Common {
         if let Some(slot) = self.pids.get(index) {
             slot.store(pid, Ordering::Release);
         }
-        // Notifications were missed without a session.
+        // Makes all waiters check, because notifications were missed without a session.
         if let Some(events) = self.events() {
             events.resync();
         }
     }
 
-    /// Records that a session without locks was closed.
+    /// Records that a shared session was closed while it held no locks.
     pub(crate) fn shared_session_closed(&self, index: usize) {
         if let Some(slot) = self.pids.get(index) {
             slot.store(0, Ordering::Release);
@@ -217,7 +217,8 @@ impl Common {
         }
     }
 
-    /// Warns once if the server's lock table fills up, because at its limit other users' statements fail too.
+    /// Warns once if this client's locks fill half of the server's lock table, because at its limit other
+    /// users' statements fail too.
     pub(crate) fn watch_capacity(&self, held: u64) {
         let Some(capacity) = self.capacity() else { return };
         if held * 2 > capacity && !self.warned.swap(true, Ordering::Relaxed) {

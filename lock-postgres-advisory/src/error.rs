@@ -5,7 +5,8 @@ use leasehold_postgres::{sqlstate, store_error};
 
 const ELSEWHERE: &str = "the statement reached another server process than the one that keeps the locks, so that they are given up: a pooler is in between; connect to the server directly";
 
-/// Creates the error for an answer from another server process, because a pooler spreads statements over connections.
+/// Creates the error for a reply from another server process than the session's: a pooler spreads statements
+/// over connections.
 pub(crate) fn elsewhere() -> sqlx::Error {
     sqlx::Error::Protocol(ELSEWHERE.into())
 }

@@ -16,9 +16,9 @@ use tokio::time::Instant;
 /// The session that holds a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Location {
-    /// A shared session.
+    /// The shared session with this index, which holds many locks.
     Shared(usize),
-    /// A wait session.
+    /// The wait session with this id, which holds one lock.
     Own(u64),
     /// No session yet. The request waits for one, or in the server's queue.
     Nowhere,
@@ -27,7 +27,7 @@ pub(crate) enum Location {
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
     entries: Mutex<HashMap<i64, LockEntry>>,
-    /// Notified if a number was released here.
+    /// Notified if a number was released in this process.
     pub(crate) freed: Notify,
     /// Notified of a grant, which the dictionary might have to record.
     pub(crate) granted: Notify,
@@ -40,7 +40,7 @@ pub(crate) struct LockEntry {
     pub(crate) label: Option<Arc<str>>,
     pub(crate) location: Location,
     pub(crate) grant: Option<GrantInfo>,
-    /// Whether the dictionary has this hold.
+    /// Whether this hold was written to the dictionary of names.
     pub(crate) written: bool,
 }
 
@@ -150,7 +150,7 @@ impl Registry {
         }
     }
 
-    /// Returns a number held at `location` that is not in `but`.
+    /// Returns any number held at `location` that is not in `but`. `None` if there is no such number.
     pub(crate) fn one_held_at(&self, location: Location, but: &[i64]) -> Option<i64> {
         let entries = self.lock();
         let held = |entry: &LockEntry| entry.location == location && entry.grant.is_some();
@@ -158,7 +158,7 @@ impl Registry {
         numbers.find(|number| !but.contains(number))
     }
 
-    /// Removes everything at `location`, whose session has ended. Returns the holds.
+    /// Removes all holds and requests at `location`, whose session has ended. Returns the holds.
     pub(crate) fn lost(&self, location: Location) -> Vec<(LockKey, HolderId)> {
         let mut lost = Vec::new();
         self.lock().retain(|_, entry| {
@@ -174,7 +174,7 @@ impl Registry {
         lost
     }
 
-    /// Returns a copy of the holds selected by `wanted`.
+    /// Returns copies of the holds for which `wanted` is true.
     pub(crate) fn holds(&self, wanted: impl Fn(&LockEntry) -> bool) -> Vec<(i64, LockEntry)> {
         let entries = self.lock();
         let held = entries.iter().filter(|(_, entry)| entry.grant.is_some() && wanted(entry));

@@ -25,19 +25,22 @@ use crate::shared_session::job::SharedJob;
 use crate::sql::{self, Process};
 use crate::try_outcome::{TryOutcome, token_of};
 
-/// The work of a shared session.
+/// The work of a shared session, which holds the locks of many keys.
 pub(crate) struct SharedSession {
     common: Arc<Common>,
     index: usize,
     /// Server process of the session.
     process: Process,
-    /// The previous session and some of its numbers, in case the server has not noticed its end.
+    /// The previous session and some of its numbers. It is ended again, in case the server has not noticed
+    /// its end.
     before: Option<(Process, Vec<i64>)>,
     /// Numbers that the current statement tries or releases.
     under_way: Vec<i64>,
-    /// Whether the session holds locks. Otherwise it only serves the wait sessions.
+    /// Whether the session holds locks. If not, it only serves the wait sessions (ends and cancels their
+    /// waits).
     keeps: bool,
-    /// Numbers with a poller's mark.
+    /// Numbers with a poller's mark: a shared advisory lock that makes the holder notify when it releases the
+    /// number.
     marked: HashSet<i64>,
     /// Failed unlocks that might have released the lock.
     unsure: HashSet<(i64, HolderId)>,
@@ -54,7 +57,7 @@ struct Step {
 }
 
 enum StepKind {
-    /// With whether the caller waits.
+    /// An attempt, and whether its caller waits.
     Try(bool, ReplySender<TryOutcome>),
     Unlock(ReplySender<ReleaseReply>),
 }
@@ -80,7 +83,8 @@ impl Work for SharedSession {
         self.common.prepare(connection).await?;
         let current = process(connection).await.map_err(|error| store_error(error, "set up the session"))?;
         if let (Some((before, numbers)), false) = (&self.before, session.pooled) {
-            // If the server refuses this, the old session only blocks other clients until the server ends it.
+            // Ends the old session. If the server refuses, it only blocks other clients until the server
+            // notices its end.
             let text = sql::terminate(*before, space_of(self.common.space()), numbers);
             tolerate_refusal(connection.execute(sqlx::raw_sql(AssertSqlSafe(text))).await.map(drop))?;
         }
@@ -90,7 +94,7 @@ impl Work for SharedSession {
         if !self.keeps {
             return Ok(());
         }
-        // A role that can only read draws no tokens, and cannot write the mark.
+        // Skipped for a role that can only read, because it draws no tokens and cannot write the marker row.
         if !self.common.may_only_read() {
             token::mark_incarnation(connection, &self.common.schema).await?;
         }
@@ -104,7 +108,8 @@ impl Work for SharedSession {
     }
 
     fn limit(&self, _jobs: &[SharedJob], _usual: Duration) -> Option<Duration> {
-        // Each statement has a separate limit, because many small ones can take long together.
+        // No limit for the batch. Each statement has a separate limit, because many small ones can take long
+        // together.
         None
     }
 
@@ -129,7 +134,8 @@ impl Work for SharedSession {
     fn ended(&mut self, _error: &Error) {
         self.marked.clear();
         let location = Location::Shared(self.index);
-        // It is unknown which of these numbers the old session holds. Of the others it holds all or none.
+        // Keeps the numbers of which it is unknown whether the old session holds them, and one other, because
+        // it holds all others or none.
         let mut numbers = std::mem::take(&mut self.under_way);
         numbers.extend(self.unsure.drain().map(|(number, _)| number));
         numbers.extend(self.common.registry.one_held_at(location, &numbers));
@@ -155,13 +161,13 @@ impl SharedSession {
         let mut others = Vec::new();
         for job in jobs {
             match job {
-                // Checked again, because the session might have ended since the request was queued, or the number has a
-                // new request.
+                // Checks the request again, because the session might have ended since it was queued, or the
+                // number has a new request.
                 SharedJob::Try { number, holder, answer, .. } if !self.is_here(number, holder) => {
                     let _ = answer.send(Ok(TryOutcome::Refused(not_sent())));
                 }
                 SharedJob::Try { number, holder, waits, answer } => {
-                    // Retries a mark that could not be set before.
+                    // Checks the mark again, because it possibly could not be set before.
                     polled.extend(Some(number).filter(|_| waits));
                     steps.push(Step { number, holder, kind: StepKind::Try(waits, answer) });
                 }
@@ -183,7 +189,7 @@ impl SharedSession {
         } else if !confirms.is_empty() {
             self.confirm(connection).await?;
         }
-        // An answer from the session's process confirms the session as well.
+        // Replies to confirmations too, because any reply from the session's process confirms the session.
         confirms.into_iter().for_each(|answer| drop(answer.send(Ok(()))));
         self.mark(connection, polled).await?;
         for other in others {
@@ -219,7 +225,8 @@ impl SharedSession {
                 return Err(give_up(parts, steps, error, false));
             }
             failures += 1;
-            // The failed statement might have released the number, which only a second one can show.
+            // Repeats a failed unlock, because the first statement might have released the number, which only
+            // a second one can show.
             if !repeated
                 && matches!(&steps[..], [Step { kind: StepKind::Unlock(_), .. }])
                 && !is_cancelled(&failure)
@@ -227,7 +234,8 @@ impl SharedSession {
                 parts.push((steps, true));
                 continue;
             }
-            // A statement that timed out would take as long again, and confirmations would wait.
+            // Fails the steps without another try. A statement that timed out would take as long again, and
+            // confirmations would wait.
             if steps.len() == 1 || failures > MOST_FAILURES || is_cancelled(&failure) {
                 let error = store_error(failure, "ask for a lock");
                 for step in steps {
@@ -239,14 +247,14 @@ impl SharedSession {
                 continue;
             }
             let rest = steps.split_off(steps.len() / 2);
-            // In order, because a number can be released and tried in one batch.
+            // Runs the halves in order, because a number can be released and tried in one batch.
             parts.extend([(rest, true), (steps, true)]);
         }
         Ok(())
     }
 
-    /// Records the server's replies. After a failed unlock, a `repeated` or later one counts as a release even if the
-    /// lock is gone.
+    /// Records the server's replies. After a failed unlock, a `repeated` or later unlock counts as a release
+    /// even if the lock is gone.
     async fn settle_steps(
         &mut self,
         connection: &mut PgConnection,
@@ -320,7 +328,7 @@ impl SharedSession {
         let freed = self.bounded(query.bind(numbers).bind(self.process.pid).execute(connection)).await;
         match freed.map_err(|error| store_error(error, DOING))?.rows_affected() == tried {
             true => Ok(()),
-            // Another process returns no row.
+            // Fewer rows come from another process, behind a pooler.
             false => Err(ended(elsewhere(), DOING)),
         }
     }
@@ -388,7 +396,7 @@ impl SharedSession {
             let changes = |number: &i64| pollers.contains_key(number) != self.marked.contains(number);
             numbers.into_iter().filter(changes).partition(|number| pollers.contains_key(number))
         };
-        // Removals come first, because they make room.
+        // Removes marks first, because this makes room in the server's lock table.
         if !unset.is_empty() {
             for number in &unset {
                 self.marked.remove(number);
@@ -426,7 +434,8 @@ impl SharedSession {
             SharedJob::Cancel { session, number, cancel } => {
                 let text = sql::cancel(session, space_of(self.common.space()), number);
                 let done = self.bounded(connection.execute(sqlx::raw_sql(AssertSqlSafe(text)))).await;
-                // Even a refusal means that the request is over, unless a pooler ended the session.
+                // Counts a refused request as arrived too: its effect is over, unless a pooler ended the
+                // session.
                 let is_over =
                     |error: &sqlx::Error| error.as_database_error().is_some() && !ends_session(error);
                 if done.as_ref().err().is_none_or(is_over) {
@@ -471,8 +480,9 @@ fn give_up(parts: Vec<(Vec<Step>, bool)>, steps: Vec<Step>, error: Error, silent
     error
 }
 
-/// Replies for the steps of an ended session, which has lost all its locks, so an unlock found none. If the server was
-/// `silent`, the unlock's outcome is unknown, because the session might have held the lock until now.
+/// Replies to the callers of these steps after the session ended. It has lost all its locks, so an unlock
+/// found none. If the server was `silent`, the unlock's outcome is unknown, because the session might have
+/// held the lock until now.
 fn broken(steps: Vec<Step>, error: &Error, silent: bool) {
     for step in steps {
         match step.kind {

@@ -26,7 +26,7 @@ use crate::sql;
 pub(crate) struct SideSession {
     /// Time limit of one job.
     pub(crate) limit: Duration,
-    /// How long its session stays open without a job.
+    /// How long the session stays open without a job.
     pub(crate) spare: Duration,
 }
 
@@ -55,7 +55,7 @@ impl Work for SideSession {
     }
 
     fn limit(&self, _: &[SideJob], _: Duration) -> Option<Duration> {
-        // Each job has a separate limit.
+        // No limit for the batch, because each job has a separate limit.
         None
     }
 

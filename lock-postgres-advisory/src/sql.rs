@@ -1,20 +1,22 @@
-//! All statements of the session scope. `{schema}` is the schema of the tables. `{n}` is the number as arguments of the
-//! server's lock functions, one `bigint` or two `integer`s. `{mark}` is the number of its mark.
+//! All statements of the session scope. `{schema}` is the schema of the tables. `{n}` is the number as
+//! arguments of the server's lock functions, one `bigint` or two `integer`s. `{mark}` is the number of its
+//! mark, the lock by which pollers request a notification.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_postgres::{Identifier, KeySpace, sql::render, token, upkeep};
 
-/// Tries one number and draws its token after the lock. Returns -1 on another process than `$2`, and 0 if held.
+/// Tries one number and draws its token after the lock. Returns the token, -1 in another process than `$2`,
+/// or 0 if another session holds the number.
 const TRY_ONE: &str = "
 SELECT CASE WHEN pg_backend_pid() <> $2 THEN -1
             WHEN pg_try_advisory_lock({n}) THEN nextval('{schema}.token')
             ELSE 0 END
 FROM (SELECT $1::bigint AS n) AS o";
 
-/// Releases one number. Returns -1 on another process, 0 if not held, 1 if released, and 2 if released with pollers,
-/// which are notified on channel `$3`.
+/// Releases one number. Returns -1 in another process than `$2`, 0 if the session did not hold the number, 1
+/// if it was released, and 2 if clients poll for it, which are notified on channel `$3`.
 const UNLOCK_ONE: &str = "
 SELECT CASE WHEN pg_backend_pid() <> $2 THEN -1
             WHEN NOT pg_advisory_unlock({n}) THEN 0
@@ -23,8 +25,9 @@ SELECT CASE WHEN pg_backend_pid() <> $2 THEN -1
             ELSE 2 END
 FROM (SELECT $1::bigint AS n) AS o";
 
-/// Tries and releases many numbers in order, then draws one token for all grants. It is drawn after the last lock, so
-/// it is larger than every earlier token of each number. Another process than `$3` returns no row.
+/// Tries and releases many numbers in order, then draws one token for all grants. The token is drawn after
+/// the last lock, so it is larger than every earlier token of each number. Another process than `$3` returns
+/// no row.
 const MANY: &str = "
 WITH done AS MATERIALIZED (
     SELECT o.i, o.n, o.free,
@@ -52,7 +55,7 @@ SELECT CASE WHEN o.n IN (SELECT m.n FROM mine AS m) THEN pg_advisory_unlock({n})
 FROM unnest($1::bigint[]) AS o(n) WHERE pg_backend_pid() = $2";
 
 /// Sets the number to wait for, outside the block, because the block's text must be the same for all waits
-/// (`docs/hazards.md` H56). In another process than `{pid}` there is no wait.
+/// (`docs/hazards.md` H56). In another process than `{pid}` the wait does not start.
 const ORDER: &str = "
 SELECT set_config('leasehold.wait', '{number}', true), set_config('leasehold.outcome', '', true)
 WHERE pg_backend_pid() = {pid};";
@@ -74,8 +77,8 @@ EXCEPTION WHEN query_canceled THEN
 END
 $leasehold$;";
 
-/// Returns the outcome of a wait in session scope: the token, drawn after the lock. 0 if the wait was cancelled, in
-/// which case the lock might be held. -1 from another process.
+/// Returns the outcome of a wait in session scope: the token, drawn after the lock. 0 means that the wait was
+/// cancelled, in which case the lock might be held, and -1 that another process replied.
 const WAITED: &str = "
 SELECT CASE current_setting('leasehold.outcome', true)
     WHEN 'granted' THEN nextval('{schema}.token') WHEN 'cancelled' THEN 0 ELSE -1 END";
@@ -98,7 +101,7 @@ FROM (SELECT CASE WHEN current_setting('leasehold.outcome', true) <> 'granted' T
                   ELSE -2 END AS drawn
       OFFSET 0) AS d";
 
-/// Tokens might be lost, so the incarnation must be marked first.
+/// The result if tokens might be lost, so the incarnation (this start of the server) must be marked first.
 pub(crate) const UNMARKED: i64 = -2;
 
 /// Reads the server process and its start time by the simple protocol. Runs as the login user, because a role set by
@@ -122,7 +125,7 @@ pub(crate) const CAPACITY: &str = "
 SELECT current_setting('max_locks_per_transaction')::bigint
        * (current_setting('max_connections')::bigint + current_setting('max_prepared_transactions')::bigint)";
 
-/// Returns whether this is still the process that holds the locks.
+/// Returns whether this is still the process with id `$1`, which holds the locks.
 pub(crate) const CONFIRM: &str = "SELECT pg_backend_pid() = $1";
 
 /// Cancels a wait for this number, and no other statement of the process.
@@ -194,11 +197,12 @@ pub(crate) struct Process {
     pub(crate) started: i64,
 }
 
-/// A session only for locks. Drawing a token needs no flush, because the incarnation marker skips tokens lost in a
-/// crash.
+/// Settings of a session for locks. Drawing a token needs no flush, because the incarnation marker skips
+/// tokens lost in a crash.
 pub(crate) const SHARED_SETTINGS: &str = "SET synchronous_commit = off";
 
-/// A wait in the server's queue has no server-side limit, because the caller ends it.
+/// Settings of a wait session. A wait in the server's queue has no server-side limit, because the caller ends
+/// the wait.
 pub(crate) const WAIT_SETTINGS: &str =
     "SET synchronous_commit = off; SET statement_timeout = 0; SET lock_timeout = 0";
 
@@ -217,8 +221,8 @@ pub(crate) fn begin(gives_up: Duration) -> Arc<str> {
     BEGIN.replace("{gives_up}", &gives_up.as_millis().to_string()).into()
 }
 
-/// Settings of statements without effect on locks, whose flush has no waiter. Names are looked up by key, independent
-/// of the planner's estimate.
+/// Settings of statements without effect on locks. No caller waits for the flush of their changes. Names are
+/// looked up by key, independent of the planner's estimate.
 pub(crate) const BESIDE: &str = "
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ WRITE;
 SET LOCAL search_path = pg_catalog; SET LOCAL synchronous_commit = off;
@@ -228,8 +232,8 @@ SET LOCAL enable_seqscan = off; SET LOCAL jit = off";
 pub(crate) const COMMIT: &str = "COMMIT";
 pub(crate) const ROLLBACK: &str = "ROLLBACK";
 
-/// Maps a number to its mark, by another key space or flipped bits. A collision with another lock only costs a needless
-/// notification.
+/// The bits to flip in a number to get the number of its mark, which is in the other key space. A collision
+/// with another lock only costs a needless notification.
 const MARK_BITS: i64 = 0x6c65_6173_6568_6f6c;
 
 /// The statements for one schema and key space.
@@ -253,7 +257,7 @@ pub(crate) struct Statements {
 
 impl Statements {
     pub(crate) fn new(schema: &Identifier, space: KeySpace) -> Self {
-        // The value of `pg_locks.objsubid` for the key space.
+        // Selects the key space, by its value in the column `pg_locks.objsubid`.
         let own_space = if space == KeySpace::Pair { "2" } else { "1" };
         let (number, mark) = match space {
             KeySpace::Pair => (

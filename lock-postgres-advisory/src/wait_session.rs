@@ -42,7 +42,8 @@ impl Job for WaitJob {
     fn fail(self, error: Error) {
         match self {
             Self::Take { answer, .. } => drop(answer.send(Ok(TryOutcome::Refused(error)))),
-            // The session is opened only once, so its lock has ended with it.
+            // Replies that the lock was not held: the session is opened only once, so its lock has ended with
+            // it.
             Self::Release { answer, .. } if error.kind() != ErrorKind::Closed => {
                 drop(answer.send(Ok(ReleaseReply::new(false))));
             }
@@ -64,7 +65,7 @@ pub(crate) struct WaitSession {
 }
 
 impl Common {
-    /// Requests the server to cancel a wait. Its owner then gets the result.
+    /// Requests the server to cancel a wait. The task that waits then gets the result.
     pub(crate) fn cancel_wait(&self, state: &WaitSessionState) {
         if let Some(queue) = self.queues.first()
             && let Some(cancel) = state.cancels.request()
@@ -87,7 +88,7 @@ impl Common {
     }
 }
 
-/// The state of a wait session, shared by its owner and its task.
+/// The state of a wait session, shared by the caller that uses it and its task.
 pub(crate) struct WaitSessionState {
     process: Mutex<Process>,
     /// Number that the session holds or waits for.
@@ -96,7 +97,7 @@ pub(crate) struct WaitSessionState {
     pub(crate) phase: AtomicU8,
 }
 
-/// The session is idle, in use, or ended.
+/// The phases of a wait session: idle, in use, or ended.
 pub(crate) const IDLE: u8 = 0;
 pub(crate) const TAKEN: u8 = 1;
 pub(crate) const ENDED: u8 = 2;
@@ -155,7 +156,7 @@ impl WaitSession {
         self.wait_sessions.common.cancel_wait(&self.state);
     }
 
-    /// Returns a session without a lock to the pool.
+    /// Returns the session, which must not hold a lock, to the pool of wait sessions.
     pub(crate) fn give_back(mut self) {
         self.clean = true;
         if self.wait_sessions.permits.is_closed() || !self.state.advance(TAKEN, IDLE) {
@@ -170,7 +171,8 @@ impl WaitSession {
 
 impl Drop for WaitSession {
     fn drop(&mut self) {
-        // Closing the queue ends an idle session. The server ends a session that waits in its queue.
+        // Closes the queue, which ends an idle session. A session that waits in the server's queue is ended
+        // by the request below.
         self.queue.close();
         self.state.cancels.give_up();
         if !self.clean && !self.state.has_ended() {
@@ -188,7 +190,7 @@ impl WaitSessionHandle {
         ask(&self.0, |answer| WaitJob::Release { number, answer }).await
     }
 
-    /// Makes one round trip.
+    /// Confirms by one round trip that the session still exists.
     pub(crate) async fn confirm(&self) -> Result<(), Error> {
         ask(&self.0, |answer| WaitJob::Confirm { answer }).await
     }

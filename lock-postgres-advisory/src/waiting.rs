@@ -49,14 +49,15 @@ pub(crate) async fn wait(
     let outcome = match client.wait_sessions.take().await {
         Ok(Some(session)) => wait_in_queue(client, number, session, request, stop).await,
         Ok(None) => wait_by_polling(client, number, request, stop).await,
-        // Polling needs no further connection.
+        // Polls instead, because polling needs no further connection.
         Err(error) if client.keeps_on_shared_sessions() => {
             tracing::debug!(%error, "no session to wait on; asking again and again instead");
             wait_by_polling(client, number, request, stop).await
         }
         Err(error) => Ok(Attempt::Refused(error)),
     };
-    // A dropped wait stays registered here. The release that follows finds and releases a late grant.
+    // Removes the request after its end. A dropped wait stays registered, because the release that follows
+    // must find a late grant.
     if !common.registry.is_held(number, request.holder) {
         common.registry.forget(number, request.holder);
     }
@@ -116,7 +117,7 @@ async fn wait_in_queue(
             () = stop.cancelled() => true,
         };
         match cancel_wait(&session, waiting).await {
-            // Waits again at the end of the queue, with a fresh snapshot.
+            // Starts the wait again at the end of the queue, with a fresh snapshot.
             Some(Ok(TryOutcome::Contended)) if !is_over && !stop.is_cancelled() => {}
             Some(outcome) => break outcome,
             None if is_over => return Ok(contended()),
@@ -125,7 +126,8 @@ async fn wait_in_queue(
     };
     match outcome? {
         TryOutcome::Granted(token) => {
-            // The reply to a long wait can be old, so a new round trip confirms the session.
+            // Confirms the session by a new round trip after a long wait, because the reply to the wait can
+            // be old.
             if begun.elapsed() > recently(client) {
                 asked_at = client.now();
                 session.handle().confirm().await?;
@@ -133,7 +135,7 @@ async fn wait_in_queue(
             let granted = client.granted_on(number, request, session, token)?;
             Ok(dated(granted, asked_at))
         }
-        // The attempt left no lock, so the session can be used again.
+        // Returns the session to the pool, because the attempt left no lock.
         other => {
             session.give_back();
             Ok(other.into())
@@ -148,7 +150,7 @@ async fn cancel_wait(
     mut waiting: Pin<&mut impl Future<Output = Result<TryOutcome, Error>>>,
 ) -> Option<Result<TryOutcome, Error>> {
     for _ in 0..CANCEL_RETRIES.1 {
-        // The server might not have started to wait at the first request.
+        // Repeats the request, because the server might not have started to wait at the first one.
         session.cancel();
         if let Ok(outcome) = timeout(CANCEL_RETRIES.0, &mut waiting).await {
             return Some(outcome);
@@ -162,10 +164,10 @@ enum WaitVerdict {
     /// The server no longer has this wait, but its reply did not arrive. The connection is dead, which the wait alone
     /// cannot detect.
     Dead(Error),
-    /// The wait restarts at the end of the server's queue with a fresh snapshot, because a waiting statement holds a
-    /// snapshot. `CREATE INDEX CONCURRENTLY` and similar statements wait for it, indefinitely if the lock's holder
-    /// awaits them, and vacuum keeps the rows visible to it. A session that waits alone loses no place and blocks only
-    /// vacuum, so it restarts after [`LOOKS`] checks.
+    /// The wait restarts at the end of the server's queue with a fresh snapshot, because a waiting statement
+    /// holds a snapshot. `CREATE INDEX CONCURRENTLY` and similar statements wait for the snapshot's end,
+    /// indefinitely if the lock's holder awaits them, and vacuum keeps the rows visible to it. A session that
+    /// waits alone loses no place and blocks only vacuum, so it restarts after [`LOOKS`] checks.
     Restart,
 }
 
@@ -185,7 +187,7 @@ async fn watch_wait(client: &Client, session: &WaitSession) -> WaitVerdict {
             Ok(WaitStatus::Waiting | WaitStatus::WaitingAlone) => (missed, last) = (0, Instant::now()),
             Ok(WaitStatus::NotFound) if missed < 2 => missed += 1,
             Ok(WaitStatus::NotFound) => return WaitVerdict::Dead(interrupted()),
-            // A failed check does not affect the wait if the server still answers, by a refusal or on another session.
+            // Ignores a failed check if the server still answers, by a refusal or on another session.
             Err(error) if is_refusal(&error) || server_answers(client).await => last = Instant::now(),
             Err(error) if last.elapsed() > liveness.lost_after => return WaitVerdict::Dead(error),
             Err(_) => {}
@@ -207,8 +209,8 @@ async fn server_answers(client: &Client) -> bool {
     }
 }
 
-/// Polls for the number. A mark makes other clients notify on release. Once a wait session is available, continues in
-/// the server's queue.
+/// Polls for the number. A mark on the server makes other clients notify when they release the number. Once a
+/// wait session is available, continues in the server's queue.
 async fn wait_by_polling(
     client: &Client,
     number: i64,
@@ -225,7 +227,7 @@ async fn wait_by_polling(
             () = stop.cancelled() => return Ok(contended()),
             permit = client.wait_sessions.permit(), if !refused => match client.wait_sessions.with_permit(permit).await {
                 Ok(session) => {
-                    // In the server's queue, no notification is needed.
+                    // Removes the mark, because in the server's queue no notification is needed.
                     drop(poller);
                     return wait_in_queue(client, number, session, request, stop).await;
                 }
@@ -237,7 +239,7 @@ async fn wait_by_polling(
         if poller.is_some() {
             let (index, holder) = (common.shared_session_of(number), request.holder);
             let queue = &common.queues[index];
-            // The client was closed or the request released, without an attempt under way.
+            // Stops if the client was closed or the request was released while no attempt was under way.
             if !common.registry.move_to(number, holder, Location::Shared(index)) {
                 return Ok(Attempt::Refused(common.open().err().unwrap_or_else(not_sent)));
             }
@@ -281,7 +283,7 @@ impl<'a> Poller<'a> {
 impl Drop for Poller<'_> {
     fn drop(&mut self) {
         let mut pollers = self.common.pollers.lock().unwrap_or_else(PoisonError::into_inner);
-        // The next poller might be registered already.
+        // Removes only its own entry, because the next poller might be registered already.
         if pollers.get(&self.number).is_some_and(|woken| Arc::ptr_eq(woken, &self.woken)) {
             pollers.remove(&self.number);
         }
@@ -291,7 +293,7 @@ impl Drop for Poller<'_> {
     }
 }
 
-/// Returns the maximum age of a confirmation that still counts.
+/// Returns the age up to which a reply of the session counts as a confirmation.
 fn recently(client: &Client) -> Duration {
     client.common.config.liveness_settings().confirm_every / 2
 }

@@ -200,7 +200,8 @@ impl XactLocks {
         attempt: String,
         wait: LockWait,
     ) -> Result<bool, Error> {
-        // The attempt comes first because it never overtakes the server's queue, and usually suffices.
+        // Makes an attempt before waiting, because it never overtakes the server's queue, and usually
+        // suffices.
         if read_verdict(&last_row(connection, attempt, ANSWER_LIMIT, TAKE).await?)? {
             return Ok(true);
         }

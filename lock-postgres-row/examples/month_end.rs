@@ -20,7 +20,7 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Returns the events, a line for each step.
+/// Runs the job and the operator. Returns a line for each step.
 pub async fn run(url: &str) -> Result<Vec<String>> {
     let connect = async || RowConfig::new(PgConfig::from_url(url)?.install_schema(true)).connect().await;
     let (job, operator) = (connect().await?, connect().await?);
@@ -32,7 +32,7 @@ pub async fn run(url: &str) -> Result<Vec<String>> {
     let second = operator.key(key.clone()).try_acquire().await?;
     steps.push(format!("a second run {}", if second.is_some() { "started" } else { "was refused" }));
 
-    // The operator investigates, then names the exact grant to end.
+    // The operator investigates, then ends exactly this grant.
     let admin = operator.admin().ok_or("this store can be administered")?;
     let holds = admin.inspect(&key).await?.holders;
     let hold = holds.first().ok_or("the job holds the key")?;

@@ -48,13 +48,14 @@ fn capabilities(config: &RowConfig) -> Capabilities {
     let mut has = Capabilities::new(Scope::Network);
     has.fencing = Fencing::Durable;
     has.fairness = Fairness::Unordered;
-    // A notification reports a loss immediately. If it is lost, the next check detects the loss. Without answers, the
-    // loss counts after five intervals.
+    // A notification reports a loss immediately. If the notification is lost, the next check detects the
+    // loss. Without answers, the loss counts after five intervals.
     has.loss_detection = config.confirm * CONFIRMS;
     has.undo = Duration::from_secs(5);
-    // A poll is jittered by a quarter, and a process that released yields to others for one and a half.
+    // Three intervals and a second, because a poll is jittered by a quarter, and a client that released
+    // leaves the key to others for one and a half intervals.
     has.handover = config.poll * 3 + Duration::from_secs(1);
-    // Intended: the row stays locked after a crash.
+    // Never, on purpose: the row stays locked after a crash.
     has.crash_release = None;
     has.cooldown = true;
     has.admin = AdminCapabilities::all();

@@ -33,7 +33,8 @@ pub(crate) const MUTEXES: Dialect = Dialect {
     purge: PURGE,
 };
 
-/// All parameters must occur in the statement, including the TTL, which is never negative.
+/// Grants one key by an insertion with a conflict path. All parameters must occur in the statement, including
+/// the TTL, which is never negative.
 const GRANT_ONE: &str = "\
 INSERT INTO {schema}.mutex AS l (key, acquired, holder, token, acquired_at, cooldown_us, label, owner)
 SELECT $1::text, $3::bigint >= 0, $2::text, nextval({token}),
@@ -60,10 +61,10 @@ WHERE NOT l.acquired AND (l.cooldown_us IS NULL
         * interval '1 microsecond' <= clock_timestamp())
 RETURNING l.token";
 
-/// A third less server work than an insertion with a conflict. A row has no fence, so the lock of a plain update
-/// suffices. After a wait for a changed row, the server evaluates everything again, including the token. If the row is
-/// unchanged, no other client was granted it. The grant's time can be older by the wait, which matters only for a
-/// cooldown.
+/// Grants one key that has a free row, with a third less server work than an insertion with a conflict. A row
+/// has no fence, so the lock of a plain update suffices. After a wait for a changed row, the server evaluates
+/// everything again, including the token. If the row is unchanged, no other client was granted it. The
+/// grant's time can be older by the wait, which matters only for a cooldown.
 const RETAKE_ONE: &str = "\
 UPDATE ONLY {schema}.mutex l SET
     acquired = $3::bigint >= 0,
@@ -77,10 +78,11 @@ UPDATE ONLY {schema}.mutex l SET
 WHERE l.key = $1::text AND NOT l.acquired AND l.cooldown_us IS NULL
 RETURNING l.token";
 
-/// Looks rows up once, locks the released ones, and writes them by `ctid`. A row changed since the start of the
-/// statement is locked at its new `ctid`, not found by the update, and left to the next statement. The key is compared
-/// again because a `ctid` is unique only within one table, and tables can inherit from this one. `IS TRUE` prevents a
-/// lookup by key there, and `OFFSET 0` keeps the subqueries separate.
+/// Grants the keys that have a free row. Looks rows up once, locks the released ones, and writes them by
+/// `ctid`. A row changed since the start of the statement is locked at its new `ctid`, not found by the
+/// update, and left to the next statement. The key is compared again because a `ctid` is unique only within
+/// one table, and tables can inherit from this one. `IS TRUE` prevents a lookup by key there, and `OFFSET 0`
+/// keeps the subqueries separate.
 const GRANT_FREE: &str = "\
 UPDATE {schema}.mutex l SET
     acquired = $3::bigint >= 0,
@@ -185,8 +187,8 @@ SELECT r.key, r.holder FROM unnest($1::text[], $2::text[]) AS r (key, holder) CR
     OFFSET 0
 ) l";
 
-/// After a wait for a changed row, the server checks all conditions again. `ONLY` excludes tables that inherit from
-/// this one, because the written rows are counted.
+/// Releases one hold without waiters. After a wait for a changed row, the server checks all conditions again.
+/// `ONLY` excludes tables that inherit from this one, because the written rows are counted.
 const RELEASE_UNAWAITED: &str = "\
 UPDATE ONLY {schema}.mutex l SET acquired = false, released_at = clock_timestamp(),
     cooldown_us = CASE WHEN NOT $3::boolean THEN l.cooldown_us END

@@ -28,7 +28,7 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Returns the events, a line for each step.
+/// Runs the transactions. Returns a line for each step.
 pub async fn run(url: &str) -> Result<Vec<String>> {
     let pool = PgPool::connect(url).await?;
     sqlx::raw_sql(TABLE).execute(&pool).await?;

@@ -54,10 +54,12 @@ fn capabilities(config: &TtlConfig) -> Capabilities {
     has.lease = Some(LeaseBounds::new(Some(config.ttl), MIN_TTL, MAX_TTL));
     has.fencing = Fencing::Durable;
     has.fairness = Fairness::Unordered;
-    // A notification reports a loss immediately. If it is lost, the next check detects the loss.
+    // A notification reports a loss immediately. If the notification is lost, the next check detects the
+    // loss.
     has.loss_detection = CHECK_EVERY * 2;
     has.undo = Duration::from_secs(5);
-    // A poll is jittered by a quarter, and a process that released yields to others for one and a half.
+    // Three intervals and a second, because a poll is jittered by a quarter, and a client that released
+    // leaves the key to others for one and a half intervals.
     has.handover = config.poll * 3 + Duration::from_secs(1);
     has.crash_release = Some(config.ttl + Duration::from_secs(1));
     has.cooldown = true;

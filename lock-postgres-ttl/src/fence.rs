@@ -89,7 +89,7 @@ impl LeaseGuardExt for LockGuard {
 
     async fn commit(&self, mut tx: PgTransaction<'_>) -> Result<(), Error> {
         if let Err(error) = self.fence(&mut tx).await {
-            // A drop would also roll back, but only after the caller has the error.
+            // Rolls back now, because a drop would do so only after the caller has the error.
             let _ = tx.rollback().await;
             return Err(error);
         }
@@ -120,7 +120,7 @@ impl LeaseFence {
         self.number
     }
 
-    /// Works like [`LeaseGuardExt::fence`], but only checks on the server.
+    /// Works like [`LeaseGuardExt::fence`], but checks only on the server, not by the guard's clock.
     ///
     /// # Errors
     ///
@@ -134,7 +134,8 @@ impl LeaseFence {
             .bind(self.key.as_str().to_owned())
             .bind(self.holder.to_string())
             .bind(self.number)
-            // The caller's transaction might run behind a pooler without prepared statements.
+            // Not prepared, because the caller's transaction might run behind a pooler without prepared
+            // statements.
             .persistent(false)
             .fetch_one(&mut **tx)
             .await;
@@ -144,7 +145,7 @@ impl LeaseFence {
             Ok((level, _)) if level != "read committed" => Err(self.too_strict(&level)),
             Ok((_, true)) => Ok(()),
             Ok((_, false)) => Err(Error::lost(LossReason::Gone).with_key(&self.key)),
-            // The row was renewed after the transaction's snapshot.
+            // Refuses the isolation level: the row was renewed after the transaction's snapshot.
             Err(error) if sqlstate(&error).as_deref() == Some("40001") => Err(self
                 .too_strict("repeatable read or serializable")
                 .with_source(leasehold_postgres::DriverError::new(error))),
@@ -171,7 +172,7 @@ impl fmt::Debug for LeaseFence {
     }
 }
 
-/// Returns the factory of the fences of one client.
+/// Returns the function that makes the fences of one client.
 pub(crate) fn extension(config: &PgConfig) -> Extension {
     let statement = render(FENCE, config.schema_name());
     Arc::new(move |key, holder, number| {

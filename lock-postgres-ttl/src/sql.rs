@@ -71,9 +71,9 @@ WHERE (l.released OR l.expires_at <= clock_timestamp()) AND (l.cooldown_us IS NU
         * interval '1 microsecond' <= clock_timestamp())
 RETURNING l.token";
 
-/// Works like [`GRANT_FREE`], with a quarter less server work than an insertion with a conflict. A subquery that runs
-/// once locks the row before the update looks it up by `ctid`. `ONLY` is needed because a `ctid` is unique only within
-/// one table.
+/// Grants one key that has a free row. Works like [`GRANT_FREE`], with a quarter less server work than an
+/// insertion with a conflict. A subquery that runs once locks the row before the update looks it up by
+/// `ctid`. `ONLY` is needed because a `ctid` is unique only within one table.
 const RETAKE_ONE: &str = "\
 UPDATE ONLY {schema}.lease l SET
     holder = $2::text,
@@ -93,10 +93,11 @@ WHERE l.ctid = (
 )
 RETURNING l.token";
 
-/// Looks rows up once, locks the free ones, and writes them by `ctid`. The full lock waits for a fence. A row changed
-/// since the start of the statement is locked at its new `ctid`, not found by the update, and left to the next
-/// statement. The key is compared again because a `ctid` is unique only within one table, and tables can inherit from
-/// this one. `IS TRUE` prevents a lookup by key there, and `OFFSET 0` keeps the subqueries separate.
+/// Grants the keys that have a free row. Looks rows up once, locks the free ones, and writes them by `ctid`.
+/// The full lock waits for a fence. A row changed since the start of the statement is locked at its new
+/// `ctid`, not found by the update, and left to the next statement. The key is compared again because a
+/// `ctid` is unique only within one table, and tables can inherit from this one. `IS TRUE` prevents a lookup
+/// by key there, and `OFFSET 0` keeps the subqueries separate.
 const GRANT_FREE: &str = "\
 UPDATE {schema}.lease l SET
     holder = s.holder,
@@ -128,8 +129,9 @@ FROM (
 WHERE l.ctid = s.at AND (l.key = s.key) IS TRUE
 RETURNING s.n, l.token";
 
-/// `again` finds a repeated request of the current holder. If its lease ended during a wait for the row, the lease is
-/// still returned, because an unchanged row means no other client had the key.
+/// Grants several keys, and returns the state of each key that was not granted. The part `again` finds a
+/// repeated request of the current holder. If its lease ended during a wait for the row, the lease is still
+/// returned, because an unchanged row means no other client had the key.
 const GRANT: &str = "\
 WITH o AS MATERIALIZED (
     SELECT r.key, r.holder AS me, r.ttl, r.cooldown, r.label, l.key IS NULL AS fresh, l.holder, l.token,
@@ -199,8 +201,9 @@ const FREE: &str = ", s AS MATERIALIZED (
 const AMONG: &str = "
         AND (o.fresh OR o.key IN (SELECT s.key FROM s))";
 
-/// A holder belongs to one key. Only renews leases with more remaining time than the maximum wait: 300 ms, more than
-/// `lock_timeout`. If the server stalled and one row took longer, the cast fails and no lease is renewed.
+/// Renews leases that do not end soon. Compares keys and holders separately, because a holder belongs to one
+/// key. Only renews leases with more remaining time than the maximum wait: 300 ms, more than `lock_timeout`.
+/// If the server stalled and one row took longer, the cast fails and no lease is renewed.
 const RENEW_EARLY: &str = "\
 WITH u AS (
     UPDATE {schema}.lease l SET
@@ -242,9 +245,9 @@ SELECT r.key, r.holder FROM unnest($1::text[], $2::text[]) AS r (key, holder) CR
     OFFSET 0
 ) l";
 
-/// After a wait for a changed row, the server checks all conditions again. If the row is unchanged, no other client had
-/// the key since the first check. `ONLY` excludes tables that inherit from this one, because the written rows are
-/// counted.
+/// Releases one hold without waiters. After a wait for a changed row, the server checks all conditions again.
+/// If the row is unchanged, no other client had the key since the first check. `ONLY` excludes tables that
+/// inherit from this one, because the written rows are counted.
 const RELEASE_UNAWAITED: &str = "\
 UPDATE ONLY {schema}.lease l SET released = true,
     cooldown_us = CASE WHEN NOT $3::boolean THEN l.cooldown_us END

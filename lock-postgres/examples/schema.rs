@@ -22,7 +22,8 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Returns the state before and after, a line for each step.
+/// Installs the schema and grants the role its privileges. Returns a line for each step, with the state after
+/// it.
 pub async fn run(url: &str, role: &str) -> Result<Vec<String>> {
     let (name, role) = (Identifier::new(DEFAULT_SCHEMA)?, Identifier::new(role)?);
     let mut owner = PgConnection::connect(url).await?;
@@ -36,7 +37,7 @@ pub async fn run(url: &str, role: &str) -> Result<Vec<String>> {
     schema::grant(&mut owner, &name, &grants).await?;
     steps.push(format!("installed, and granted to {role}"));
 
-    // Continue with the application's role.
+    // Continues with the application's role.
     sqlx::raw_sql(sqlx::AssertSqlSafe(format!("SET ROLE {}", role.quoted()))).execute(&mut owner).await?;
     schema::check(&mut owner, &name).await?;
     let report = schema::inspect(&mut owner, &name).await?;

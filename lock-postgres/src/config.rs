@@ -23,7 +23,8 @@ pub const DEFAULT_SCHEMA: &str = "leasehold";
 /// The longest timeout accepted.
 const LONGEST: Duration = Duration::from_secs(3600);
 
-/// Intervals at which a session is confirmed, and after which client and server give each other up.
+/// The interval at which a session is confirmed, and the times after which client and server give each other
+/// up.
 ///
 /// The client's limit must pass before the server's. Otherwise the server could let another client in before the holder
 /// knows of its loss (rule C9). [`PgConfig::check`] enforces this.
@@ -121,7 +122,7 @@ impl PgConfig {
     fn connect_timeout_of(self, given: Option<&OsStr>) -> Result<Self, Error> {
         let Some(given) = given.filter(|given| !given.is_empty()) else { return Ok(self) };
         match given.to_str().and_then(|given| given.trim().parse::<i32>().ok()) {
-            // libpq reads this as no timeout.
+            // Uses the longest timeout, because libpq reads zero or less as no timeout.
             Some(..=0) => Ok(self.connect_timeout(LONGEST)),
             Some(seconds) => {
                 let seconds = Duration::from_secs(seconds.unsigned_abs().into());
@@ -375,9 +376,9 @@ impl PgConfig {
     }
 }
 
-/// Adapts the driver's options for the stores' sessions.
+/// Adapts the driver's options for the stores' sessions: logging, start-up parameters and a default name.
 pub(crate) fn ours(options: PgConnectOptions) -> PgConnectOptions {
-    // Poolers refuse this start-up parameter, and nothing here reads floats.
+    // Leaves out a start-up parameter that poolers refuse. It only concerns floats, and the stores read none.
     let options = without_slow_statements(options.extra_float_digits(None));
     match options.get_application_name() {
         Some(_) => options,
@@ -410,7 +411,7 @@ impl fmt::Display for PgConfig {
     }
 }
 
-/// Omits the password.
+/// Shows no password.
 impl fmt::Debug for PgConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PgConfig")

@@ -12,12 +12,12 @@ use ErrorKind::{
     Capacity, Deadlock, InvalidOption, OutcomeUnknown, PermissionDenied, SchemaMissing, Unavailable,
 };
 
-/// Another transaction's lock on a row or table of the schema. The same code for an advisory lock means *contended* and
-/// is not an error.
+/// The message if another transaction has locked a row or a table of the schema. For an advisory lock, the
+/// server's same code means *contended* and is not an error.
 pub(crate) const LOCKED: &str =
     "another transaction keeps a row of ours, or its table, locked; look for it in pg_locks, or try again";
 
-/// Maps the server's codes to kinds and advice. The first entry with a matching prefix counts.
+/// Kinds and advice for the server's codes (SQLSTATE). The first entry whose code is a prefix counts.
 const STATES: &[(&str, ErrorKind, &str)] = &[
     ("28", PermissionDenied, "the server refuses this user; check user, password and pg_hba.conf"),
     ("3D000", InvalidOption, "there is no such database; name one that exists, or create it"),
@@ -53,7 +53,7 @@ const STATES: &[(&str, ErrorKind, &str)] = &[
     ("42P01", SchemaMissing, "a table is not there; if it is one of ours, run `leasehold schema apply`"),
     ("3F000", SchemaMissing, "the schema is not there; run `leasehold schema apply`"),
     ("42703", SchemaMissing, "the tables are of another version; run `leasehold schema apply`"),
-    // For objects of the schema, see `state_error`.
+    // Missing objects of the leasehold schema are handled in `state_error`.
     ("42704", InvalidOption, "a role, an object or a setting is not there; correct its name, or create it"),
     ("42883", SchemaMissing, "a function is not there; check the server's version (13 or later)"),
     ("57P04", InvalidOption, "the database was dropped; name one that exists"),
@@ -88,7 +88,7 @@ const STATES: &[(&str, ErrorKind, &str)] = &[
     ("XX002", ErrorKind::Corrupt, "the server found a damaged index; see its log before anything else"),
 ];
 
-/// Tables and sequence of a schema of any name.
+/// The tables and the sequence that this library installs in its schema.
 const OUR_OBJECTS: [&str; 7] =
     ["version", "token", "incarnation", "mutex", "lease", "advisory_name", "upkeep"];
 
@@ -177,12 +177,14 @@ pub fn connect_error(error: sqlx::Error, doing: &str) -> Error {
     connect_error_at(error, doing, true)
 }
 
-/// Works like [`connect_error`]. Without a socket, a missing file can only be a certificate or a key.
+/// Works like [`connect_error`]. If `has_socket` is false, a missing file can only be a certificate or a key,
+/// which no retry helps.
 pub(crate) fn connect_error_at(error: sqlx::Error, doing: &str, has_socket: bool) -> Error {
     use std::io::ErrorKind::{InvalidData, NotFound};
     let told = explained(&error, doing);
     let says_again = match &error {
-        // The driver cannot decode the server's message, mostly a login refusal in another encoding.
+        // Reports a refused login: the driver cannot decode the server's message, which is mostly a refusal
+        // in another encoding.
         sqlx::Error::Protocol(words) if words.contains("UTF-8") => {
             let advice = "check user and password, and see the server's log for what it said";
             let words = without_lines(words).trim_end_matches('.');
@@ -197,7 +199,7 @@ pub(crate) fn connect_error_at(error: sqlx::Error, doing: &str, has_socket: bool
                 error,
             );
         }
-        // An untrusted certificate.
+        // Final: the certificate is untrusted, or a certificate or key file is missing.
         sqlx::Error::Io(io) => io.kind() == InvalidData || (io.kind() == NotFound && !has_socket),
         sqlx::Error::Database(answer) => {
             let state = answer.code().unwrap_or_default();
@@ -220,17 +222,17 @@ fn without_lines(words: &str) -> &str {
 /// no connections now, or a login timeout.
 const WHILE_CONNECTING: [&str; 5] = ["08", "53", "55000", "57P0", "57014"];
 
-/// Returns the foreign function in which the server failed, called by a trigger or an event trigger. The name has the
-/// types of its arguments, as the server writes it.
+/// Returns the function of another program in which the server failed, called by a trigger or an event
+/// trigger. `None` if it failed elsewhere. The name has the types of its arguments, as the server writes it.
 fn foreign_function(answer: &dyn DatabaseError) -> Option<&str> {
     let context = answer.try_downcast_ref::<PgDatabaseError>()?.r#where()?;
-    // The innermost function comes first.
+    // Reads the first line, because the server names the innermost function first.
     let (function, _) = context.strip_prefix("PL/pgSQL function ")?.split_once(" line ")?;
     let is_ours = function == "inline_code_block" || function.ends_with("idempotency_finished()");
     (!is_ours).then_some(function)
 }
 
-/// Creates the error of a foreign function. Its kind never blames the leasehold schema.
+/// Creates the error of a function of another program. Its kind never blames the leasehold schema.
 fn failed_elsewhere(kind: ErrorKind, answer: &dyn DatabaseError, doing: &str, function: &str) -> Error {
     let kind = if matches!(kind, SchemaMissing | ErrorKind::Corrupt) { Unavailable } else { kind };
     let (message, state) = (answer.message(), answer.code().unwrap_or_default());
@@ -273,7 +275,7 @@ impl fmt::Display for DriverError {
 impl StdError for DriverError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         match &self.0 {
-            // The source would repeat the message, with the line number.
+            // Has no source, because it would repeat the message, with the line number.
             sqlx::Error::Database(_) => None,
             other => other.source(),
         }
@@ -297,7 +299,7 @@ fn advice_of(kind: std::io::ErrorKind) -> &'static str {
 /// Creates the error for the server's code `state` (five characters) and its `message`, while trying to `doing`.
 #[must_use]
 pub fn state_error(state: &str, message: &str, doing: &str) -> Error {
-    // Only these messages are compared, because others can repeat a key with any text.
+    // Compares only the messages of poolers, because other messages can repeat a key with any text.
     let refused = OF_POOLERS.iter().find(|(part, _)| state == "08P01" && message.contains(part));
     if let Some((_, advice)) = refused {
         return Error::new(InvalidOption, format!("could not {doing}: {message} ({state}): {advice}"));
@@ -339,11 +341,11 @@ pub fn ends_session(error: &sqlx::Error) -> bool {
 #[must_use]
 pub fn outcome_unknown(error: &sqlx::Error) -> bool {
     match error {
-        // The statement was never sent.
+        // False, because the statement was never sent.
         sqlx::Error::Io(io) if io.kind() == std::io::ErrorKind::ConnectionRefused => false,
         sqlx::Error::Io(_) | sqlx::Error::Protocol(_) | sqlx::Error::WorkerCrashed => true,
-        // The server reports an unknown outcome, a failed connection (except two refusals to open one), or the end of
-        // the session, possibly after the commit.
+        // True for codes that mean an unknown outcome, a failed connection (except two refusals to open one),
+        // or the end of the session, possibly after the commit.
         sqlx::Error::Database(_) => sqlstate(error).is_some_and(|state| match state.as_str() {
             "40003" | "57P01" | "57P02" | "57P05" => true,
             "08001" | "08004" => false,
@@ -402,7 +404,7 @@ mod tests {
         let refused =
             state_error("08P01", "transaction blocks not allowed in statement pooling mode", "look");
         assert!(refused.kind() == InvalidOption && refused.message().contains("statement mode"), "{refused}");
-        // The server has one code for both causes.
+        // Checks that the message names both causes, because the server has one code for both.
         let refused = state_error("42501", "because", "take the lock").to_string();
         assert!(refused.contains("--grant-to ROLE") && refused.contains("row-level security"), "{refused}");
     }

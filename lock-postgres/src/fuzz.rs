@@ -1,4 +1,4 @@
-//! Names on the server, and the numbers of keys.
+//! Fuzz tests of names on the server, and of the numbers of keys.
 
 use fuzzing::{Fuzz, parts, text};
 use leasehold_api::LockKey;
@@ -83,7 +83,7 @@ fn fuzz_numbers() {
             if !kind.covers_schema() {
                 assert_eq!(kind.number(&other, &key).ok(), number, "{kind:?}");
             }
-            // Only number mappings can refuse a key.
+            // Only mappings for numeric keys can refuse a key.
             assert!(number.is_some() || kind.exact(), "{kind:?}");
         }
         let fnv = [schema.as_str(), key.as_str()].iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, part| {
@@ -94,7 +94,7 @@ fn fuzz_numbers() {
         assert_eq!(Fnv1a64.number(&schema, &key).unwrap(), fnv.cast_signed());
         let djb2 = Djb2Xor::Forward.number(&schema, &key).unwrap();
         assert!((0..1 << 32).contains(&djb2));
-        // Each number has one notation.
+        // The text of a number must read as the same number, because each number has one notation.
         let single = RawBigint.number(&schema, &key).ok().map(|number| number.to_string());
         assert_eq!(single.is_some(), is_number(key.as_str(), i64::MIN.into(), i64::MAX.into()));
         assert!(single.is_none_or(|text| text == key.as_str()));

@@ -29,14 +29,15 @@ pub trait Job: Send + 'static {
     }
 }
 
-/// Yields in a row without a new job after which a session stops waiting. The expected callers might be busy on another
-/// thread.
+/// How often in a row a session yields without a new job before it stops waiting. The expected callers might
+/// be busy on another thread.
 const IDLE_YIELDS: u32 = 4;
 
-/// Maximum yields of a session per expected job.
+/// How often a session yields at most, per job that it expects.
 const YIELDS_PER_JOB: usize = 4;
 
-/// Maximum deferrals of a job: one by each of two sessions, after which one of them runs its kind.
+/// How often a job is deferred at most: once by each of two sessions, after which one of them runs jobs of
+/// its kind.
 const MAX_DEFERRALS: u8 = 2;
 
 /// Up to this many jobs are not divided among sessions.
@@ -56,13 +57,13 @@ struct QueueState<J> {
     closed: bool,
     /// Number of connected sessions that take jobs.
     serving: usize,
-    /// Number of jobs these sessions have taken and not finished.
+    /// Number of jobs that all sessions have taken and not finished.
     under_way: usize,
 }
 
 struct QueuedJob<J> {
     job: J,
-    /// How often another kind was preferred to this job.
+    /// How often a job of another kind was preferred to this one.
     deferrals: u8,
 }
 
@@ -89,7 +90,8 @@ impl<J: Job> JobQueue<J> {
         }
         state.jobs.extend(jobs.into_iter().map(|job| QueuedJob { job, deferrals: 0 }));
         drop(state);
-        // Wakes the session that became idle last, because its caches are warm.
+        // Wakes the session that became idle last, because its data is most likely still in the processor's
+        // caches.
         self.0.arrived.notify_last();
     }
 
@@ -120,7 +122,7 @@ impl<J: Job> JobQueue<J> {
     async fn gather(&self, expected: usize) {
         let mut waiting = 0;
         let mut in_vain = 0;
-        // Bounded, because other sessions can take the jobs that arrive during the wait.
+        // Limits the number of yields, because other sessions can take the jobs that arrive during the wait.
         for _ in 0..expected * YIELDS_PER_JOB {
             tokio::task::yield_now().await;
             let before = std::mem::replace(&mut waiting, self.state().jobs.len());
@@ -140,7 +142,8 @@ impl<J: Job> JobQueue<J> {
             if expected > 1 {
                 self.gather(expected).await;
             }
-            // Created before the check, so a close after the check still wakes it. A permit is stored.
+            // Registers before the check, because a close after the check must still wake this session. For a
+            // job, the permit is stored.
             let arrived = self.0.arrived.notified();
             {
                 let mut state = self.state();
@@ -160,7 +163,7 @@ impl<J: Job> JobQueue<J> {
         }
     }
 
-    /// Registers a session that takes jobs until the returned value is dropped.
+    /// Registers a connected session. It takes jobs through the returned value, until that value is dropped.
     pub(crate) fn serve(&self) -> Serving<J> {
         self.state().serving += 1;
         Serving { queue: self.clone(), under_way: 0, last: 0 }
@@ -185,9 +188,9 @@ impl<J: Job> JobQueue<J> {
 /// A session that takes jobs.
 pub(crate) struct Serving<J: Job> {
     queue: JobQueue<J>,
-    /// Number of jobs taken and not finished.
+    /// Number of jobs that this session has taken and not finished.
     under_way: usize,
-    /// Size of the last batch, or 0 after the session has gathered.
+    /// Size of the last batch, or 0 after the session has waited for its callers' next jobs.
     last: usize,
 }
 
@@ -204,7 +207,7 @@ impl<J: Job> Serving<J> {
             let all = state.jobs.len() + state.under_way;
             let share = all.div_ceil(state.serving.max(1)).max(FEW).min(most);
             let waiting = state.jobs.len();
-            // A few more jobs are taken as well, to avoid a small remainder.
+            // Takes all jobs if only a few more than the share are queued, to avoid a small remainder.
             let share = if waiting < share + FEW { waiting.min(most) } else { share };
             let together: Vec<_> = state.jobs.drain(..share).collect();
             let mut later = Vec::new();
@@ -233,7 +236,8 @@ impl<J: Job> Serving<J> {
             state.under_way += jobs.len();
             (!jobs.is_empty()).then_some(jobs)
         };
-        // Gathers once per batch, because a caller that drops this future to read a notification calls it again.
+        // Waits for the callers' next jobs only once per batch, because a caller that drops this future to
+        // read a notification calls it again.
         let expected = std::mem::take(&mut self.last);
         let jobs = self.queue.until(expected, look).await?;
         self.under_way = jobs.len();

@@ -33,5 +33,5 @@ pub use number::{
 pub use open_transaction::OpenTransaction;
 pub use sql::channel;
 
-/// The driver whose types are part of this crate's interface.
+/// Re-exported because the driver's types are part of this crate's interface.
 pub use sqlx;

@@ -35,7 +35,7 @@ pub use sha256::Sha256;
 /// The server's key space of a number. The two spaces are disjoint: `pg_advisory_lock(0)` and `pg_advisory_lock(0, 0)`
 /// are two locks (docs/hazards.md H24).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(clippy::exhaustive_enums)] // The server has these two.
+#[allow(clippy::exhaustive_enums)] // Complete: the server has these two.
 pub enum KeySpace {
     /// One `bigint`.
     Big,
@@ -86,12 +86,12 @@ pub trait KeyNumber: Debug + Send + Sync + 'static {
 /// # Ok::<(), leasehold_api::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
-#[allow(clippy::exhaustive_structs)] // A name for a function, without settings.
+#[allow(clippy::exhaustive_structs)] // Complete: the type names a function and has no settings.
 pub struct SqlxNames;
 
 impl KeyNumber for SqlxNames {
     fn number(&self, _schema: &Identifier, key: &LockKey) -> Result<i64, Error> {
-        // `new` only makes numbers of this space.
+        // Fails only if sqlx changes, because `new` makes numbers of this space only.
         PgAdvisoryLock::new(key.as_str()).key().as_bigint().ok_or_else(|| {
             let message = "this version of sqlx has no bigint for this key; use another way to number keys";
             Error::new(ErrorKind::InvalidKey, message).with_key(key)
@@ -102,7 +102,7 @@ impl KeyNumber for SqlxNames {
 /// Packs two `integer`s into one number, with the first in the upper half.
 #[must_use]
 pub const fn pack(first: i32, second: i32) -> i64 {
-    #[allow(clippy::cast_sign_loss)] // The bits as they are.
+    #[allow(clippy::cast_sign_loss)] // The cast keeps the bits.
     let low = second as u32;
     ((first as i64) << 32) | low as i64
 }
@@ -110,7 +110,7 @@ pub const fn pack(first: i32, second: i32) -> i64 {
 /// Returns the two `integer`s of a [`pack`]ed number.
 #[must_use]
 pub const fn unpack(number: i64) -> (i32, i32) {
-    #[allow(clippy::cast_possible_truncation)] // Each half by itself.
+    #[allow(clippy::cast_possible_truncation)] // The cast cuts off the other half.
     let halves = ((number >> 32) as i32, number as i32);
     halves
 }

@@ -21,9 +21,9 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(2), Duration::from_m
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenTransaction {
     pid: i32,
-    /// Start of its session, or `None` if the role cannot see it.
+    /// Start of the transaction's session, in microseconds. `None` if the role cannot see it.
     started: Option<i64>,
-    /// Start of the transaction, in microseconds like the other times.
+    /// Start of the transaction, in microseconds.
     began: i64,
 }
 
@@ -94,7 +94,8 @@ impl OpenTransaction {
     }
 }
 
-/// Closes a connection with a running statement instead of returning it to the pool.
+/// A connection of the pool. If dropped with a running statement, it is closed instead of returned to the
+/// pool.
 struct Second(Option<PoolConnection<Postgres>>);
 
 impl Second {

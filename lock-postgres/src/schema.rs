@@ -25,15 +25,16 @@ const FIRST_SCHEMA_VERSION: i32 = 1;
 /// The oldest schema version this library can use. [`install`] upgrades an older one.
 pub const OLDEST_SCHEMA_VERSION: i32 = 2;
 
-/// Pause between attempts if other sessions' locks prevented a change, which lets those sessions proceed.
+/// Pause between two attempts to change the schema, if locks of other sessions prevented the first. It lets
+/// those sessions proceed.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// The oldest supported server.
 const OLDEST_SERVER: i32 = 130_000;
 
-/// The transaction overrides the defaults of database and role, and waits for concurrent installations. The two-integer
-/// lock differs from the numbers of keys. The lock timeout for tables is short, because all later sessions queue behind
-/// a change that waits for a lock.
+/// Begins each installation: overrides the defaults of database and role, and waits for concurrent
+/// installations. The two-integer lock differs from the numbers of keys. The lock timeout for tables is
+/// short, because all later sessions queue behind a change that waits for a lock.
 const SETTINGS: &str = "\
 SET TRANSACTION ISOLATION LEVEL READ COMMITTED READ WRITE;
 SET LOCAL search_path = pg_catalog;
@@ -49,7 +50,7 @@ const OBJECTS: &str = include_str!("schema.sql");
 const CONTENT: &str = include_str!("schema_content.sql");
 const VERSION: &str = "SELECT version, oldest_library FROM {schema}.version";
 
-/// Privileges that the stores need per object. Row locks (`FOR UPDATE`) need UPDATE.
+/// Privileges that the stores need, each with its object. Row locks (`FOR UPDATE`) need UPDATE.
 const NEEDS: [(&str, &str); 20] = [
     ("version", "SELECT"),
     ("token", "SELECT"),
@@ -103,8 +104,8 @@ impl Stores {
     }
 }
 
-/// Precedes each query in the same message. Otherwise a better-matching operator of another role would run with the
-/// rights of the querying role.
+/// Sets the search path, before each query in the same message. Otherwise a better-matching operator of
+/// another role would run with the rights of the querying role.
 const OWN_PATH: &str = "SET LOCAL search_path = pg_catalog; ";
 
 /// Reads facts from the catalogs, each as one column, where `{name}` is the schema's name as a literal. Uses the simple
@@ -194,7 +195,7 @@ pub fn grants_to_read(schema: &Identifier, role: &Identifier) -> String {
 /// Returns the ownership check that precedes the GRANTs.
 fn may_grant(schema: &Identifier) -> Arc<str> {
     let objects: Vec<_> = objects().into_iter().map(|object| format!("'{object}'")).collect();
-    // The schema comes last because its name can contain the other placeholder.
+    // Fills in the schema last, because its name can contain the other placeholder.
     render(&MAY_GRANT.replace("{objects}", &objects.join(", ")), schema)
 }
 
@@ -242,20 +243,22 @@ pub(crate) async fn install_for(
             }
         }
         let is_there = report.schema != SchemaState::Missing;
-        // A dump without data has all objects but no version row.
+        // Also completes a schema restored from a dump without data, which has all objects but no version
+        // row.
         let is_complete = report.missing_objects.is_empty()
             && (report.schema != SchemaState::Unreadable || !report.altered_objects.is_empty());
         if is_there && !is_old && (is_complete || !report.missing_privileges.is_empty()) {
             return report.ready(schema).map(|()| false);
         }
-        // Several statements in one message are one transaction, even without BEGIN and COMMIT. It ends with the
-        // message, also after an error or a dropped call.
+        // Sends all statements in one message. They are one transaction, even without BEGIN and COMMIT, which
+        // ends with the message, also after an error or a dropped call.
         let message = [SETTINGS, &installation(schema, OBJECTS, CONTENT)].concat();
         match raw_sql(AssertSqlSafe(message)).execute(&mut *conn).await {
             Ok(_) => return Ok(true),
-            // Another session changed the schema concurrently, without taking the installation lock. Inspect again.
+            // Inspects again, because another session changed the schema concurrently without taking the
+            // installation lock.
             Err(error) if attempt < ATTEMPTS && collided(&error) => attempt += 1,
-            // The pause lets the sessions proceed that queued behind this lock request.
+            // Pauses after a lock timeout, to let the sessions proceed that queued behind this lock request.
             Err(error) if attempt < ATTEMPTS && sqlstate(&error).as_deref() == Some("55P03") => {
                 attempt += 1;
                 tokio::time::sleep(PAUSE).await;
@@ -283,7 +286,7 @@ pub async fn grant(conn: &mut PgConnection, schema: &Identifier, grants: &str) -
     let message = [SETTINGS, &may_grant(schema), grants].concat();
     let done = raw_sql(AssertSqlSafe(message)).execute(conn).await;
     done.map(drop).map_err(|error| match sqlstate(&error).as_deref() {
-        // Only the role can be missing, because the other names were checked before.
+        // Reports the role as missing, because the other names were checked before.
         Some("42704") => Error::new(
             ErrorKind::InvalidOption,
             "there is no such role; create it first, or correct its name",
@@ -353,14 +356,16 @@ pub async fn inspect(conn: &mut PgConnection, schema: &Identifier) -> Result<Ser
     let facts = [OWN_PATH, &facts].concat();
     let row = raw_sql(AssertSqlSafe(facts)).fetch_one(&mut *conn).await.map_err(failed)?;
     let mut report = ServerReport::read(&row).map_err(failed)?;
-    // Only for a superuser, because planning this query takes longer than all the others.
+    // Looks for a foreign owner only as a superuser, because planning this query takes longer than all the
+    // others.
     if row.try_get("is_superuser").map_err(failed)? && report.schema != SchemaState::Missing {
         let kept = "(SELECT n.oid FROM pg_catalog.pg_namespace n WHERE n.nspname = {name})";
         let owner = [OWN_PATH, &foreign_owner(kept).replace("{name}", &name)].concat();
         let owner = raw_sql(AssertSqlSafe(owner)).fetch_optional(&mut *conn).await.map_err(failed)?;
         report.foreign_owner = owner.map(|row| row.try_get("who")).transpose().map_err(failed)?;
     }
-    // A separate query, run only if it can succeed, because a failed query leaves an error in the server's log.
+    // Reads the version by a separate query, and only if it can succeed, because a failed query leaves an
+    // error in the server's log.
     if !report.explains_no_version() {
         let version = [OWN_PATH, &render(VERSION, schema)].concat();
         let version = raw_sql(AssertSqlSafe(version)).fetch_optional(conn).await;
@@ -371,7 +376,7 @@ pub async fn inspect(conn: &mut PgConnection, schema: &Identifier) -> Result<Ser
     Ok(report)
 }
 
-/// Returns the keyword `GRANT` needs before the name.
+/// Returns the keyword that `GRANT` needs before the object's name.
 fn kind_of(object: &str) -> &'static str {
     if object == "token" { "SEQUENCE " } else { "TABLE " }
 }

@@ -122,7 +122,8 @@ fn split(url: &StoreUrl, own: &[&str]) -> Result<(String, Parameters), Error> {
         ));
     }
     let (before_query, query) = url.rest.split_once('?').unwrap_or((&url.rest, ""));
-    // Errors show the database name, and here it would be the rest of a password.
+    // Refuses an `@` in the path, because errors show the database name, and here it would be the rest of a
+    // password.
     if before_query[2..].split_once('/').is_some_and(|(_, path)| path.contains('@')) {
         return Err(invalid(
             "the URL has a / before its @: escape special characters of user and password, / as %2F and @ as %40",
@@ -139,7 +140,7 @@ fn split(url: &StoreUrl, own: &[&str]) -> Result<(String, Parameters), Error> {
         if !is_repeatable && url.parameters[..at].iter().any(|(earlier, _)| earlier == name) {
             return Err(given_twice(name));
         }
-        // The password would be part of this value, which messages repeat.
+        // Refuses this value, because it contains a password and messages repeat it.
         if value.to_ascii_lowercase().contains(";password=") {
             return Err(invalid(format!(
                 "after the parameter {name}, separate parameters by & and not by ;"
@@ -165,7 +166,7 @@ fn split(url: &StoreUrl, own: &[&str]) -> Result<(String, Parameters), Error> {
 
 fn unknown(name: &str, own: &[&str]) -> Error {
     let ours: Vec<_> = COMMON.iter().chain(own).copied().collect();
-    // A name that no parameter could have might be a piece of a password.
+    // Shows only names that a parameter could have, because another name might be a piece of a password.
     let is_plain = name.chars().all(|c| c.is_ascii_lowercase() || c == '_' || c == '-');
     let which = if is_plain { format!("{name:?}") } else { "of that name".to_owned() };
     invalid(format!(

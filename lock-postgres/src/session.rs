@@ -1,8 +1,8 @@
 //! A session with the server as an actor, which owns the connection, runs the jobs of its queue, and notices
 //! immediately if the server ends the session.
 //!
-//! An idle connection of the driver does not read its socket and would notice its end only at the next statement. The
-//! driver's listener does read, so the actor keeps its connection in a listener.
+//! An idle connection of the driver does not read its socket and would notice its end only at the next
+//! statement. The driver's listener does read the socket, so the actor keeps its connection in a listener.
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -118,7 +118,7 @@ impl Session {
         })?;
         let actor = Actor::new(config, queue, work);
         let (tell, told) = oneshot::channel();
-        // Runs in a task from the start, because connections must not be dropped outside a runtime.
+        // Runs the actor in a task from the start, because connections must not be dropped outside a runtime.
         let task = AbortOnDropHandle::new(runtime.spawn(actor.begin(tell)));
         match told.await {
             Ok(Ok(())) => Ok(Self { task: task.detach() }),
@@ -169,7 +169,7 @@ struct Actor<W: Work> {
     work: W,
     epoch: u64,
     serving: bool,
-    /// The actor ends on request.
+    /// Whether the actor ends on request, not by an abort or a panic.
     over: bool,
 }
 
@@ -185,7 +185,8 @@ impl<W: Work> Actor<W> {
             Ok(link) => (Ok(()), Some(link)),
             Err(error) => (Err(error), None),
         };
-        // If the receiver is gone, this task was aborted.
+        // Ignores a receiver that is gone, because then the caller has given up and this task is being
+        // aborted.
         let _ = tell.send(outcome);
         match link {
             Some(link) => self.act(Some(link)).await,
@@ -280,7 +281,7 @@ impl<W: Work> Actor<W> {
                 event = link.next_event() => event.map(|(channel, payload)| self.work.notified(&channel, &payload)),
                 () = &mut idle => {
                     if !self.work.keep(worked.elapsed()) {
-                        // Later jobs wait in the queue until the session is opened again.
+                        // Closes the unused session. Later jobs wait in the queue until it is opened again.
                         link.close().await;
                         return ControlFlow::Continue(None);
                     }
@@ -316,7 +317,7 @@ impl<W: Work> Actor<W> {
                 }
             }
         };
-        // A bug in one batch costs only this session, not later ones.
+        // Catches panics, because a bug in one batch must only cost this session, not later ones.
         let work =
             AssertUnwindSafe(work).catch_unwind().map(|outcome| outcome.unwrap_or_else(|_| Err(panicked())));
         match limit {
@@ -339,7 +340,7 @@ impl<W: Work> Drop for Actor<W> {
             self.work.ended(&error);
         }
         if !self.over {
-            // Aborted or panicked: no actor will run later jobs.
+            // Closes the queue after an abort or a panic, because no actor will run later jobs.
             self.queue.close();
         }
         self.queue.fail_if_unserved(&error);

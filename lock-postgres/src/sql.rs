@@ -16,7 +16,8 @@ pub(crate) const BACKEND_PID: &str = "SELECT pg_catalog.pg_backend_pid()";
 /// Returns whether the server is a standby, and whether transactions are read-only by default.
 pub(crate) const IS_READ_ONLY: &str = "SELECT pg_catalog.pg_is_in_recovery(), pg_catalog.current_setting('default_transaction_read_only')::pg_catalog.bool";
 
-/// The setting that makes the server check its client during a waiting statement. Not on every system.
+/// The setting that makes the server check during a statement whether its client is still connected. Not
+/// every operating system supports it.
 pub(crate) const CHECK_CLIENT: &str = "client_connection_check_interval";
 
 /// Sets parameters (`$1`, names) to values (`$2`) for the session. Parameters unknown to this server version are
@@ -87,7 +88,7 @@ SELECT o.who FROM (
 WHERE (SELECT me.rolsuper FROM pg_catalog.pg_roles me WHERE me.rolname = current_user)
 LIMIT 1";
 
-/// All relations of the schema, for locks and idempotency keys.
+/// The names of all tables and sequences of the schema, for locks and idempotency keys, as an SQL list.
 const OURS: &str = "\
 'version', 'token', 'incarnation', 'mutex', 'lease', 'advisory_name', 'upkeep', 'idempotency', 'journey'";
 
@@ -180,12 +181,13 @@ $leasehold$;
 #[must_use]
 pub fn render(template: &str, schema: &Identifier) -> Arc<str> {
     let quoted = schema.quoted();
-    // Inside a literal, a single quote of the name would end it.
+    // Doubles single quotes for use inside a literal, because a single quote of the name would end the
+    // literal.
     let literal = quoted.replace('\'', "''");
     let escaped = literal.replace('\\', "\\\\");
     let mut parts = template.split("{schema}");
     let mut text = parts.next().unwrap_or_default().to_owned();
-    // In one pass: the name itself may contain `{schema}`.
+    // Replaces in one pass, because the name itself may contain `{schema}`.
     for part in parts {
         text.push_str(match text.as_bytes() {
             [.., b'E', b'\''] => &escaped,

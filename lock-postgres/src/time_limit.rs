@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use leasehold_api::{Error, ErrorKind};
 use tokio::time::timeout;
 
-/// Differences below this between real time and tokio's are rounding.
+/// The difference between real time and tokio's time that counts as rounding.
 const ROUNDING: Duration = Duration::from_millis(10);
 
-/// An exceeded limit.
+/// The error of an exceeded limit.
 #[derive(Debug)]
 pub(crate) struct Overrun {
     limit: Duration,

@@ -14,19 +14,22 @@ use crate::error::{sqlstate, store_error};
 use crate::ident::Identifier;
 use crate::sql::render;
 
-/// Identifies this start of this server and this database. A crash restart of only the backends keeps the value but
-/// empties the marker table. The value invalidates a marker that wrongly survived, for example on storage that
-/// preserves unlogged tables or after restoring files. A clean restart also jumps, which costs only numbers.
+/// An SQL expression for a number that identifies this start of the server, and the database. A crash restart
+/// of only the backends keeps the value but empties the marker table. The value invalidates a marker that
+/// wrongly survived, for example on storage that preserves unlogged tables or after restoring files. A clean
+/// restart also jumps, which costs only numbers.
 const START: &str = "((pg_catalog.date_part('epoch', pg_catalog.pg_postmaster_start_time()) * 1000000)::pg_catalog.int8
     # (SELECT d.oid::pg_catalog.int8 << 32 FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()))";
 
-/// Condition that tokens can be drawn, for statements that would not notice a crash otherwise. `{system}` is [`START`].
+/// An SQL condition: tokens can be drawn, because this start of the server was marked. For statements that
+/// would not notice a crash otherwise. `{system}` is [`START`].
 const MARKED: &str = "EXISTS (SELECT FROM {schema}.incarnation i
     WHERE i.sequence = '{schema}.token'::pg_catalog.regclass AND i.system = {system})";
 
-/// Jumps to the clock in microseconds. If fewer than a million tokens are drawn per second, no issued token is larger,
-/// not even one from a disconnected former primary. If the clock was set back, the jump adds a margin larger than any
-/// possible loss. The jump is on disk before other sessions see the marker.
+/// Moves the sequence forward to the clock in microseconds. If fewer than a million tokens are drawn per
+/// second, no issued token is larger, not even one from a disconnected former primary. If the clock was set
+/// back, the jump adds a margin larger than any possible loss. The jump is on disk before other sessions see
+/// the marker.
 ///
 /// The session that inserts the marker jumps. Concurrent sessions wait for its transaction and insert only if it
 /// failed. An advisory lock would not be safe here, because any role that can connect could hold it and block all
@@ -74,7 +77,8 @@ pub async fn mark_incarnation(conn: &mut PgConnection, schema: &Identifier) -> R
     })
 }
 
-/// The lock timeout reports a locked table before opening the session takes too long.
+/// Settings of the transaction. The lock timeout reports a locked table before opening the session takes too
+/// long.
 const SETTINGS: &str = "SET LOCAL search_path = pg_catalog; SET LOCAL lock_timeout = '2s'";
 
 async fn mark(conn: &mut PgConnection, schema: &Identifier) -> Result<(), sqlx::Error> {

@@ -29,15 +29,16 @@ UPDATE {schema}.upkeep u SET
         ELSE interval '1 minute' END
 WHERE u.task = $1::text";
 
-/// A longer run is logged as a warning, because rows arrive faster than they are removed or the server is busy.
+/// The longest run that is not logged as a warning. A longer one means that rows arrive faster than they are
+/// removed or the server is busy.
 const LONG: Duration = Duration::from_secs(3600);
 
-/// Number of failures in a row after which a warning is logged.
+/// Number of failures in a row after which one is logged as a warning.
 const FAILURES: u32 = 3;
 
 /// A claimed task and its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_structs)] // What TAKE answers.
+#[allow(clippy::exhaustive_structs)] // Exhaustive, because the fields are the columns that `TAKE` returns.
 pub struct Progress {
     /// Position to resume from, empty at the start.
     pub after: String,
@@ -60,11 +61,11 @@ impl Progress {
 
 /// The new position of a run.
 #[derive(Clone, Debug)]
-#[allow(clippy::exhaustive_structs)] // What NOTE takes.
+#[allow(clippy::exhaustive_structs)] // Exhaustive, because the fields are the parameters of `NOTE`.
 pub struct Note {
     /// Last row checked, empty at the end of the run.
     pub after: String,
-    /// Time until the next run is due, if this one is over.
+    /// Time until the next run is due, used if this run is over.
     pub pause: Duration,
 }
 
@@ -91,7 +92,7 @@ impl Watch {
         Self { table, failures: 0, told: false }
     }
 
-    /// Records the outcome of one part of a run, and logs a failure.
+    /// Notes the outcome of one part of a run. Logs a failure, as a warning if it is every third in a row.
     pub fn ended(&mut self, store: &PgConfig, outcome: &Result<(), Error>) {
         let Err(error) = outcome else {
             self.failures = 0;

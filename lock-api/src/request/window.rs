@@ -17,13 +17,13 @@ pub struct Window(pub(super) Duration);
 /// The outcome of a request that is granted at most once per window.
 #[derive(Debug, PartialEq, Eq)]
 #[must_use]
-#[allow(clippy::exhaustive_enums)] // A window is open or it is not.
+#[allow(clippy::exhaustive_enums)] // Complete: a window lasts or has ended.
 pub enum WindowOutcome<T> {
     /// The request was due. Contains the guard, or the value of the body.
     Due(T),
-    /// The window of an earlier grant lasts.
+    /// The window of an earlier grant still lasts.
     NotDue {
-        /// The rest of that window.
+        /// The time until that window ends.
         retry_after: Duration,
     },
 }

@@ -48,7 +48,7 @@ use crate::store::missing_replies_error;
 
 use self::outage::Outage;
 
-/// The pause before the next wait in a store's queue that ended the last one without a grant.
+/// The pause between two waits in the store's queue, if the first one ended without a grant.
 const UNQUEUED: Duration = Duration::from_millis(100);
 
 /// How long a caller whose budget has ended stays while its wait leaves the store's queue.
@@ -62,11 +62,11 @@ pub(crate) struct Acquisition {
     budget: Budget,
     /// The call under way.
     call: Option<StoreCall>,
-    /// Stops that call, if it is a wait in the store's queue.
+    /// Stops the call, if it is a wait in the store's queue.
     stop: Option<CancellationToken>,
-    /// Whether that call was ever polled.
+    /// Whether the call was ever polled.
     polled: bool,
-    /// Whether that call exceeded its limit. The next waiter then calls the store without waiting for the
+    /// Whether the call exceeded its limit. The next waiter then calls the store without waiting for the
     /// release.
     timed_out: bool,
     /// The holders that contended replies pointed to: another client, or our own unconfirmed attempt.
@@ -133,7 +133,7 @@ impl Acquisition {
         let mut at = self.first_untaken();
         loop {
             if let Some(contended) = contended.take() {
-                // Boxed, because its large state is rarely needed.
+                // The wait is boxed, because its large state is rarely needed.
                 Box::pin(self.wait_at(at, contended)).await?;
                 self.take(at..at + 1)?;
                 at += 1;
@@ -151,7 +151,8 @@ impl Acquisition {
                 Some((first, answer)) => {
                     self.take(at..at + first)?;
                     at += first;
-                    // Keys are held in order only, so grants behind this one are released.
+                    // Releases grants of later keys, because keys are only held in order: two callers could
+                    // otherwise deadlock.
                     self.release_from(at + 1);
                     contended = Some(answer);
                 }
@@ -229,10 +230,10 @@ impl Acquisition {
         let yields = self.entries.iter().filter_map(|e| core.queues.yields_until(e.hold.key(), now));
         let Some(until) = yields.max() else { return Ok(()) };
         let left = match self.budget {
-            // Half of the budget stays for at least one attempt.
+            // Half of the budget stays for at least one attempt at the store.
             Budget::Until(end) => end.saturating_duration_since(Instant::now()) / 2,
-            // A try yields as well: *contended* would not be true, and tries in a loop would starve other
-            // clients.
+            // A try waits for the whole yield: the reply *contended* would not be true, and tries in a loop
+            // would starve other clients.
             Budget::Once | Budget::Forever => Duration::MAX,
         };
         let Some(key) = self.first_key(0) else { return Ok(()) };
@@ -276,7 +277,7 @@ impl Acquisition {
         let core = Arc::clone(&self.core);
         let closed = |key: Option<&LockKey>| Refusal::from(core.name_error(Error::closed(), key));
         let (call, polled) = (self.call.insert(call), &mut self.polled);
-        // Marked at the first poll, because a call that is never polled sends no request.
+        // Marks the requests as sent at the first poll, because a call that is never polled sends no request.
         let mut call = poll_fn(|cx| {
             if !std::mem::replace(polled, true) {
                 holds.iter().for_each(|hold| hold.delivery.mark_sent());
@@ -285,12 +286,12 @@ impl Acquisition {
         });
         let answers = tokio::select! {
             biased;
-            // First, because the end of the runtime closes the engine, and its calls must not be polled after
-            // that.
+            // Checked before the call, because the end of the runtime closes the engine, and no call must be
+            // polled after that.
             () = core.closing.cancelled() => return Err(closed(self.first_key(range.start))),
             answers = &mut call => answers,
             () = limit.passed() => match (limit, &self.stop) {
-                // A stopped wait leaves the store's queue, or returns the grant that came first.
+                // Stops the wait, which leaves the store's queue, or returns the grant if it came first.
                 (Limit::Budget(_), Some(stop)) => {
                     stop.cancel();
                     let left = tokio::select! {
@@ -344,7 +345,7 @@ impl Acquisition {
                     entry.hold.delivery.mark_answered();
                     error
                 }
-                // Stays `Asked` and is released, because the store can have granted it.
+                // The entry stays `Asked` and is released later, because the store can have granted it.
                 Err(error) => error,
             };
             core.metrics.count(Event::Failure);
@@ -391,13 +392,14 @@ impl Acquisition {
         let mut contended = contended;
         let wakeup = Arc::new(Notify::new());
         let key = self.entries[at].hold.key().clone();
-        // Registered before the next attempt, because a hint between the two would be missed.
+        // Registers for hints before the next attempt, because a hint between the two would be missed.
         self.core.queues.with(&key, |owner| owner.wakeup = Some(Arc::clone(&wakeup)));
         tracing::debug!(%key, store = %self.core.name, "waiting");
         let mut asked_again = false;
         loop {
             if let (OnCooldown::NotDue, Some(retry_after)) = (self.policy, contended.cooling_for) {
-                // The cooldown can come from an unconfirmed attempt of this client.
+                // Does not report `NotDue` if the cooldown can come from an unconfirmed attempt of this
+                // client.
                 if self.core.unconfirmed.is_any(&key) {
                     return Err(self.own_attempt(&key));
                 }
@@ -407,10 +409,9 @@ impl Acquisition {
                 return Err(self.out_of_budget());
             }
             let waiting = self.core.timing.waiting;
-            // The first retry follows without a pause, because hints before the registration of the wakeup were
-            // missed.
+            // Does not pause before the first retry, because a hint from before the registration was missed.
             if std::mem::replace(&mut asked_again, true) {
-                // After a wait that ended without a grant it pauses as well.
+                // Also pauses after a wait in the store's queue that ended without a grant.
                 let every = if let Waiting::Poll { every } = waiting { every } else { UNQUEUED };
                 let pause_for = poll_in(every, &contended);
                 match pause(&self.core, &key, &wakeup, pause_for, self.budget.of_wait()).await? {
@@ -439,7 +440,7 @@ impl Acquisition {
     fn take(&mut self, range: Range<usize>) -> Result<(), Error> {
         for entry in &mut self.entries[range] {
             if let Stage::Granted(granted, sent) = std::mem::replace(&mut entry.stage, Stage::Idle) {
-                // If this fails, the grant and its permit are being released.
+                // If `granted` fails, it has passed the grant and its permit to the driver for release.
                 let guard = Arc::clone(&entry.hold).granted(granted, sent, entry.permit.take())?;
                 entry.stage = Stage::Taken(guard);
             }

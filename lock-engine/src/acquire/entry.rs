@@ -22,7 +22,7 @@ pub(crate) struct Entry {
 
 /// The state of a key's request at the store.
 pub(crate) enum Stage {
-    /// The store has nothing of it.
+    /// The store knows nothing of this request.
     Idle,
     /// The request was sent. The store may have granted it or queued it.
     Asked,

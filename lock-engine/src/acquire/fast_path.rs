@@ -57,11 +57,11 @@ pub(crate) fn attempt(
     };
     let mut begun = FastPathAttempt { hold: Some(hold), asked: Cell::new(false) };
     if yields.is_some() && core.queues.yields_until(key, || core.clock.now()).is_some() {
-        // Waiters of other clients come first.
+        // Leaves the fast path, because the key is left to waiters of other clients for a while.
         return begun.ask(None);
     }
     let Some(hold) = &begun.hold else { return Ok(FastPath::Contended) };
-    // Only a deadline and a cooldown count from the time of the request.
+    // Reads the clock only if needed: only a deadline and a cooldown count from the time of the request.
     let timed = hold.lease.is_some() || hold.request.cooldown.is_some();
     let sent = if timed { core.clock.now() } else { Moment::from_nanos(0) };
     begun.asked.set(true);
@@ -76,7 +76,7 @@ pub(crate) fn attempt(
                 let cools = hold.request.cooldown.is_some();
                 match hold.granted(granted, sent, None) {
                     Ok(guard) => Ok(FastPath::Granted(guard)),
-                    // The grant came too late and is being released.
+                    // The grant came too late and is being released, so the caller waits for another one.
                     Err(error) if asks_again(&error) && !cools => Ok(FastPath::Contended),
                     Err(error) => Err(error),
                 }
@@ -102,7 +102,8 @@ pub(crate) fn attempt(
             let mut release = PendingRelease::attempted(&hold, begun.give_up());
             release.outcome_unknown(core.unconfirmed.begin(key));
             core.release_in_background(release);
-            // Queues behind the release of this attempt, because the store may have granted it.
+            // The caller queues behind the release of this attempt, because the store possibly granted the
+            // attempt.
             if asks_again(&error) && !cools {
                 return Ok(FastPath::Contended);
             }
@@ -114,7 +115,8 @@ pub(crate) fn attempt(
 /// A hold on the fast path. Dropping the attempt gives the hold up.
 struct FastPathAttempt {
     hold: Option<Arc<Hold>>,
-    /// Whether the backend is being called. If it panics, it may have granted the hold.
+    /// Whether the backend is being called. If it panics, the drop releases the hold, because it possibly
+    /// granted the hold.
     asked: Cell<bool>,
 }
 
@@ -127,7 +129,7 @@ impl FastPathAttempt {
                 let permit = hold.claim_permit(GrantOutcome::NotGranted);
                 Ok(FastPath::Ask(PendingAcquire { hold, permit, contended }))
             }
-            // The hold was lost, mostly by closing, and the loss has taken the permit.
+            // The hold was lost, mostly because the engine closes, and the loss has taken the permit.
             Err(phase) => Err(hold.ended_before(phase)),
         }
     }

@@ -12,9 +12,9 @@ use crate::hold::state::Phase;
 /// The right to call the store for one key.
 pub(crate) type Permit = queue::Permit<Owner>;
 
-/// The value in a key's slot while its permit is out.
+/// The value in a key's slot while a caller or a hold has the key's permit.
 pub(crate) struct Owner {
-    /// The hold that has the permit, or whose acquisition has it.
+    /// The hold that has the permit, or whose acquisition has the permit.
     pub(crate) hold: Arc<Hold>,
     /// Wakes the owner while it waits for the store.
     pub(crate) wakeup: Option<Arc<Notify>>,

@@ -1,9 +1,9 @@
 //! The permits: the right to call the store for a key. Each key has one permit, passed on in order of arrival.
 //!
-//! A key has a slot while its permit is out. A caller that finds no slot makes one and has the permit. A caller
-//! that finds one queues as a [`Waiter`]. A dropped [`Permit`] goes to the first waiter or ends the slot. A
-//! dropped waiter leaves the queue, or passes on the permit that it was called for. So no permit is lost,
-//! whichever caller gives up.
+//! A key has a slot while its permit is out, that is, while a caller or a hold has it. A caller that finds no
+//! slot makes one and has the permit. A caller that finds a slot queues as a [`Waiter`]. A dropped [`Permit`]
+//! goes to the first waiter or ends the slot. A dropped waiter leaves the queue, or passes on the permit if
+//! the permit was already given to it. So no permit is lost, whichever caller gives up.
 //!
 //! All changes happen under the mutex of the key's shard, but wakers run outside it. `tests/queue_model.rs`
 //! checks this file with loom.
@@ -38,11 +38,12 @@ pub(crate) struct Queues<V> {
 struct Shard<V> {
     slots: HashTable<Slot<V>>,
     closed: bool,
-    /// The last number drawn. Under the lock, because a separate atomic counter would cost about the same as
-    /// the table.
+    /// The last number drawn. It is under the lock, because a separate atomic counter would cost about the
+    /// same as the table.
     drawn: u64,
     ended: EndedGrants,
-    /// Released keys that remote waiters want, and the time until which this client leaves each of them alone.
+    /// Released keys for which other clients wait, and the time until which this client does not call the
+    /// store for each of them.
     yields: HashMap<LockKey, Moment, BuildHasherDefault<KeyHasher>>,
     /// The number of yields at which the next sweep removes the expired ones.
     sweep_at: usize,
@@ -69,11 +70,11 @@ pub(crate) struct EndedGrants {
 /// The outcome of a grant whose permit is passed on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GrantOutcome {
-    /// The store did not grant it.
+    /// The store did not grant the attempt.
     NotGranted,
-    /// It ended, and the store has not confirmed a release.
+    /// The grant ended, and the store has not confirmed its release.
     Ended,
-    /// The store has confirmed its release.
+    /// The store has confirmed the grant's release.
     Released,
 }
 
@@ -90,7 +91,8 @@ pub(crate) enum EnterResult<V: SlotOwner> {
 /// The result of [`Queues::try_enter`].
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum TryEnterResult {
-    /// The caller has the permit and must pass it on. Until the given time, remote waiters come first.
+    /// The caller has the permit and must pass it on. Until the given time, waiters of other clients come
+    /// first.
     Entered(Option<Moment>),
     Occupied,
 }
@@ -108,8 +110,8 @@ impl<V: SlotOwner> Queues<V> {
         Arc::new(Self { shards: std::array::from_fn(|_| Mutex::new(shard())) })
     }
 
-    /// Takes the permit if it is free, and puts `value(number)` into the slot, with a number that is drawn
-    /// once.
+    /// Takes the permit if it is free, and puts `value(number)` into the slot, with a number that is never
+    /// drawn again.
     pub(crate) fn try_enter(
         &self,
         key: &LockKey,
@@ -131,7 +133,7 @@ impl<V: SlotOwner> Queues<V> {
         }
     }
 
-    /// Returns a number that is drawn once.
+    /// Returns a number that is never drawn again.
     pub(crate) fn draw(&self, key: &LockKey) -> u64 {
         self.shard(key).draw(key)
     }
@@ -201,10 +203,10 @@ impl<V: SlotOwner> Queues<V> {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Leaves `key` to remote waiters until `until`.
+    /// Leaves `key` to the waiters of other clients until `until`.
     pub(crate) fn yield_key(&self, key: &LockKey, now: Moment, until: Moment) {
         let mut shard = self.shard(key);
-        // Swept only after the map has doubled, which keeps the cost per call constant.
+        // Sweeps only after the map has doubled, which keeps the cost per call constant.
         if shard.yields.len() >= shard.sweep_at.max(16) {
             shard.yields.retain(|_, until| *until > now);
             shard.sweep_at = shard.yields.len() * 2;
@@ -212,7 +214,8 @@ impl<V: SlotOwner> Queues<V> {
         shard.yields.insert(key.clone(), until);
     }
 
-    /// Returns the time until which `key` is left to remote waiters. Forgets an expired yield.
+    /// Returns the time until which `key` is left to the waiters of other clients. Removes it if it has
+    /// passed.
     pub(crate) fn yields_until(&self, key: &LockKey, now: impl FnOnce() -> Moment) -> Option<Moment> {
         let mut shard = self.shard(key);
         let until = *shard.yields.get(key)?;
@@ -275,7 +278,7 @@ fn shard_of(key: &LockKey) -> usize {
     (hash_of(key) >> 32) as usize % SHARDS
 }
 
-// No code under this lock panics half-way, so a poisoned shard is whole.
+// Ignores poisoning, because no code panics between two changes under this mutex.
 fn lock<V>(shard: &Mutex<Shard<V>>) -> MutexGuard<'_, Shard<V>> {
     shard.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -300,7 +303,8 @@ impl<V: SlotOwner> Shard<V> {
         self.slots.insert_unique(hash_of(key), Slot::new(value), |slot| hash_of(slot.value.key()));
     }
 
-    /// Returns the waker to call and the value of the former owner, to be dropped outside the lock.
+    /// Passes the key's permit to the first waiter, or ends the slot. Returns the waker to call and the value
+    /// of the former owner, to be dropped outside the lock.
     fn pass_on(&mut self, key: &LockKey, outcome: GrantOutcome) -> (Option<Waker>, Option<V>) {
         self.ended.all += u64::from(outcome != GrantOutcome::NotGranted);
         self.ended.released += u64::from(outcome == GrantOutcome::Released);
@@ -381,7 +385,8 @@ impl<V: SlotOwner> Future for Waiter<V> {
         let this = self.get_mut();
         let mut shard = this.queues.shard(&this.key);
         let closed = shard.closed;
-        // The slot exists while this waiter is in its queue or called.
+        // Without a slot the queues are closed, because the slot exists while this waiter is queued or
+        // called.
         let Some(slot) = shard.slot(&this.key) else {
             return Poll::Ready(Err(QueuesClosed));
         };
@@ -390,7 +395,7 @@ impl<V: SlotOwner> Future for Waiter<V> {
             drop(shard);
             this.done = true;
             let permit = this.queues.permit(&this.key, GrantOutcome::NotGranted);
-            // If the queues were closed, dropping the permit passes it on to the next waiter.
+            // If the queues are closed, the permit is dropped here, which passes it on to the next waiter.
             return Poll::Ready(if closed { Err(QueuesClosed) } else { Ok(permit) });
         }
         if closed {
@@ -406,8 +411,8 @@ impl<V: SlotOwner> Future for Waiter<V> {
             Some(waker) => waker.replace(cx.waker().clone()),
             None => None,
         };
-        // Dropped outside the lock, because dropping a waker can drop a task, and with it another waiter of
-        // this queue.
+        // Unlocks before the old waker is dropped, because dropping a waker can drop a task, and with it
+        // another waiter of this queue.
         drop(shard);
         drop(old);
         Poll::Pending

@@ -1,5 +1,5 @@
-//! Attempts with an unknown outcome whose release the store has not confirmed. While a key has one, *contended*
-//! may refer to this attempt and does not prove that another client holds the key.
+//! Attempts with an unknown outcome whose release the store has not confirmed. While a key has one,
+//! *contended* may refer to that attempt and does not prove that another client holds the key.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use leasehold_api::LockKey;
 
-/// The number of these attempts, by key.
+/// The number of unconfirmed attempts, by key.
 #[derive(Clone, Default)]
 pub(crate) struct UnconfirmedAttempts(Arc<Mutex<BTreeMap<LockKey, usize>>>);
 
@@ -36,7 +36,7 @@ impl fmt::Debug for UnconfirmedAttempts {
 #[derive(Debug, Default)]
 pub(crate) struct ContentionSource {
     pub(crate) others: bool,
-    /// Whether it may be an unconfirmed attempt of this client.
+    /// Whether the holder may be an unconfirmed attempt of this client.
     pub(crate) own: bool,
 }
 
@@ -47,7 +47,8 @@ impl ContentionSource {
     }
 }
 
-/// One attempt. Dropped when the store has confirmed its release, or when the engine stops retrying it.
+/// One unconfirmed attempt. Dropped when the store has confirmed its release, or when the engine stops
+/// retrying it.
 #[derive(Debug)]
 pub(crate) struct UnconfirmedAttempt {
     keys: UnconfirmedAttempts,

@@ -34,7 +34,7 @@ pub(crate) fn is_passing(kind: ErrorKind) -> bool {
 }
 
 /// Returns the `NotDue` error if this caller does not wait for cooldowns and the permit owner knows of a
-/// running one.
+/// running cooldown.
 pub(crate) fn not_due(core: &Core, key: &LockKey, policy: OnCooldown) -> Option<Error> {
     if policy != OnCooldown::NotDue {
         return None;
@@ -45,7 +45,7 @@ pub(crate) fn not_due(core: &Core, key: &LockKey, policy: OnCooldown) -> Option<
 }
 
 /// Waits for the permit. Fails with `NotDue` if this caller does not wait for cooldowns and the owner learns
-/// of one, and with the owner's failure if this caller gives up on failures.
+/// of a cooldown, and with the owner's failure if this caller gives up on failures.
 pub(crate) async fn permitted(
     core: &Core,
     waiter: Waiter<Owner>,

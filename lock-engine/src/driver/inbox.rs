@@ -46,7 +46,7 @@ impl InboxBatch {
 }
 
 impl Inbox {
-    /// Releases a hold, and retries until the store has confirmed it.
+    /// Requests the release of a hold, which the driver retries until the store has confirmed it.
     pub(crate) fn release(&self, release: PendingRelease) {
         self.push(|batch| batch.releases.push(release));
     }
@@ -64,22 +64,22 @@ impl Inbox {
         true
     }
 
-    /// Finishes an abandoned call, then releases its holds.
+    /// Requests that the driver finishes an abandoned call, then releases its holds.
     pub(crate) fn finish(&self, call: StoreCall, holds: Vec<PendingRelease>) {
         self.push(|batch| batch.abandoned.push((call, holds)));
     }
 
-    /// Renews a hold now. Returns whether the inbox took the message.
+    /// Requests a renewal of a hold now. Returns whether the inbox took the message.
     pub(crate) fn renew(&self, hold: Arc<Hold>, ttl: Option<Duration>, reply: RenewReply) -> bool {
         self.push(|batch| batch.renew.push((hold, ttl, reply)))
     }
 
-    /// Has the driver release everything and end.
+    /// Requests that the driver releases all holds and ends.
     pub(crate) fn close(&self) {
         self.push(|batch| batch.close = true);
     }
 
-    /// Ends the driver's work on the engine's runtime.
+    /// Requests that the driver ends its work on the engine's runtime.
     pub(crate) fn stop(&self) {
         self.push(|batch| batch.stop = true);
     }
@@ -105,7 +105,7 @@ impl Inbox {
     fn push(&self, add: impl FnOnce(&mut InboxBatch)) -> bool {
         let mut batch = self.lock();
         if batch.sealed {
-            // Dropped outside the lock, because it may pass on a permit.
+            // Drops the batch outside the lock, because the drop may pass on a permit.
             drop(batch);
             drop(add);
             return false;

@@ -65,7 +65,8 @@ impl Core {
         }
     }
 
-    /// Doubts and looks at all leases, because the clock of this machine seems to have lost `lost`.
+    /// Puts all leases in doubt and schedules a check of each at the store, because the clock of this machine
+    /// seems to have lost the time `lost`.
     pub(crate) fn distrust(&self, now: Moment, lost: Duration) {
         let mut holds = Vec::new();
         self.queues.for_each(|owner| holds.push(Arc::clone(&owner.hold)));
@@ -113,11 +114,12 @@ impl Hold {
         }
         let has_lease = self.lease.as_ref().is_some_and(|lease| lease.ttl().is_some());
         if has_lease && self.core.timing.look.is_none() {
-            // Goes through the driver, because it keeps the renewals of one hold in order, and an older one
-            // must not shorten the lease.
+            // Renews through the driver, because the driver keeps the renewals of one hold in order, and an
+            // older renewal must not shorten the lease.
             Arc::clone(&self).renew_now(None).await.map_err(named)?;
         } else {
-            // In a task, because some stores answer a look by a renewal, which must not be dropped half-way.
+            // Looks in a separate task, because some stores answer a look by a renewal, which must not be
+            // dropped half-way.
             let looks = self.core.tasks.spawn(self.core.look(vec![Arc::clone(&self)]));
             let lost = self.phase.watch();
             tokio::select! {
@@ -129,7 +131,7 @@ impl Hold {
                 reason = lost => return Err(named(Error::lost(reason))),
             }
         }
-        // An answer that came after the hold had ended here changes nothing.
+        // Checks the clock again, because an answer that came after the hold had ended here changes nothing.
         self.current_validity();
         if self.is_live() { Ok(()) } else { Err(ended()) }
     }

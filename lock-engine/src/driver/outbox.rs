@@ -29,23 +29,25 @@ use crate::store::missing_replies_error;
 /// The most holds that one call releases.
 const BATCH: usize = 500;
 
-/// The most calls under way for holds that were not tried yet. If fewer of them hang, for example on a locked
-/// row, the others go on.
+/// The most calls under way for holds whose release was not tried yet. If fewer of the calls hang, for
+/// example on a locked row, the others go on.
 const FRESH_CALLS: usize = 16;
 
 /// One hold that the store must release.
 pub(crate) struct PendingRelease {
     hold: HoldRef,
-    /// How long the store may keep the hold by itself: its longest lease.
+    /// The longest time until the store ends the hold by itself: its longest lease or cooldown. `None`
+    /// without a lease.
     lasts: Option<Duration>,
-    /// Set if it is an attempt with an unknown outcome. Declared, and so dropped, before the permit, because
-    /// the next waiter no longer runs into this attempt.
+    /// Set if the hold is an attempt with an unknown outcome. Declared before the permit, and so dropped
+    /// first, because the waiter that gets the permit no longer runs into this attempt.
     unconfirmed: Option<UnconfirmedAttempt>,
     /// The key's permit, which is passed on after the first try.
     permit: Option<Permit>,
-    /// Whether the store has granted it.
+    /// Whether the store has granted the hold.
     held: bool,
-    /// Whether its guard was released or dropped. Such a hold counts as a release once the store confirms it.
+    /// Whether the hold's guard was released or dropped. Such a hold counts as a release once the store
+    /// confirms it.
     from_guard: bool,
     reply: Option<oneshot::Sender<Result<ReleaseReply, Error>>>,
 }
@@ -58,7 +60,7 @@ impl PendingRelease {
 
     fn of(hold: &Hold, reference: HoldRef, permit: Option<Permit>) -> Self {
         let lasts = hold.lease.as_ref().and_then(|lease| lease.longest());
-        // A cooldown that ends with the release may outlast the lease.
+        // Includes a cooldown that ends with the release, because it may outlast the lease.
         let cooldown = hold.request.cooldown.filter(|_| reference.unused).unwrap_or_default();
         let lasts = lasts.map(|lasts| lasts.max(cooldown));
         Self {
@@ -87,14 +89,14 @@ impl PendingRelease {
         Self { held: true, from_guard: true, ..Self::of(hold, hold.reference(), Some(permit)) }
     }
 
-    /// Notes that the store has granted it.
+    /// Notes that the store has granted the hold.
     pub(crate) fn granted(&mut self, granted: Granted) {
         self.held = true;
         self.hold.token = granted.token;
         self.hold.state = granted.state;
     }
 
-    /// Notes that it is not known whether the store has granted it.
+    /// Notes that it is not known whether the store has granted the hold.
     pub(crate) fn outcome_unknown(&mut self, unconfirmed: UnconfirmedAttempt) {
         self.unconfirmed = Some(unconfirmed);
     }
@@ -128,9 +130,9 @@ impl ReleaseBatch {
 enum ReleaseQueue {
     Fresh,
     Retries,
-    /// Holds whose last error does not pass with time.
+    /// Holds whose last release failed with an error that does not pass with time.
     Refused,
-    /// Holds whose last call got no reply.
+    /// Holds whose last release call got no reply.
     Unanswered,
 }
 
@@ -138,14 +140,14 @@ enum ReleaseQueue {
 pub(crate) struct CompletedRelease {
     pub(crate) hold: HoldRef,
     pub(crate) reply: ReleaseReply,
-    /// Whether its guard was released or dropped.
+    /// Whether the hold's guard was released or dropped.
     pub(crate) from_guard: bool,
     /// The permit, if this was the first try. It is passed on last.
     pub(crate) permit: Option<Permit>,
 }
 
 pub(crate) struct Outbox {
-    /// By holder id, because a hold that is added twice is released once.
+    /// The holds to release, by holder id, because a hold that is added twice is released once.
     entries: BTreeMap<HolderId, OutboxEntry>,
     fresh: VecDeque<HolderId>,
     fresh_calls: usize,
@@ -157,19 +159,20 @@ pub(crate) struct Outbox {
     closing: bool,
     /// Whether the engine's runtime has ended. Then a backend that answers `Closed` has released nothing.
     outlives: bool,
-    /// While closing: how many refused holds were not tried since it began.
+    /// While closing: the number of holds whose release was refused and has not been retried since closing
+    /// began.
     untried: usize,
 }
 
 struct OutboxEntry {
     release: PendingRelease,
-    /// The time from which the store has ended the hold by itself.
+    /// The time from which the store has certainly ended the hold by itself. `None` without a lease.
     over: Option<Instant>,
     in_flight: bool,
-    /// Whether it was added again during a call for it. That call was possibly too early.
+    /// Whether the hold was added again during a call for it, which was possibly too early.
     again: bool,
-    /// The maximum number of holds in a call with it. Lower after a call without any reply, because one hold
-    /// can block the others.
+    /// The maximum number of holds in a call with this hold. Lower after a call without any reply, because
+    /// one hold can block the others.
     batch: usize,
 }
 
@@ -193,7 +196,7 @@ impl Outbox {
         let holder = release.hold.holder;
         match self.entries.get_mut(&holder) {
             Some(known) => {
-                // Added before. An existing permit or reply channel stays.
+                // Merges the two releases of the same hold. An existing permit or reply channel stays.
                 known.release.held |= release.held;
                 known.release.from_guard |= release.from_guard;
                 known.release.hold.unused &= release.hold.unused;
@@ -219,7 +222,8 @@ impl Outbox {
         self.untried = self.refused.holders.len();
         self.retries.retry_now(now);
         self.refused.retry_now(now);
-        // Calls under way are possibly lost. Their holds are released again, which does no harm.
+        // Queues the holds of calls under way again, because those calls are possibly lost. A second release
+        // does no harm.
         for (holder, entry) in self.entries.iter_mut().filter(|(_, entry)| entry.in_flight) {
             entry.in_flight = false;
             let queue = if entry.batch < BATCH { &mut self.unanswered.holders } else { &mut self.fresh };
@@ -231,7 +235,8 @@ impl Outbox {
         self.unanswered.retry_now(now);
     }
 
-    /// Returns whether a closing engine has nothing left to try: all is released, or refused for long.
+    /// Returns whether a closing engine has nothing left to try: every hold is released, or the store has
+    /// refused its release again while closing.
     pub(crate) fn is_done(&self) -> bool {
         let in_flight = self.entries.values().any(|entry| entry.in_flight);
         let waits = [&self.fresh, &self.retries.holders, &self.unanswered.holders];
@@ -261,7 +266,7 @@ impl Outbox {
         loop {
             let which = self.next_queue(now)?;
             let (holders, holds) = self.take(which, now);
-            // All holds that were due may be over.
+            // Empty if the store has ended all due holds by itself.
             if !holds.is_empty() {
                 self.call_started(which);
                 return Some((ReleaseBatch { holders, which }, holds));
@@ -358,7 +363,8 @@ impl Outbox {
             match answer {
                 Ok(_) if std::mem::take(&mut entry.again) => self.fresh.push_back(holder),
                 Ok(reply) => done.extend(self.entries.remove(&holder).map(|entry| entry.completed(reply))),
-                // The permit waits for one try only. After that the next waiter can call the store.
+                // Passes on the permit, which waits for one try only. The next waiter can then call the
+                // store.
                 Err(error) => {
                     drop(entry.release.permit.take());
                     entry.batch = if answered { BATCH } else { asked.div_ceil(MAX_PARTS) };
@@ -389,7 +395,8 @@ impl Outbox {
             self.untried = self.untried.saturating_sub(asked);
         }
         if closing && self.untried == 0 {
-            // Each was tried once while closing. A store that refuses now still refuses in ten seconds.
+            // Stops these retries, because each hold was tried once while closing. A store that refuses now
+            // still refuses in ten seconds.
             self.refused.due = None;
         }
         done
@@ -404,7 +411,7 @@ impl OutboxEntry {
 }
 
 impl CompletedRelease {
-    /// Returns whether it is a guard's release, and the hold existed until then.
+    /// Returns whether a guard was released or dropped and the store had its hold until then.
     pub(crate) fn is_release(&self) -> bool {
         self.from_guard && self.reply.was_held
     }

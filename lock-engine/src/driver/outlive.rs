@@ -37,7 +37,7 @@ fn outlive(driver: Driver) {
 /// acts when that task is dropped.
 pub(crate) struct RuntimeWatch {
     core: Arc<Core>,
-    /// Fails when the driver has ended.
+    /// Disconnected when the driver has ended.
     ended: Receiver<()>,
     /// The driver, if it runs on this runtime.
     driver: Option<Driver>,
@@ -50,7 +50,7 @@ impl RuntimeWatch {
 
     /// Runs `driver` on this runtime, and takes it along when the runtime ends.
     pub(crate) fn run(mut self, driver: Driver) -> impl Future<Output = ()> + Send {
-        // Before the first poll, because a runtime may end without one.
+        // Takes the driver before the first poll, because a runtime may end without polling this task.
         self.driver = Some(driver);
         async move {
             if let Some(driver) = &mut self.driver {
@@ -59,7 +59,7 @@ impl RuntimeWatch {
         }
     }
 
-    /// Waits for the driver, which runs elsewhere.
+    /// Stays pending while the driver runs on another runtime.
     pub(crate) async fn watch(self) {
         let mut closed = self.core.closed.clone();
         let _ = closed.wait_for(Option::is_some).await;
@@ -82,7 +82,8 @@ impl Drop for RuntimeWatch {
             None => core.inbox.stop(),
             Some(driver) => outlive(driver),
         }
-        // Ending a runtime waits for its tasks, and so for this drop. A process that ends goes on until then.
+        // Waits for the driver. The end of a runtime waits for its tasks, and so for this drop, and so does
+        // the end of the process.
         let _ = self.ended.recv_timeout(LIMIT + LIMIT / 10);
         self.core.backend.abort();
     }

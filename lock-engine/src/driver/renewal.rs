@@ -24,7 +24,7 @@ use crate::store::missing_replies_error;
 pub(crate) struct Due {
     /// The renewals of each call.
     pub(crate) renewals: Vec<Vec<Renewal>>,
-    /// The holds of one call that looks.
+    /// The holds to check, without renewal, in one call (a look).
     pub(crate) looks: Vec<Arc<Hold>>,
 }
 
@@ -55,15 +55,15 @@ pub(crate) struct RenewalRequest {
     replies: Vec<RenewReply>,
 }
 
-/// Windows that differ by a larger factor go into separate calls. A call may take a third of its shortest
-/// window, so one short lease would shorten the limit of a thousand long ones.
+/// Holds whose windows (TTLs) differ by a larger factor are renewed in separate calls. A call may take a
+/// third of its shortest window, so one short lease would shorten the limit of a thousand long ones.
 const SAME_CALL: u32 = 4;
 
 impl Core {
     /// Ends the due holds whose time has passed, and returns the calls to make for the others.
     pub(crate) fn due(&self) -> Due {
         let now = self.clock.now();
-        // Holds that are due soon join the call.
+        // Includes holds that are due soon, to batch them in the same call.
         let ahead = |hold: &Hold| match &hold.lease {
             Some(lease) if lease.is_renewed() && lease.is_renewed_by(now) => lease.interval() / 2,
             Some(lease) => lease.look_every().unwrap_or_default() / 2,
@@ -76,7 +76,7 @@ impl Core {
         for hold in holds {
             let Some(lease) = &hold.lease else { continue };
             hold.end_if_over();
-            // A hold that has ended is not scheduled again.
+            // Schedules only the end. The schedule ignores a hold that has ended.
             if lease.renewing.load(Ordering::Acquire) || !lease.is_renewed() {
                 self.schedule.schedule(&hold, lease.end());
             } else if hold.is_live() {
@@ -103,7 +103,7 @@ impl Core {
         waiting: &mut QueuedRenewals,
     ) -> Option<Vec<Renewal>> {
         let RenewalRequest { hold, ttl, mut replies } = request;
-        // Skipped if no caller waits, or if the hold has ended.
+        // Skips the renewal if no caller waits, or if the hold has ended.
         replies.retain(|reply| !reply.is_closed());
         let lease = hold.lease.as_ref().filter(|_| !replies.is_empty() && hold.is_live())?;
         if lease.renewing.load(Ordering::Acquire) {
@@ -129,14 +129,15 @@ impl Core {
             if let Some(lease) = &hold.lease {
                 lease.mark_sent();
                 lease.note_sent(sent, *window);
-                // Leaves time for another try before the lease ends, and in a smaller call for one more.
+                // Limits the call, to leave time for another try before the lease ends, and then for one more
+                // in a smaller call.
                 limit = limit.min(*window / if lease.was_unanswered() { 8 } else { 3 });
                 self.schedule.schedule(hold, lease.end());
             }
         }
         let backend = Arc::clone(&self.backend);
         async move {
-            // A panic counts as no answer, also before the first await.
+            // Catches panics, also those before the first await: a panic counts as no answer.
             let call = async { timeout(limit, Arc::<dyn Backend>::clone(&backend).renew(holds)).await };
             let answers = AssertUnwindSafe(call).catch_unwind().await.ok().and_then(Result::ok);
             RenewalCall { sent, renewals, answers }
@@ -146,10 +147,11 @@ impl Core {
     /// Settles the answers of a renewal.
     pub(crate) fn settle_renewals(&self, done: RenewalCall) {
         let RenewalCall { sent, renewals, answers } = done;
-        // After an answer the hold is batched with all others again.
+        // If the store answered, each hold is batched with all others again. If not, the next calls are
+        // smaller.
         let batch = if answers.is_some() { usize::MAX } else { renewals.len().div_ceil(MAX_PARTS) };
         let mut answers = answers.map(Vec::into_iter);
-        // The same jitter for all, which keeps them together in the next call.
+        // All holds get the same jitter, which keeps them together in the next call.
         let jitter = 1.0 - fastrand::f64() / 10.0;
         for Renewal { hold, window, replies } in renewals {
             let answer = match &mut answers {
@@ -188,15 +190,15 @@ impl Core {
                 lease.renew_at(sent.after(scaled(lease.interval(), jitter)), now);
                 self.plan(hold, lease);
             }
-            // The answer came after the hold had ended here, which is final.
+            // Extended too late: the hold had ended here, which is final.
             Ok(Renewed::Extended) => hold.end_if_over(),
             Ok(Renewed::Gone(reason)) => hold.lose(reason),
             Err(error) => {
                 self.metrics.count(Event::Failure);
                 tracing::debug!(key = %hold.key(), store = %self.name, %error, "renewal failed; it is repeated while the hold lasts");
                 lease.renewal_outcome_unknown(sent, window);
-                // Short enough for a shorter lease that the store possibly started. After a call without any
-                // answer the pause is shorter, because the call itself took time.
+                // Retries soon enough for a shorter lease that the store possibly started. After a call
+                // without any answer the pause is shorter, because the call itself took time.
                 let share = if lease.was_unanswered() { 64 } else { 8 };
                 let pause = (lease.interval().min(window / 3) / share).max(Duration::from_millis(1));
                 lease.renew_at(now.after(pause), now.after(pause));
@@ -218,7 +220,7 @@ impl RenewalCall {
 impl QueuedRenewals {
     fn add(&mut self, mut request: RenewalRequest) {
         let waiting = self.0.entry(request.hold.request.holder).or_default();
-        // Requests without a TTL share one renewal.
+        // Merges requests without a TTL into one renewal.
         match waiting.back_mut().filter(|last| last.ttl.is_none() && request.ttl.is_none()) {
             Some(last) => last.replies.append(&mut request.replies),
             None => waiting.push_back(request),
@@ -237,7 +239,7 @@ impl RenewalRequest {
     }
 }
 
-/// Splits renewals into calls whose windows have about the same length.
+/// Splits renewals into calls. The windows (TTLs) of one call have about the same length.
 fn by_window(mut renewals: Vec<Renewal>) -> Vec<Vec<Renewal>> {
     renewals.sort_by_key(|renewal| renewal.window);
     let mut calls: Vec<Vec<Renewal>> = Vec::new();

@@ -1,4 +1,5 @@
-//! The retries of the outbox: after failures one call after another, after silence several smaller calls.
+//! The retries of releases. If the store returned errors, one call follows another. If it did not reply,
+//! several smaller calls run in parallel.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -9,11 +10,11 @@ use tokio::time::Instant;
 use crate::backoff::Backoff;
 use crate::driver::MAX_PARTS;
 
-/// The shortest time between two calls for fresh holds while calls fail, because callers that try in a loop
-/// would load the store.
+/// The shortest time between two calls for holds that were not tried yet, while calls fail, because callers
+/// that try in a loop would load the store.
 pub(crate) const FRESH_PAUSE: Duration = Duration::from_millis(50);
 
-/// The result of one call.
+/// The result of one release call.
 #[derive(Clone, Copy)]
 pub(crate) struct CallResult {
     /// Whether the call was made for the holds of this queue.
@@ -56,14 +57,14 @@ impl Retries {
         self.in_flight &= !call.ours;
         self.holders.extend(failed);
         if call.ours && call.freed {
-            // Reset, because the store answers again and earlier failures deserve an early retry.
+            // Resets the pauses, because the store answers again and earlier failures deserve an early retry.
             self.backoff.reset();
         }
         if self.holders.is_empty() {
             self.due = None;
         } else if call.ours || self.due.is_none() {
             let pause = if call.closing { FRESH_PAUSE } else { self.backoff.next() };
-            // After a call that released some holds, the next call follows at once with the rest.
+            // If the call released some holds, the next call with the rest follows at once.
             self.due = now.checked_add(if call.ours && call.freed { Duration::ZERO } else { pause });
         }
     }
@@ -111,7 +112,8 @@ impl Unanswered {
         self.due.filter(|_| self.in_flight < calls && !self.holders.is_empty())
     }
 
-    /// Returns the number of holds per call with which all holds fit into the allowed calls.
+    /// Returns the number of holds for the next call with which all holds fit into the allowed number of
+    /// calls.
     pub(crate) fn share(&self) -> usize {
         let calls = match (self.is_silent, self.in_flight) {
             (true, 0) => MAX_PARTS,
@@ -144,7 +146,7 @@ impl Unanswered {
         if self.holders.is_empty() {
             self.due = None;
         } else if self.due.is_none_or(|due| due <= now) {
-            // One pause for all calls that end at the same time.
+            // Pauses once for all calls that end at the same time.
             let pause = if call.closing { FRESH_PAUSE } else { self.backoff.next() };
             self.due = now.checked_add(pause);
         }

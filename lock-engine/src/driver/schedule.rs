@@ -13,11 +13,11 @@ use tokio::sync::Notify;
 use crate::clock::Moment;
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
-/// A hold, seen by the schedule.
+/// A hold that can be put into the schedule.
 pub(crate) trait Scheduled {
-    /// Returns its time in the schedule, in nanoseconds. `None` if it is never scheduled.
+    /// Returns the hold's time in the schedule, in nanoseconds. `None` if the hold is never scheduled.
     fn due(&self) -> Option<&AtomicU64>;
-    /// Returns its number, which is unique in the engine.
+    /// Returns the hold's number, which is unique in the engine.
     fn serial(&self) -> u64;
     fn is_live(&self) -> bool;
 }
@@ -48,7 +48,7 @@ impl<H: Scheduled> Schedule<H> {
         let mut entries = self.lock();
         let old = due.swap(at.as_nanos(), Ordering::Relaxed);
         entries.holds.remove(&(Moment::from_nanos(old), hold.serial()));
-        // A hold that has ended is already forgotten and stays so.
+        // Skips a hold that has ended, because it was removed from the schedule and must not come back.
         if !hold.is_live() {
             return;
         }

@@ -68,14 +68,15 @@ impl Delivery {
 
     /// Returns whether a caller has the guard, or had it.
     pub(crate) fn is_delivered(&self) -> bool {
-        // A read-modify-write, because a load may miss a `deliver` or `take_back` that came before.
+        // Reads by a read-modify-write, because a load may miss a `deliver` or `take_back` that came before.
         self.guard.fetch_or(0, Ordering::AcqRel) == CALLER
     }
 
     /// Returns `true` once, if no caller has the guard of a lost hold or will get it. The caller that gets
     /// `true` releases the hold.
     pub(crate) fn claim_undelivered(&self) -> bool {
-        // Checked first, because a failed exchange is only a load.
+        // Checks `is_delivered` first, which is a read-modify-write, because a failed exchange is only a
+        // load.
         !self.is_delivered() && self.swap(NOBODY, CLAIMED)
     }
 

@@ -99,10 +99,10 @@ impl Grant for Hold {
             return;
         }
         let release = || self.core.backend.release_now(self.key(), self.request.holder);
-        // Caught, because dropping a guard must not panic.
+        // Catches panics, because dropping a guard must not panic.
         let answer = if self.ends_cooldown() { Ok(None) } else { catch_unwind(AssertUnwindSafe(release)) };
         match answer.unwrap_or(None) {
-            // No caller gets the result. A failure is retried in the background.
+            // Drops the result, because no caller gets it. A failure is retried in the background.
             Some(answer) => drop(self.released(answer)),
             None => self.release_later(),
         }
@@ -189,7 +189,8 @@ impl Hold {
     fn release_again(&self, error: &Error) {
         let mut release = PendingRelease::guard_released(self, self.claim_permit(GrantOutcome::Ended));
         let unknown = error.kind() == ErrorKind::OutcomeUnknown;
-        // Passed on after the driver has the release, as in `Hold::lose`.
+        // The permit is passed on at the end of this function, when the driver has the release, as in
+        // `Hold::lose`.
         let _permit = if unknown { release.take_permit() } else { None };
         self.core.release_in_background(release);
     }
@@ -204,7 +205,8 @@ impl Hold {
 
     /// Returns the error of a release that found no hold at the store.
     fn was_not_held(&self) -> Error {
-        // A closing engine releases everything, possibly before this call.
+        // Reports an unanswered release, because a closing engine releases all holds, possibly before this
+        // call.
         if self.core.closing.is_cancelled() {
             return self.unanswered();
         }
@@ -238,17 +240,19 @@ impl Releasing {
         let Some(hold) = &self.hold else { return Ok(()) };
         let (backend, limit) = (Arc::clone(&hold.core.backend), hold.core.timing.request_timeout);
         let (reference, handle) = (hold.reference(), hold.core.tasks.handle().clone());
-        // The timer needs the engine's runtime, but another executor may poll the caller.
+        // Polls in the context of the engine's runtime, because the timer needs it and another executor may
+        // poll the caller.
         let call = async move { timeout(limit, backend.release(vec![reference])).await };
         let mut closed = hold.core.closed.clone();
         let answered = tokio::select! {
             biased;
-            // A call must not be polled after its runtime has ended, and only the driver retries.
+            // Ends the call here, because it must not be polled after its runtime has ended, and only the
+            // driver retries.
             () = hold.core.runtime_gone.cancelled() => None,
             _ = closed.wait_for(Option::is_some) => None,
             answered = AssertUnwindSafe(TokioContext::new(call, handle)).catch_unwind() => match answered {
                 Ok(answered) => Some(answered),
-                // Tokio's timers panic when their runtime has gone.
+                // Counts as no answer, because tokio's timers panic when their runtime has gone.
                 Err(_) if hold.core.runtime_gone.is_cancelled() => None,
                 Err(panic) => resume_unwind(panic),
             },
@@ -296,7 +300,7 @@ impl Future for BatchRelease {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         self.begin();
         let Poll::Ready(answer) = Pin::new(&mut self.answer).poll(cx) else { return Poll::Pending };
-        // The driver has settled the reply, and retries a failure.
+        // Only reports the reply: the driver has settled it, and retries a failure.
         Poll::Ready(match answer {
             Ok(Ok(freed)) if freed.was_held => Ok(()),
             Ok(Ok(_)) => Err(self.hold.was_not_held()),

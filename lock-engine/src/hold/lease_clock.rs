@@ -12,8 +12,8 @@ pub(crate) struct LeaseClock {
     kept_by: KeptBy,
     /// The lease's TTL, or the time after which an unconfirmed hold counts as lost, in nanoseconds.
     window: AtomicU64,
-    /// The shortest TTL whose renewal got no answer. It may arrive at the store after later renewals, so no
-    /// later window is longer.
+    /// The shortest TTL whose renewal got no answer. That renewal may arrive at the store after later ones,
+    /// so no later window is longer.
     shortest_unknown: AtomicU64,
     /// The longest requested TTL, which is how long the store may keep the hold.
     longest: AtomicU64,
@@ -24,7 +24,7 @@ pub(crate) struct LeaseClock {
     /// Time (ns) at which the clock was found to have stood still. The hold is in doubt from then until the
     /// store confirms it.
     distrusted: AtomicU64,
-    /// The longest interval between two looks.
+    /// The longest interval between two looks (checks that the store still has the hold).
     look: Option<Duration>,
     /// Times (ns) of the next renewal and the next look. `NEVER` while a renewal is under way.
     renew_at: AtomicU64,
@@ -36,8 +36,8 @@ pub(crate) struct LeaseClock {
     pub(crate) due: AtomicU64,
     /// Whether a renewal is under way.
     pub(crate) renewing: AtomicBool,
-    /// The maximum number of holds in a renewal call with it. Lower after a call without any answer, because
-    /// one hold can block the others.
+    /// The maximum number of holds in a renewal call with this hold. Lower after a call without any answer,
+    /// because one hold can block the others.
     pub(crate) batch: AtomicUsize,
 }
 
@@ -46,9 +46,9 @@ pub(crate) struct LeaseClock {
 enum KeptBy {
     /// Renewal of its lease.
     Lease,
-    /// Periodic confirmation that the store still has it, at this interval.
+    /// Periodic confirmation, at this interval, that the store still has the hold.
     Confirmation(Duration),
-    /// None. Only its maximum hold ends it.
+    /// Nothing. Only the maximum hold ends it.
     Nothing,
 }
 
@@ -80,14 +80,14 @@ impl LeaseClock {
         })
     }
 
-    /// Notes that the store has granted it, and starts the maximum hold.
+    /// Notes that the store has granted the hold, and starts the maximum hold.
     pub(crate) fn granted(&self, now: Moment) {
         if let Some(max_hold) = self.max_hold {
             self.limit.store(now.after(max_hold).as_nanos(), Ordering::Release);
         }
     }
 
-    /// Notes that the store has renewed or confirmed it by a request sent at `sent`.
+    /// Notes that the store has renewed or confirmed the hold by a request sent at `sent`.
     pub(crate) fn confirmed(&self, sent: Moment, window: Duration) {
         if self.kept_by == KeptBy::Nothing {
             return;
@@ -100,11 +100,11 @@ impl LeaseClock {
         self.heard(sent);
     }
 
-    /// Notes that the store still had it, by a request sent at `sent`.
+    /// Notes that the store still had the hold when it answered a request sent at `sent`.
     pub(crate) fn heard(&self, sent: Moment) {
         let distrusted = self.distrusted.load(Ordering::Acquire);
         if distrusted <= sent.as_nanos() {
-            // Fails if the clock was found wrong once more since.
+            // Ends the doubt. The exchange fails if the clock was found wrong once more since.
             let never = Moment::NEVER.as_nanos();
             let _ = self.distrusted.compare_exchange(distrusted, never, Ordering::AcqRel, Ordering::Acquire);
         }
@@ -154,7 +154,7 @@ impl LeaseClock {
         self.look_at(Moment::NEVER);
     }
 
-    /// Returns whether it is due for a renewal by `at`, and not only for a look.
+    /// Returns whether the hold is due for a renewal by `at`, and not only for a look.
     pub(crate) fn is_renewed_by(&self, at: Moment) -> bool {
         self.look.is_none() || self.renew_at.load(Ordering::Acquire) <= at.as_nanos()
     }
@@ -166,7 +166,7 @@ impl LeaseClock {
     }
 
     /// Notes that the outcome of a renewal for `window`, sent at `sent`, is not known. The store may already
-    /// count from it, so a shorter window binds at once and stays.
+    /// count from that renewal, so a shorter window applies at once and stays.
     pub(crate) fn renewal_outcome_unknown(&self, sent: Moment, window: Duration) {
         if self.kept_by != KeptBy::Lease {
             return;
@@ -176,7 +176,7 @@ impl LeaseClock {
         self.ends_sooner(sent, window);
     }
 
-    /// Brings doubt and deadline nearer, in this order.
+    /// Moves doubt and deadline to earlier times, in this order.
     fn ends_sooner(&self, sent: Moment, window: Duration) {
         let doubt = sent.after(self.interval_of(window).saturating_mul(2));
         self.doubt.fetch_min(doubt.as_nanos(), Ordering::AcqRel);
@@ -214,7 +214,7 @@ impl LeaseClock {
         self.kept_by != KeptBy::Nothing
     }
 
-    /// Returns whether its last renewal was in a call without any answer.
+    /// Returns whether the hold's last renewal was in a call without any answer.
     pub(crate) fn was_unanswered(&self) -> bool {
         self.batch.load(Ordering::Relaxed) != usize::MAX
     }

@@ -30,13 +30,14 @@ use crate::sync::{AtomicU8, Mutex, MutexGuard, Ordering};
 pub(crate) enum Phase {
     /// A store without I/O is being called. The permit goes to the caller that ends the hold.
     Fast,
-    /// Its acquisition waits for the permit, or has it and calls the store. The acquisition keeps the permit.
+    /// The hold's acquisition waits for the permit, or has it and calls the store. The acquisition keeps the
+    /// permit.
     Pending,
-    /// Granted. Its acquisition or its caller has the guard.
+    /// The store has granted the hold. Its acquisition or its caller has the guard.
     Live,
-    /// Its guard was released or dropped.
+    /// The hold's guard was released or dropped.
     Released,
-    /// Its acquisition gave up before it was live.
+    /// The acquisition gave up before the hold was live.
     Abandoned,
     /// Lost after it was live.
     Lost(LossReason),
@@ -49,13 +50,13 @@ pub(crate) enum Phase {
 /// The result of [`AtomicPhase::lose`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LoseResult {
-    /// It was live. The caller passes the permit on.
+    /// The hold was live. The caller passes the permit on.
     WasLive,
-    /// It was on the fast path, without a guard. The caller passes the permit on.
+    /// The hold was on the fast path, without a guard. The caller passes the permit on.
     WasFast,
-    /// Its request was at the store. The acquisition keeps the permit until the request is undone.
+    /// The hold's request was at the store. The acquisition keeps the permit until the request is undone.
     WasPending,
-    /// It had ended before.
+    /// The hold had ended before.
     HadEnded,
 }
 
@@ -122,24 +123,24 @@ impl AtomicPhase {
         Phase::of(self.byte.load(Ordering::Acquire))
     }
 
-    /// Goes live after the store's grant. Fails with the phase in which it ended before.
+    /// Makes the hold live after the store's grant. Fails with the phase in which the hold ended before.
     pub(crate) fn go_live(&self) -> Result<(), Phase> {
         self.step(Phase::Live, |phase| matches!(phase, Phase::Fast | Phase::Pending)).map(drop)
     }
 
-    /// Leaves the fast path without a grant, before the store is called with I/O. Fails with the phase in which
-    /// it ended before.
+    /// Leaves the fast path without a grant, before the store is called with I/O. Fails with the phase in
+    /// which the hold ended before.
     pub(crate) fn ask_store(&self) -> Result<(), Phase> {
         self.step(Phase::Pending, |phase| phase == Phase::Fast).map(drop)
     }
 
-    /// Ends the hold by a release of its guard. Fails with the phase in which it ended before.
+    /// Ends the hold by a release of its guard. Fails with the phase in which the hold ended before.
     pub(crate) fn release(&self) -> Result<(), Phase> {
         self.step(Phase::Released, |phase| phase == Phase::Live).map(drop)
     }
 
-    /// Gives the request up before it is live. Returns whether the permit is the caller's, which it is not if
-    /// the hold was lost on the fast path.
+    /// Gives the request up before the hold is live. Returns whether the caller has the permit now. It has
+    /// not if the hold was lost on the fast path.
     pub(crate) fn give_up(&self) -> bool {
         match self.step(Phase::Abandoned, |phase| matches!(phase, Phase::Fast | Phase::Pending)) {
             Ok(_) => true,
@@ -147,7 +148,7 @@ impl AtomicPhase {
         }
     }
 
-    /// Ends the hold as lost. Returns its state before.
+    /// Ends the hold as lost. Returns the state in which it was.
     pub(crate) fn lose(&self, reason: LossReason) -> LoseResult {
         let mut before = self.byte.load(Ordering::Acquire);
         loop {

@@ -76,13 +76,13 @@ pub trait Backend: Debug + Display + Send + Sync + 'static {
         Err(Error::unsupported("queue of its own to wait in").with_key(&request.key))
     }
 
-    /// Extends each hold by its TTL, counted on the store's clock, if and only if that holder still has it.
-    /// Without a lease, confirms that it is still held.
+    /// Extends each hold by its TTL, counted on the store's clock, if and only if its holder still has it.
+    /// Confirms a hold without a lease: returns whether the holder still has it.
     async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>>;
 
-    /// Returns for each hold whether that holder still has it, without extending it. This is a read, and the
-    /// engine can drop it at any point. [`LockGuard::confirm`](leasehold_api::LockGuard::confirm) calls it, and
-    /// for leases the engine does every [`Timing::look`]. Without that setting, the engine renews leases
+    /// Returns for each hold whether its holder still has it, without extending it. This is a read, and the
+    /// engine can drop it at any point. [`LockGuard::confirm`](leasehold_api::LockGuard::confirm) calls it,
+    /// and for leases the engine does every [`Timing::look`]. Without that setting, the engine renews leases
     /// instead. By default the same as [`renew`](Self::renew).
     async fn look(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
         self.renew(holds).await
@@ -96,7 +96,7 @@ pub trait Backend: Debug + Display + Send + Sync + 'static {
         None
     }
 
-    /// Releases each hold if that holder still has it, and removes that holder from every queue of the store.
+    /// Releases each hold if its holder still has it, and removes the holder from every queue of the store.
     /// If the hold is [`unused`](HoldRef::unused), its cooldown ends. Repeating the call does no harm.
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>>;
 
@@ -141,11 +141,12 @@ pub struct Request {
     pub cooldown: Option<Duration>,
     /// The text that operators see beside the hold.
     pub label: Option<Arc<str>>,
-    /// Whether the caller keeps waiting if the key is held. Only such a caller is worth noting for a hint.
+    /// Whether the caller keeps waiting if the key is held. The store should note only such a caller for a
+    /// hint.
     pub waits: bool,
-    /// The number of tokens to reserve beyond the grant's own, for local callers that would share the hold
-    /// ([`token::LOCAL_BITS`](crate::token::LOCAL_BITS)). Always 0, because this engine calls the store for
-    /// each grant.
+    /// The number of tokens to reserve beyond the grant's own, for callers of this client that would share
+    /// the hold ([`token::LOCAL_BITS`](crate::token::LOCAL_BITS)). Always 0, because this engine calls the
+    /// store for each grant.
     pub reserve: u16,
 }
 
@@ -256,7 +257,7 @@ pub struct HoldRef {
     /// started ends too, even if its lease has ended and no client has taken the key since. The cooldown of
     /// another grant stays.
     pub unused: bool,
-    /// The value of [`Granted::state`]. `None` also if the outcome of the attempt is unknown.
+    /// The value of [`Granted::state`] for this hold. `None` also if the outcome of the attempt is unknown.
     pub state: Option<OpaqueState>,
 }
 
@@ -264,9 +265,10 @@ pub struct HoldRef {
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renewed {
-    /// The hold exists. Its lease, if it has one, lasts for its TTL from the arrival of the request.
+    /// The holder still has the key. Its lease, if it has one, lasts for its TTL from the arrival of the
+    /// request.
     Extended,
-    /// That holder no longer has the key.
+    /// The holder no longer has the key, for this reason.
     Gone(LossReason),
 }
 
@@ -274,7 +276,7 @@ pub enum Renewed {
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReleaseReply {
-    /// Whether that holder held the key until now.
+    /// Whether the holder of the request held the key until now.
     pub was_held: bool,
     /// Whether other clients wait for the key at the store. This client then yields to them
     /// ([`Timing::yield_to_remote`]).
@@ -308,7 +310,7 @@ pub struct Timing {
     pub waiting: Waiting,
     /// How long this client leaves a key to other waiters after a release that found some
     /// ([`ReleaseReply::waiters`]). For stores with [`Waiting::Store`] where some clients wait outside the
-    /// store's queue. Polling stores always leave it for one and a half intervals.
+    /// store's queue. With [`Waiting::Poll`] the client always leaves the key for one and a half intervals.
     pub yield_to_remote: Option<Duration>,
     /// The interval of [`look`](Backend::look), at most a sixth of the TTL, which checks whether leases still
     /// exist. For stores with leases on another machine. It bounds how long a guard can read valid after its
@@ -362,7 +364,8 @@ pub struct Confirm {
 }
 
 impl Confirm {
-    /// Confirms at the interval `every`. A hold is lost `lost_after` the last answered confirmation was sent.
+    /// Confirms at the interval `every`. A hold counts as lost when the last answered confirmation was sent
+    /// `lost_after` ago.
     #[must_use]
     pub const fn new(every: Duration, lost_after: Duration) -> Self {
         Self { every, lost_after, sticky: false }

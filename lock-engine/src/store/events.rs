@@ -10,7 +10,7 @@ use crate::core::Core;
 /// The channel from a backend to its engine. Cheap to clone. Does nothing once the engine is gone.
 #[derive(Clone, Debug)]
 pub struct Events {
-    /// Weak, because the engine owns the backend, which keeps this.
+    /// Weak, because the engine owns the backend, and the backend owns this value.
     core: Weak<Core>,
     clock: Arc<dyn Clock>,
 }

@@ -20,7 +20,7 @@ pub enum Op {
 }
 
 impl Op {
-    /// All of them.
+    /// All calls.
     pub const ALL: [Self; 4] = [Self::Acquire, Self::Wait, Self::Renew, Self::Release];
 }
 
@@ -30,26 +30,26 @@ impl Op {
 pub enum Fault {
     /// No fault. Use it to put a fault at a later call.
     Pass,
-    /// Not carried out. Returns an error of this kind, which leaves the outcome open.
+    /// The call is not carried out. It returns an error of this kind, which leaves the outcome open.
     Error(ErrorKind),
-    /// Not carried out. Returns [`Attempt::Refused`](crate::Attempt::Refused) with an error of this kind,
-    /// because nothing was started. For calls other than an acquire or a wait the same as
+    /// The call is not carried out. It returns [`Attempt::Refused`](crate::Attempt::Refused) with an error of
+    /// this kind, because nothing was started. For calls other than an acquire or a wait the same as
     /// [`Error`](Self::Error).
     Refuse(ErrorKind),
     /// The request arrives after this time, and is carried out and answered then. The wrapper of
     /// `leasehold-conformance` carries out the request even if its call was dropped before, because a sent
     /// request cannot be recalled. It does not do so for a wait.
     Delay(Duration),
-    /// Carried out on arrival. The reply takes this long.
+    /// The call is carried out on arrival. The reply takes this long.
     DelayReply(Duration),
-    /// Not carried out and never answered.
+    /// The call is not carried out and never answered.
     Hang,
-    /// Carried out. Returns [`ErrorKind::OutcomeUnknown`].
+    /// The call is carried out, and returns [`ErrorKind::OutcomeUnknown`].
     LoseReply,
-    /// Carried out, but never answered.
+    /// The call is carried out, but never answered.
     LoseReplyHang,
-    /// Carried out twice in a row, as by a layer that repeats requests. Returns the second reply. A wait or a
-    /// release runs once, without a fault.
+    /// The call is carried out twice in a row, as by a layer that repeats requests. It returns the second
+    /// reply. A wait or a release runs once, without a fault.
     Twice,
 }
 
@@ -57,7 +57,7 @@ pub enum Fault {
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClientSetup {
-    /// The offset of its clock from the store's.
+    /// The offset of the client's clock from the store's.
     pub skew: Skew,
 }
 
@@ -85,13 +85,13 @@ impl ClientSetup {
 
 /// The offset of a client's clock from the store's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // There is no third direction.
+#[allow(clippy::exhaustive_enums)] // Complete: there is no third direction.
 pub enum Skew {
     /// No offset.
     #[default]
     None,
-    /// It shows a later time.
+    /// The client's clock shows a later time.
     Ahead(Duration),
-    /// It shows an earlier time.
+    /// The client's clock shows an earlier time.
     Behind(Duration),
 }

@@ -73,8 +73,8 @@ pub trait StoreConfig: fmt::Debug + Send + Sync {
 }
 
 impl dyn StoreConfig + '_ {
-    /// Returns an extra that only some stores have, by its type. An example is the server of a store on
-    /// Postgres.
+    /// Returns an extension, a part of the settings that only some stores have, by its type. An example is
+    /// the server of a store on Postgres.
     #[must_use]
     pub fn extension<T: Any + Send + Sync>(&self) -> Option<&T> {
         self.extension_of(TypeId::of::<T>())?.downcast_ref()
@@ -130,7 +130,7 @@ impl fmt::Debug for OpenOptions {
 }
 
 /// The parts of a store's URL. The facade makes it.
-#[allow(clippy::exhaustive_structs)] // The facade makes it by naming every part.
+#[allow(clippy::exhaustive_structs)] // Exhaustive, because the facade makes the value by naming every part.
 #[derive(Clone)]
 pub struct StoreUrl {
     /// The scheme, in lower case.
@@ -178,14 +178,15 @@ impl StoreUrl {
         Ok(self.with_parameters(self.parameters.clone()))
     }
 
-    /// Returns `given`, some of the parameters of this URL, for a store that has checked their names.
+    /// Makes [`Parameters`] of `given`, some of the parameters of this URL. For a store that has checked
+    /// their names.
     #[must_use]
     pub fn with_parameters(&self, given: Vec<(String, String)>) -> Parameters {
         Parameters { given, parse_duration: self.parse_duration }
     }
 }
 
-/// Without the parts that may hold a password.
+/// Shows no part that may contain a password.
 impl fmt::Debug for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("StoreUrl").field("scheme", &self.scheme).finish_non_exhaustive()
@@ -223,7 +224,8 @@ impl Parameters {
         Ok(Some(duration))
     }
 
-    /// Returns the value of the word in the parameter `name`.
+    /// Returns the value that belongs to the word in the parameter `name`. `None` if the parameter is not
+    /// given.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! A smaller trait for small stores.
+//! A smaller trait than [`Backend`], for stores that handle one key per call.
 
 use std::fmt::{Debug, Display};
 
@@ -95,7 +95,7 @@ pub trait SingleKey: Debug + Display + Send + Sync + 'static {
         None
     }
 
-    /// Closes the store after the engine has released everything.
+    /// Closes the store after the engine has released all holds.
     async fn close(&self) {}
 
     /// Releases without waiting. See [`Backend::abort`].

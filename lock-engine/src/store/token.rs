@@ -2,10 +2,10 @@
 
 use leasehold_api::FencingToken;
 
-/// The number of low bits that count local grants of one hold in the store.
+/// The number of low bits of a token that are left free below the store's number.
 ///
-/// A store's number is shifted left by this much. A client could then pass one hold to several of its callers,
-/// one after another, and give each a larger token. Part of every store's format.
+/// A client could then pass one hold of the store to several of its callers, one after another, and give each
+/// a larger token. The number of bits is part of every store's format.
 pub const LOCAL_BITS: u32 = 10;
 
 /// The largest number that a store may draw, because the token must fit a signed 64-bit integer.

@@ -228,7 +228,8 @@ async fn a_key_that_is_lost_before_its_call_has_the_others_is_freed_on_a_sticky_
     assert_eq!(left, ["b"]);
 }
 
-/// The same for a call that is not polled. Closing does not wait for it.
+/// A call for several keys that is not polled loses its first key. The hold is released, and closing does not
+/// wait for the call.
 #[tokio::test(start_paused = true)]
 async fn a_key_of_a_call_that_nobody_polls_is_freed_when_it_is_lost_on_a_sticky_store() {
     let net = Arc::new(PlainNet::default());

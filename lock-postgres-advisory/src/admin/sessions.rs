@@ -42,11 +42,11 @@ pub struct Sessions {
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SessionInfo {
-    /// Process id, and start time in microseconds since 1970, which together identify no later session.
+    /// Process id and start time (in microseconds since 1970) of the session. No later session has the same.
     pub id: String,
     /// User, address, application and process of the session.
     pub owner: Option<String>,
-    /// Every advisory lock the session holds exclusively, each with one holder.
+    /// Every advisory lock that the session holds exclusively, each with one holder.
     pub holds: Vec<KeyInfo>,
 }
 

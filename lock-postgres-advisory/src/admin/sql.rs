@@ -1,6 +1,6 @@
-//! The statements of the dictionary and the inspection.
+//! The statements of the dictionary (the table of numbers and their keys) and of inspections.
 
-/// Writes the keys of numbers and their holders.
+/// Writes the keys of numbers and their holders into the dictionary.
 pub(crate) const NAME: &str = "
 INSERT INTO {schema}.advisory_name AS n (space, number, key, pid, holder, token, granted_at, label)
 SELECT $1, v.number, v.key, v.pid, v.holder, v.token, to_timestamp(v.since / 1000000.0), v.label
@@ -11,8 +11,8 @@ ON CONFLICT (space, number) DO UPDATE
 SET key = excluded.key, pid = excluded.pid, holder = excluded.holder, token = excluded.token,
     granted_at = excluded.granted_at, label = excluded.label";
 
-/// Deletes, among the first `$3` rows after `($1, $2)`, the rows unused for 30 days. Returns their number and the
-/// position of row number `$3`, if there are that many rows.
+/// Deletes from the dictionary, among the first `$3` rows after the position `($1, $2)`, the rows unused for
+/// 30 days. Returns their number and the position of row number `$3`, if there are that many rows.
 pub(crate) const FORGET: &str = "
 WITH page AS MATERIALIZED (
     SELECT p.space, p.number, p.granted_at, row_number() OVER () AS n FROM (

@@ -20,20 +20,20 @@ use crate::registry::{Location, LockEntry};
 /// Maximum time after a grant until other clients see its name.
 pub(crate) const LAG: Duration = Duration::from_secs(2);
 
-/// Minimum duration of a hold with a row.
+/// Duration after which a hold gets a row in the dictionary.
 const NAMED_AFTER: Duration = Duration::from_millis(200);
 
 /// Average interval between deletions of names unused for 30 days. One client deletes for all.
 const DELETE_EVERY: Duration = Duration::from_secs(3600);
 
-/// Rows read per statement, and the pause after each statement.
+/// Number of rows that one deleting statement reads. A pause follows each statement.
 const PAGE: i64 = 1000;
 const BETWEEN_PAGES: Duration = Duration::from_millis(20);
 
-/// Pages between two notes of the position.
+/// Number of pages after which the position is stored.
 const PAGES_PER_NOTE: u32 = 10;
 
-/// The name of the purge of this table, in the schema and in logs.
+/// The name of the deletion of old names, in the schema's table `upkeep` and in logs.
 const TASK: &str = "advisory_name";
 
 /// Maximum pause after repeated failures. After an outage of hours, names are written again soon.
@@ -99,7 +99,7 @@ async fn delete_names_hourly(common: &Common) {
     }
 }
 
-/// Resumes at the last position, unless another client is deleting.
+/// Deletes old names from the last stored position on, if the run is due and no other client has claimed it.
 pub(crate) async fn delete_old_names(common: &Common, watch: &mut Watch) -> Result<(), Error> {
     const DOING: &str = "delete old names of locks";
     let text = Arc::clone(&common.statements.claim_upkeep);
@@ -110,7 +110,7 @@ pub(crate) async fn delete_old_names(common: &Common, watch: &mut Watch) -> Resu
     });
     let Some(progress) = progress.await? else { return Ok(()) };
     let taken = Instant::now();
-    // A malformed position was written by another program, so start at the first row.
+    // Starts at the first row if the position is malformed, because then another program has written it.
     let mut next = Some(parse(&progress.after).unwrap_or((i16::MIN, i64::MIN)));
     let mut pages = 0;
     while let Some((space, number)) = next {
@@ -139,7 +139,7 @@ pub(crate) async fn delete_old_names(common: &Common, watch: &mut Watch) -> Resu
     Ok(())
 }
 
-/// Reads the position of the last row checked, if further rows are possible.
+/// Reads the position of the last row checked. `None` if no further rows are possible.
 fn last_of(row: &PgRow) -> Result<Option<(i16, i64)>, sqlx::Error> {
     let (space, number): (Option<i16>, Option<i64>) = (row.try_get(1)?, row.try_get(2)?);
     Ok(space.zip(number))

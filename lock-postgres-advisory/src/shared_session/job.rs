@@ -11,7 +11,7 @@ use crate::wait_session::cancels::Cancel;
 
 /// A request to a shared session.
 pub(crate) enum SharedJob {
-    /// One attempt. If `waits`, the number stays reserved here while another client holds it.
+    /// One attempt. If `waits`, the number stays reserved in this process while another client holds it.
     Try {
         number: i64,
         holder: HolderId,
@@ -26,9 +26,10 @@ pub(crate) enum SharedJob {
     Confirm {
         answer: ReplySender<()>,
     },
-    /// Checks whether this process polls for the number, and sets or removes its mark.
+    /// Checks whether this process polls for the number, and sets or removes the mark that makes the holder
+    /// notify.
     Mark(i64),
-    /// Ends the wait of that session for the number.
+    /// Ends the wait of this wait session for the number.
     Cancel {
         session: Process,
         number: i64,
@@ -44,11 +45,11 @@ pub(crate) enum SharedJob {
 impl Job for SharedJob {
     fn fail(self, error: Error) {
         match self {
-            // The receiver might be gone.
+            // Ignores a receiver that is gone.
             Self::Try { answer, .. } => drop(answer.send(Ok(TryOutcome::Refused(error)))),
             Self::Unlock { answer, .. } => drop(answer.send(Err(error))),
             Self::Confirm { answer } => drop(answer.send(Err(error))),
-            // The request was not sent.
+            // Counts as arrived, because the request was never sent.
             Self::Cancel { cancel, .. } => cancel.arrived(),
             Self::Mark(_) | Self::Terminate { .. } => {}
         }

@@ -38,7 +38,7 @@ pub(crate) enum WaitStatus {
 impl Job for SideJob {
     fn fail(self, error: Error) {
         match self {
-            // Without a connection the call completes at once.
+            // Calls the caller's function with the error. It completes at once, because it has no connection.
             Self::Statements(call) => drop(call(Err(error)).now_or_never()),
             Self::WaitStatus { answer, .. } => drop(answer.send(Err(error))),
         }

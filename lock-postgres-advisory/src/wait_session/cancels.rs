@@ -19,9 +19,9 @@ pub(crate) struct Cancels {
 struct CancelState {
     waiting: bool,
     under_way: bool,
-    /// The session has no user any longer.
+    /// Whether the session has no user any longer.
     given_up: bool,
-    /// The outcome of a request is unknown.
+    /// Whether a cancel request might still arrive, because its outcome is unknown.
     stray: bool,
 }
 
@@ -31,8 +31,8 @@ impl Cancels {
         self.state().waiting = true;
     }
 
-    /// Records the end of a wait, and waits for a request under way. Returns `false` if a request might still arrive,
-    /// so the session is unusable.
+    /// Records the end of a wait, and waits until a cancel request under way has arrived. Returns `false` if
+    /// a request might still arrive, so the session is unusable.
     pub(crate) async fn wait_is_over(&self) -> bool {
         self.state().waiting = false;
         self.until(|state| !state.under_way).await;
@@ -50,7 +50,7 @@ impl Cancels {
         self.until(|state| state.given_up).await;
     }
 
-    /// Returns a request to make now, or `None` without a wait or if one is under way.
+    /// Returns a cancel request to make now. `None` if there is no wait, or if a request is under way.
     pub(crate) fn request(self: &Arc<Self>) -> Option<Cancel> {
         let mut state = self.state();
         if !state.waiting || state.under_way {
@@ -76,7 +76,7 @@ impl Cancels {
     }
 }
 
-/// A request under way. If dropped without [`Cancel::arrived`], it might still arrive.
+/// A cancel request under way. If dropped without [`Cancel::arrived`], it might still arrive.
 pub(crate) struct Cancel {
     cancels: Arc<Cancels>,
     has_arrived: bool,

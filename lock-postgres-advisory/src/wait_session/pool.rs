@@ -30,7 +30,7 @@ pub(crate) struct WaitSessions {
     next: AtomicU64,
 }
 
-/// Ends a session that might be in use.
+/// The handles by which a session is ended that might be in use.
 struct OpenSession {
     queue: JobQueue<WaitJob>,
     state: Arc<WaitSessionState>,
@@ -96,7 +96,7 @@ impl WaitSessions {
             permit: Some(permit),
             clean: false,
         };
-        // Closed or ended while it was opened, so it has no other user.
+        // Fails if the client was closed or the session ended while it was being opened.
         if self.permits.is_closed() || session.state.has_ended() {
             self.open().remove(&id);
             return Err(self.common.open().err().unwrap_or_else(not_sent));
@@ -104,7 +104,8 @@ impl WaitSessions {
         Ok(session)
     }
 
-    /// Waits in order for a wait session to become available. Never returns after a close.
+    /// Waits, first come, first served, until a wait session can be taken, and returns the permit for it.
+    /// Never returns after a close.
     pub(crate) async fn permit(&self) -> OwnedSemaphorePermit {
         match Arc::clone(&self.permits).acquire_owned().await {
             Ok(permit) => permit,
@@ -124,7 +125,7 @@ impl WaitSessions {
             Some(session.session.take()?.ended(limit))
         });
         let sessions: Vec<_> = sessions.collect();
-        // The remaining sessions have an owner who waits. The server ends the waits on request.
+        // Ends the remaining sessions, in which callers wait, by requests to the server.
         let waiting: Vec<OpenSession> = self.open().drain().map(|(_, open)| open).collect();
         for open in &waiting {
             open.queue.close();
@@ -158,7 +159,7 @@ impl WaitSessions {
         self.open().remove(&id);
         let session = self.taken().remove(&id);
         let idle = self.forget_idle(id);
-        // Dropped without the locks of the tables.
+        // Drops the sessions outside the mutexes of the tables.
         drop((session, idle));
     }
 

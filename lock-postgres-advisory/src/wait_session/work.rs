@@ -30,7 +30,8 @@ pub(crate) struct WaitSessionWork {
     pub(crate) wait_sessions: Weak<WaitSessions>,
     pub(crate) scope: LockScope,
     pub(crate) state: Arc<WaitSessionState>,
-    /// Whether the session was opened, because it is not opened again after its end.
+    /// Whether the session was ever opened. Stays true after its end, because the session is opened only
+    /// once.
     pub(crate) opened: bool,
     /// Whether each transaction can run in another server session.
     pub(crate) pooled: bool,
@@ -46,7 +47,8 @@ impl Work for WaitSessionWork {
         self.opened = true;
         self.pooled = session.pooled;
         if let Err(error) = token::mark_incarnation(connection, &self.common.schema).await {
-            // The schema check has the better error, for example if the server has become a standby.
+            // Prefers the error of the schema check, which names the cause, for example if the server has
+            // become a standby.
             schema::access(connection, &self.common.schema, Stores::Advisory).await?;
             return Err(error);
         }
@@ -67,8 +69,9 @@ impl Work for WaitSessionWork {
             }
             Ok(())
         };
-        // A wait for a lock has no limit. The limit starts when its caller has given it up: the server soon ends such a wait,
-        // unless the path to the server is dead, which a connection that only reads cannot detect.
+        // Limits the work only after its caller has given it up, because a wait for a lock has no limit. The
+        // server soon ends an abandoned wait, unless the path to the server is dead, which a connection that
+        // only reads cannot detect.
         let limit = session.common.statement_limit();
         let unwanted = async {
             session.state.cancels.given_up().await;
@@ -112,7 +115,7 @@ impl WaitSessionWork {
     /// Records the end of the session.
     fn end(&self) {
         if self.state.phase.swap(ENDED, Ordering::AcqRel) == TAKEN {
-            // The server might not have noticed.
+            // Requests its end, because the server might not have noticed it.
             self.common.end_wait(&self.state, self.scope);
         }
     }
@@ -129,8 +132,8 @@ impl WaitSessionWork {
             WaitJob::Release { number, answer } => {
                 let outcome = self.release(connection, number).await;
                 match outcome {
-                    // The session has ended, and the lock with it. The phase changes before the reply, so the session
-                    // is not returned to the pool.
+                    // Reports the lock as released: the session has ended, and the lock with it. The phase
+                    // changes before the reply, because the session must not return to the pool.
                     Err(error) if ends_session(&error) => {
                         self.end();
                         let _ = answer.send(Ok(ReleaseReply::new(false)));
@@ -188,7 +191,7 @@ impl WaitSessionWork {
                 let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.common.statements.clean_up)));
                 let pid = self.state.process().pid;
                 let freed = query.bind(vec![number]).bind(pid).execute(connection).await?;
-                // Another process returns no row.
+                // No row comes from another process, behind a pooler.
                 if freed.rows_affected() == 1 { Ok(()) } else { Err(elsewhere()) }
             }
             LockScope::Transaction => connection.execute(sql::ROLLBACK).await.map(drop),
@@ -199,9 +202,9 @@ impl WaitSessionWork {
         let pid = self.state.process().pid;
         let row = match self.scope {
             LockScope::Session => sqlx::query(sql::CONFIRM).bind(pid).fetch_one(connection).await?,
-            // The transaction exists while its process does, because any end of the transaction ends the process. If a
-            // pooler hid this, another process would answer. The simple protocol takes one round trip, also behind a
-            // pooler.
+            // Checks only the process: the transaction exists while its process does, because any end of the
+            // transaction ends the process. If a pooler hid this, another process would answer. The simple
+            // protocol takes one round trip, also behind a pooler.
             LockScope::Transaction => {
                 let text = AssertSqlSafe(sql::CONFIRM.replace("$1", &pid.to_string()));
                 connection.fetch_one(sqlx::raw_sql(text)).await?
@@ -226,7 +229,7 @@ impl WaitSessionWork {
             LockScope::Session if wait => {
                 let text = statements.wait(number, Some(pid));
                 match self.answered(last_row(connection, text)).await? {
-                    // A cancelled wait might have been granted just before.
+                    // Releases the lock, because a cancelled wait might have been granted just before.
                     Ok(row) if row.try_get::<i64, _>(0)? == 0 => {
                         self.give_back(connection, number).await?;
                         return Ok(None);
@@ -263,7 +266,8 @@ impl WaitSessionWork {
         self.state.cancels.wait_begins();
         let mut attempt = std::pin::pin!(attempt);
         let answer = loop {
-            // The server might not have started to wait at the first request, or a request might be lost.
+            // Repeats the cancel request, because the server might not have started to wait at the first one,
+            // or a request might be lost.
             let tell = async {
                 self.state.cancels.given_up().await;
                 self.common.cancel_wait(&self.state);
@@ -295,7 +299,8 @@ impl WaitSessionWork {
                 }
                 Ok::<_, sqlx::Error>(())
             };
-            // Behind a pooler this can wait for the end of another transaction.
+            // Stops if the caller gives up, because behind a pooler the begin can wait for the end of another
+            // transaction.
             tokio::select! {
                 biased;
                 begun = begun => begun?,
@@ -312,7 +317,8 @@ impl WaitSessionWork {
                 Err(error) if is_cancelled(&error) => (0, false),
                 Err(error) => return Err(error),
             };
-            // A lock obtained by waiting is not released again.
+            // Keeps the lock, unless its transaction has an id and a retry is possible. A lock obtained by
+            // waiting is not released again.
             if drawn > 0 && (!has_id || wait || attempt == ATTEMPTS) {
                 return Ok(Some(drawn));
             }
@@ -338,7 +344,8 @@ impl WaitSessionWork {
                 if code < 0 { Err(elsewhere()) } else { Ok(ReleaseReply::new(code > 0).waiters(code > 1)) }
             }
             LockScope::Transaction => {
-                // A reply means that the transaction existed until now, because its end would have ended the session.
+                // Counts any reply as held until now, because an end of the transaction would have ended the
+                // session.
                 connection.execute(sql::COMMIT).await?;
                 Ok(ReleaseReply::new(true))
             }

@@ -74,7 +74,8 @@ impl XactLocks {
         wait: LockWait,
         deadline: Option<Instant>,
     ) -> Result<Option<XactGuard>, Error> {
-        // Without time for the lock there is still one attempt, because a pool tests a connection before it lends it.
+        // Waits a second for the connection even without time for the lock, because a pool tests a connection
+        // before it lends it.
         let look = match wait {
             LockWait::Block(budget) if budget.is_zero() => Instant::now().checked_add(LOOK),
             _ => deadline,
@@ -203,8 +204,8 @@ impl UnfinishedConnection {
     /// savepoints.
     async fn into_transaction(mut self) -> Result<Transaction<'static, Postgres>, Error> {
         let connection = self.0.take().ok_or_else(Error::closed)?;
-        // Runs in a task, because a drop before the driver's answer would not roll back. The driver only checks whether
-        // a transaction is open afterwards.
+        // Begins in a task, because a drop before the driver's answer would not roll back. The statement has
+        // no effect: the driver only checks whether a transaction is open after it.
         let known = tokio::spawn(Transaction::begin(connection, Some(SqlStr::from_static(xact_sql::ALIVE))));
         let known =
             timeout(ANSWER_LIMIT, known).await.map_err(|_| store_error(sqlx::Error::PoolTimedOut, BEGIN))?;
@@ -226,7 +227,7 @@ impl Drop for UnfinishedConnection {
     }
 }
 
-/// How long an attempt without time for the lock waits for a connection.
+/// How long a call with a wait of zero waits for a connection of the pool.
 const LOOK: Duration = Duration::from_secs(1);
 
 async fn connection(pool: &PgPool, deadline: Option<Instant>) -> Result<PoolConnection<Postgres>, Error> {

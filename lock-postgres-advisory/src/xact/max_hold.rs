@@ -14,7 +14,7 @@ use tokio::time::sleep;
 
 use crate::xact::query::ANSWER_LIMIT;
 
-/// Attempts to end a transaction, for example while the pool has no connection.
+/// How often the end of a transaction is tried, for example while the pool has no connection.
 const TRIES: u32 = 20;
 
 /// Queue length at which ended transactions are removed for the first time.
@@ -23,7 +23,7 @@ const FULL: usize = 1024;
 /// The tracing target, independent of the module path because operators' filters name it.
 const TARGET: &str = "leasehold_postgres_advisory::xact_watch";
 
-/// Practically unlimited.
+/// The longest maximum hold, which is practically no limit.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
 /// The maximum hold, and the thread that ends transactions after it. A thread is needed because a blocked worker of the
@@ -50,7 +50,7 @@ impl MaxHold {
             .name("leasehold-max-hold".to_owned())
             .spawn(move || watch(&inbox, &pool, longest));
         if let Err(error) = started {
-            // Later transactions are refused, and with them their locks.
+            // Only logs the failure. Later transactions are refused, and with them their locks.
             tracing::error!(target: TARGET, %error, "the thread that bounds transactions cannot be started");
         }
         Self { longest, thread }
@@ -71,7 +71,7 @@ impl MaxHold {
     }
 }
 
-/// Ends transactions in the order of arrival, because all have the same limit.
+/// Ends each transaction when its time has come, in the order of arrival, because all have the same limit.
 fn watch(inbox: &Receiver<WatchedTransaction>, pool: &PgPool, longest: Duration) {
     let (mut queue, mut is_open, mut full) = (VecDeque::<WatchedTransaction>::new(), true, FULL);
     loop {
@@ -99,7 +99,8 @@ fn watch(inbox: &Receiver<WatchedTransaction>, pool: &PgPool, longest: Duration)
             queue.pop_front();
         }
         if queue.len() >= full {
-            // One long transaction must not keep later, ended ones in the queue.
+            // Removes ended transactions from the whole queue, which one long transaction at its front would
+            // keep.
             queue.retain(|due| !due.is_over.load(Ordering::Acquire));
             full = FULL.max(queue.len() * 2);
         }

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 
 use leasehold_postgres::{KeySpace, unpack};
 
-/// Returns a separate verdict for each condition that would make the lock worthless, before any lock is taken.
+/// Returns the name of the first condition that would make the lock worthless, before any lock is taken.
 const CHECKS: &str = "\
 SELECT CASE
 WHEN pg_catalog.pg_is_in_recovery() THEN 'standby'
@@ -16,12 +16,14 @@ WHEN pg_catalog.current_setting('transaction_isolation') NOT IN ('read committed
 THEN 'isolation'
 ";
 
-/// A statement outside a transaction block is a separate transaction that starts with the statement.
+/// Checks that a transaction is open. A statement outside a transaction block is a separate transaction that
+/// starts with the statement.
 const INSIDE: &str = "WHEN pg_catalog.now() = pg_catalog.statement_timestamp() THEN 'outside'
 ";
 
-/// Runs before the wait in a separate statement, because the server reads these limits when a statement starts. The
-/// wait has its own limit, and ends if the client is gone (on servers that can detect this).
+/// Sets the limits of the wait. Runs before the wait in a separate statement, because the server reads these
+/// limits when a statement starts. The wait has its own limit, and ends if the client is gone (on servers
+/// that can detect this).
 const PREPARE: &str = "\
 DO $leasehold$
 BEGIN
@@ -49,8 +51,8 @@ const ORDER: &str = "\
 SELECT pg_catalog.set_config('leasehold.keys', '{keys}', true), pg_catalog.set_config('leasehold.budget', '{budget}', true);
 ";
 
-/// Waits for the locks. The block with a handler is a subtransaction. A failure undoes its locks and settings, and the
-/// caller's transaction continues, even without a client to roll back.
+/// Waits for the locks. The block with a handler is a subtransaction. A failure undoes the block's locks and
+/// settings, and the caller's transaction continues, even without a client to roll back.
 const WAIT: &str = "\
 DO $leasehold$
 DECLARE
@@ -100,10 +102,11 @@ SELECT EXISTS (SELECT FROM pg_catalog.pg_locks l
 pub(crate) const TOKEN: &str = "\
 SELECT pg_catalog.nextval(t.tableoid::pg_catalog.regclass) FROM {schema}.token t WHERE {marked}";
 
-/// Names the isolation level, because the database's default can differ.
+/// Begins a transaction. Names the isolation level, because the database's default can differ.
 const BEGIN: &str = "BEGIN ISOLATION LEVEL READ COMMITTED";
 
-/// Fails in a failed transaction. A `COMMIT` there would roll back and report success.
+/// Checks that the transaction has not failed. A `COMMIT` in a failed transaction would roll back and report
+/// success.
 pub(crate) const ALIVE: &str = "SELECT 1";
 
 /// Runs before the commit. Fails in a failed transaction like [`ALIVE`], and returns false outside a transaction, where
@@ -130,7 +133,8 @@ pub(crate) fn begin(number: i64, space: KeySpace) -> String {
 
 fn try_one(number: i64, space: KeySpace) -> String {
     let args = match space {
-        // In quotes, because the server parses the smallest number as the negation of a number that is too large.
+        // Puts the number in quotes, because the server parses the smallest number as the negation of a
+        // number that is too large.
         KeySpace::Big => format!("'{number}'::pg_catalog.int8"),
         KeySpace::Pair => {
             let (first, second) = unpack(number);

@@ -55,11 +55,11 @@ type CredentialsFuture = Pin<Box<dyn Future<Output = Result<Credentials, Error>>
 /// The source of a session's credentials.
 #[derive(Clone)]
 pub(crate) enum Source {
-    /// The configured options.
+    /// The user and password of the configured options.
     Fixed,
-    /// The pool's options at the time a session is opened.
+    /// The user and password of the pool's options, read when a session is opened.
     Pool(PgPool),
-    /// A callback of the program.
+    /// A callback of the program, called when a session is opened.
     Program(Arc<dyn Fn() -> CredentialsFuture + Send + Sync>),
 }
 

@@ -1,5 +1,5 @@
-//! Reads the URL and the environment like libpq. Each parameter is honoured, or refused if it demands an unsupported
-//! feature. The driver would silently ignore unknown ones.
+//! Reads the URL and the environment like libpq. Each parameter is honoured, or refused if it demands an
+//! unsupported feature. The driver would silently ignore unknown parameters.
 
 mod table;
 #[cfg(test)]
@@ -65,7 +65,7 @@ pub(crate) struct Parsed {
     pub(crate) wanted: Wanted,
     /// Whether the hosts are tried in a random order.
     pub(crate) shuffled: bool,
-    /// The text as given.
+    /// The connection timeout, as the URL or the environment has it.
     pub(crate) connect_timeout: Option<String>,
     pub(crate) credentials: Credentials,
 }
@@ -162,7 +162,7 @@ impl Settings {
         self.given.iter().find(|given| given.name == name)
     }
 
-    /// Stores a parameter of the URL. The last of several counts.
+    /// Stores a parameter of the URL. If it is given several times, the last one counts.
     fn take(&mut self, name: &str, value: String) -> Result<(), Error> {
         if is_option(name) || name == "options" {
             self.options.push((name.to_owned(), value));
@@ -170,7 +170,8 @@ impl Settings {
         }
         let found = table::TABLE.iter().find(|setting| setting.name == name && !name.is_empty());
         let Some(setting) = found else {
-            // A name that no parameter could have might be a piece of a password.
+            // Shows only names that a parameter could have, because another name might be a piece of a
+            // password.
             let plain = name.chars().all(|c| c.is_ascii_lowercase() || c == '_' || c == '-');
             let which = if plain { format!("{name:?}") } else { "of that name".to_owned() };
             return Err(invalid(format!(
@@ -194,7 +195,7 @@ impl Settings {
         Ok(())
     }
 
-    /// Stores a value that a parameter of the same name overrides.
+    /// Stores a value, unless a parameter of the same name was given.
     fn take_default(&mut self, name: &'static str, value: String) {
         if !value.is_empty() && self.find(name).is_none() {
             self.given.push(Given { name, value, place: "the URL".to_owned() });
@@ -206,7 +207,7 @@ impl Settings {
         {
             let value = (environment.variable)(variable).filter(|value| !value.is_empty());
             let Some(value) = value.filter(|_| self.find(name).is_none()) else { continue };
-            // The driver reads these itself, the last three also as text.
+            // Skips the variables that the driver reads itself, the last three also as text.
             let by_driver = ["PGPASSFILE", "PGOPTIONS", "PGSSLCERT", "PGSSLKEY", "PGSSLROOTCERT"];
             let is_system = *variable == "PGSSLROOTCERT" && value == "system";
             self.root_of_environment |= *variable == "PGSSLROOTCERT";
@@ -217,7 +218,7 @@ impl Settings {
             let value = value.into_string().map_err(|_| invalid(format!("{place} is not UTF-8 text")))?;
             let given = Given { name, value, place };
             check(&given)?;
-            // This setting has its own message, which names the variable.
+            // Leaves the timeout to `PgConfig::from_url`, whose error names the variable.
             if *name != "connect_timeout" {
                 self.given.push(given);
             }
@@ -243,9 +244,10 @@ impl Settings {
                     "sslrootcert=system goes with sslmode=verify-full alone: anybody can have a certificate of these authorities, for another name",
                 ));
             }
-            // The driver would trust any server.
+            // Verifies the authority as libpq does, because the driver would trust any server.
             (Some("require"), root) if root.is_some() || self.root_of_environment => Some("verify-ca"),
-            // The driver would never encrypt. `prefer` encrypts if possible and requires no more.
+            // Replaces `allow`, with which the driver would never encrypt. `prefer` encrypts if possible and
+            // requires no more.
             (Some("allow"), _) => Some("prefer"),
             (mode, _) => mode,
         };
@@ -265,11 +267,11 @@ impl Settings {
         let port = host.port;
         let name = host.name.clone().or_else(|| host.address.map(|address| address.to_string()));
         let name = name.unwrap_or_else(|| {
-            // The socket directory, if it exists.
+            // Uses the driver's default: the socket directory, if it exists.
             PgConnectOptions::new_without_pgpass().port(port).get_host().to_owned()
         });
         if name.starts_with('/') {
-            // The password file lists sockets under this name.
+            // Adds `localhost` first, because the password file lists sockets under this name.
             add("host", "localhost");
         }
         add("host", &name);
@@ -284,7 +286,8 @@ impl Settings {
         self.options.iter().for_each(|(name, value)| add(name, value));
         let mut options = query.finish().parse::<PgConnectOptions>().map_err(|_| not_a_url())?;
         if self.trusts_system && self.root_of_environment {
-            // Replaces a file with the name `system`.
+            // Overrides the environment's root certificate, which the driver would read as a file with the
+            // name `system`.
             options = options.ssl_root_cert_from_pem(Vec::new());
         }
         Ok(Target { options, address: host.address })

@@ -26,7 +26,7 @@ pub(crate) struct Link {
     pool: sqlx::PgPool,
     pub(crate) pid: i32,
     pub(crate) pooled: bool,
-    /// Whether advisory locks exclude on this server, or `true` if untested.
+    /// Whether advisory locks of different sessions exclude each other on this server. `true` if untested.
     pub(crate) excludes: bool,
 }
 
@@ -35,14 +35,15 @@ impl Link {
     pub(crate) async fn open(config: &PgConfig) -> Result<Self, Error> {
         let login = config.source.login().await?;
         match Self::open_as(config, &login).await {
-            // The secret might have been rotated.
+            // Tries once more with fresh credentials, because the secret might have been rotated.
             Err(error) => Self::open_as(config, &config.source.after(&login, error).await?).await,
             opened => opened,
         }
     }
 
     async fn open_as(config: &PgConfig, login: &Login) -> Result<Self, Error> {
-        // The pool would retry a refused connection and hide the reason. The first connection reports it.
+        // Opens the first connection without the pool, which would retry a refused connection and hide the
+        // reason.
         let is_probed = !matches!(config.pooler, Pooler::Known | Pooler::Transaction);
         let mut route = Route::find(config, login, is_probed).await?;
         let mut probe = route.first.take();
@@ -84,8 +85,8 @@ impl Link {
         Ok(link)
     }
 
-    /// Returns the connection for statements. It is never a new one, because the actor discards the link once the
-    /// listener loses its connection.
+    /// Returns the connection for statements. The driver never opens a new one here, because the actor
+    /// discards the link once the listener loses its connection.
     pub(crate) async fn connection(&mut self) -> Result<&mut PgConnection, Error> {
         self.listener.acquire().await.map_err(|error| store_error(error, "use the session"))
     }
@@ -102,13 +103,13 @@ impl Link {
         }
     }
 
-    /// Returns a notification that arrived with an answer.
+    /// Returns a notification that arrived together with the reply to a statement.
     pub(crate) fn buffered_event(&mut self) -> Option<(String, String)> {
         let event = self.listener.next_buffered()?;
         Some((event.channel().to_owned(), event.payload().to_owned()))
     }
 
-    /// Makes one round trip.
+    /// Makes one round trip, to check that the session still exists.
     pub(crate) async fn ping(&mut self) -> Result<(), Error> {
         let answer = self.connection().await?.execute(sql::PING).await;
         answer.map(drop).map_err(|error| store_error(error, "confirm the session"))
@@ -118,19 +119,20 @@ impl Link {
     pub(crate) async fn close(self) {
         let Self { listener, pool, .. } = self;
         drop(listener);
-        // Waits until the listener returns its connection, and closes it.
+        // Waits until the dropped listener has returned its connection, and closes the connection.
         let _ = timeout(CLOSE, pool.close()).await;
     }
 
     /// Abandons a connection in doubt. Once the server answers, the connection is closed without further use.
     pub(crate) fn abandon(self) {
-        // The driver returns the connection to this closed pool, which has no other user.
+        // Closes the pool without waiting. The driver later returns the connection to the closed pool, which
+        // discards it.
         drop(self.pool.close());
     }
 }
 
-/// Opens the listener's connection. The pool retries some refused attempts and hides the reason. After a delay, a plain
-/// connection is opened to learn it.
+/// Opens the listener's connection. The pool retries some refused attempts and hides the reason, so after a
+/// delay a plain connection is opened to learn the reason.
 async fn listen(pool: &sqlx::PgPool, options: &PgConnectOptions) -> Result<PgListener, Error> {
     let mut listening = std::pin::pin!(PgListener::connect_with(pool));
     let outcome = match timeout(POOL_DELAY, &mut listening).await {
@@ -190,7 +192,8 @@ async fn configure(connection: &mut PgConnection, config: &PgConfig) -> Result<(
     let settings = settings(config);
     let outcome = apply(connection, &settings).await;
     let outcome = match outcome {
-        // A server whose system cannot detect closed connections refuses this setting.
+        // Leaves out the setting that a server refuses if its operating system cannot detect closed
+        // connections.
         Err(error) if error.to_string().contains(sql::CHECK_CLIENT) => {
             let rest: Vec<_> = settings.into_iter().filter(|(name, _)| *name != sql::CHECK_CLIENT).collect();
             apply(connection, &rest).await
@@ -211,7 +214,8 @@ async fn apply(connection: &mut PgConnection, settings: &[(&str, String)]) -> Re
 fn settings(config: &PgConfig) -> Vec<(&'static str, String)> {
     let liveness = config.liveness;
     let millis = |duration: Duration| duration.as_millis().to_string();
-    // Probes start after a third of the time and repeat until it is over, in whole seconds.
+    // Keepalive probes start after a third of `server_gives_up` and repeat until it is over, in whole
+    // seconds.
     let probe = (liveness.server_gives_up.as_secs() / 3).max(1);
     vec![
         // Prevents calls of objects that another role put into another schema.

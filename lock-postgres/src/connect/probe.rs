@@ -1,7 +1,8 @@
 //! Compares two connections to detect a pooler, and to test whether an advisory lock of one blocks the other.
 //!
-//! Some servers speak the Postgres protocol without real locks. `CockroachDB` documents that its advisory lock
-//! functions do nothing and return true. Every client would be granted every lock.
+//! The test is needed because some servers speak the Postgres protocol without real locks. `CockroachDB`
+//! documents that its advisory lock functions do nothing and return true. Every client would be granted every
+//! lock.
 
 use std::time::Duration;
 
@@ -16,17 +17,17 @@ use crate::sql;
 /// Time limit for closing the second connection.
 const CLOSE: Duration = Duration::from_millis(500);
 
-/// How many times the server process is compared outside a transaction before a lock is tried. The trial compares it
-/// three more times.
+/// How often the server's process id is compared outside a transaction before a lock is tried. The trial
+/// compares it three more times.
 const LOOKS: usize = 4;
 
 /// How long a pooler that gave both connections the same process can take to find another one.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// The findings about the server.
+/// The comparison's findings about the server: its process, poolers and locks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ProbeResult {
-    /// Process behind the first connection.
+    /// Id of the server process behind the first connection.
     pub(crate) pid: i32,
     /// Whether transactions of one connection reach several processes.
     pub(crate) pooled: bool,
@@ -55,7 +56,8 @@ async fn try_out(a: &mut PgConnection, b: &mut PgConnection) -> Result<ProbeResu
     }
     let numbers = Numbers::new();
     let Some(other) = answered(ask(b, numbers.begin_and_take()).await)? else {
-        // A server without these functions refuses them. Row and lease stores do not need them.
+        // Compares only the processes if the server refuses these functions, which row and lease stores can
+        // do without.
         return without_locks(a, b, pid).await;
     };
     let other: i32 = other.try_get(0)?;
@@ -64,7 +66,8 @@ async fn try_out(a: &mut PgConnection, b: &mut PgConnection) -> Result<ProbeResu
         match timeout(if other == pid { PATIENCE } else { Duration::MAX }, &mut tried).await {
             Ok(tried) => answered(tried)?,
             Err(_) => {
-                // A pooler with a single server connection has none for `a` until `b` has ended its transaction.
+                // Ends `b`'s transaction, because a pooler with a single server connection has none for `a`
+                // until then.
                 b.execute(sql::ROLLBACK).await?;
                 tried.await?;
                 return found(true, true);
@@ -77,8 +80,8 @@ async fn try_out(a: &mut PgConnection, b: &mut PgConnection) -> Result<ProbeResu
     if other == pid || tried.try_get::<i32, _>(0)? != pid {
         return found(true, excludes);
     }
-    // A slow pooler might have given `b` another server connection before it took back the one `a` had used. Only now
-    // `a` gets the other one.
+    // Compares once more after `b`'s transaction. A slow pooler might have given `b` another server
+    // connection before it took back `a`'s connection, and only now `a` gets another one.
     b.execute(sql::ROLLBACK).await?;
     let Some(taken) = answered(ask(a, numbers.keep(pid)).await)? else {
         return found(backend_pid(a).await? != pid, false);
@@ -109,7 +112,7 @@ async fn without_locks(
     Ok(ProbeResult { pid, pooled, excludes: false })
 }
 
-/// Returns `None` if the server refused the statement but the session can still be used.
+/// Returns the row, or `None` if the server refused the statement but the session can still be used.
 fn answered(answer: Result<PgRow, sqlx::Error>) -> Result<Option<PgRow>, sqlx::Error> {
     match answer {
         Ok(row) => Ok(Some(row)),
@@ -118,7 +121,8 @@ fn answered(answer: Result<PgRow, sqlx::Error>) -> Result<Option<PgRow>, sqlx::E
     }
 }
 
-/// Uses the simple protocol, because prepared statements fail behind some poolers.
+/// Runs `statement` and returns its row. Uses the simple protocol, because prepared statements fail behind
+/// some poolers.
 async fn ask(connection: &mut PgConnection, statement: String) -> Result<PgRow, sqlx::Error> {
     connection.fetch_one(sqlx::raw_sql(AssertSqlSafe(statement))).await
 }
@@ -135,7 +139,7 @@ struct Numbers {
     pair: [i32; 2],
 }
 
-/// The library's first number in the space of pairs (`docs/hazards.md` H24).
+/// The first number of the pairs that this library reserves for itself (`docs/hazards.md` H24).
 const OWN: i32 = 1_818_583_411;
 
 impl Numbers {
@@ -159,14 +163,15 @@ impl Numbers {
     /// (`_lock`).
     fn take(&self, kind: &str) -> String {
         let taken = self.arguments().map(|(function, number)| {
-            // Some of these functions return void, which reads as an empty text.
+            // Casts the result to text, because some of these functions return void, which reads as an empty
+            // text.
             format!("pg_catalog.{function}{kind}({number})::pg_catalog.text IS NULL")
         });
         taken.join(" OR ")
     }
 
-    /// Returns SQL that checks whether another session is granted any number, and releases it by the end of the
-    /// statement.
+    /// Returns SQL that checks whether this session is granted any number that the other one holds. A number
+    /// that is granted is released by the end of the statement or transaction.
     fn is_any_granted(&self) -> String {
         let tried = self.arguments().map(|(_, number)| {
             format!(
@@ -178,7 +183,8 @@ impl Numbers {
         tried.join(" OR ")
     }
 
-    /// Returns SQL that checks whether any number is granted in transaction scope, which leaves no lock on the session.
+    /// Returns SQL like [`is_any_granted`](Self::is_any_granted), but only in transaction scope, which leaves
+    /// no lock on the session.
     fn is_any_granted_in_transactions(&self) -> String {
         let tried =
             self.arguments().map(|(_, number)| format!("pg_catalog.pg_try_advisory_xact_lock({number})"));

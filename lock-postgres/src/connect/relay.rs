@@ -63,14 +63,14 @@ async fn connected(address: SocketAddr) -> io::Result<TcpStream> {
 async fn accept(listener: UnixListener, address: SocketAddr, first: TcpStream) {
     let mut first = Some(first);
     while let Ok((driver, _)) = listener.accept().await {
-        // Any process on this machine can connect to an abstract name.
+        // Refuses other processes, because any process on this machine can connect to an abstract name.
         let owner = driver.peer_cred().ok().and_then(|owner| owner.pid());
         if owner.is_some_and(|pid| u32::try_from(pid) != Ok(process::id())) {
             continue;
         }
         let server = match first.take() {
             Some(server) => server,
-            // The driver's connection is closed.
+            // Closes the driver's connection if the server cannot be reached.
             None => match connected(address).await {
                 Ok(server) => server,
                 Err(_) => continue,
@@ -80,7 +80,8 @@ async fn accept(listener: UnixListener, address: SocketAddr, first: TcpStream) {
     }
 }
 
-/// Forwards in both directions until one side ends. Earlier data has been forwarded by that time.
+/// Forwards data in both directions until one side closes its connection. Everything sent before is still
+/// forwarded.
 async fn forward(mut driver: UnixStream, mut server: TcpStream) {
     {
         let (mut from_driver, mut to_driver) = driver.split();

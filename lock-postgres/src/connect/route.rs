@@ -37,7 +37,7 @@ type HostAddress = (String, Option<IpAddr>);
 pub(crate) struct Route {
     /// The driver's options for this server.
     pub(crate) options: PgConnectOptions,
-    /// The connection that found the server, if one was needed.
+    /// The connection by which the server was found, if one was needed.
     pub(crate) first: Option<PgConnection>,
     #[cfg(unix)]
     _relay: Option<Relay>,
@@ -47,7 +47,7 @@ pub(crate) struct Route {
 #[derive(Clone)]
 struct Candidate {
     options: PgConnectOptions,
-    /// `None` if the driver resolves it: a socket, or a name with one address.
+    /// The address to connect to. `None` if the driver resolves it: a socket, or a name with one address.
     address: Option<SocketAddr>,
 }
 
@@ -68,7 +68,7 @@ impl Route {
         if config.shuffled {
             fastrand::shuffle(&mut targets);
         }
-        // The rest of the time is for setting up the session.
+        // Leaves a tenth of the time for setting up the session.
         let end = Instant::now() + config.connect_timeout * 9 / 10;
         let several = targets.len() > 1;
         let resolved = join_all(targets.iter().map(|target| resolve(target, several.then_some(end)))).await;
@@ -122,7 +122,8 @@ impl Route {
                 }
             }
         }
-        // A read-only default, which the session overrides, is acceptable if no other server is better.
+        // Accepts a server that is only read-only by default, because the session overrides this default and
+        // no other server is better.
         if let (Some(candidate), true) = (read_only, config.wanted == Wanted::Any) {
             return candidate.open().await.map_err(|failure| failure.error);
         }
@@ -158,7 +159,7 @@ impl LastGood {
     }
 }
 
-/// Resolves the addresses of a host. `end` is set if there are other hosts.
+/// Resolves the addresses of a host. If there are other hosts, `end` is the end of the time for all of them.
 async fn resolve(target: &Target, end: Option<Instant>) -> Result<Vec<Candidate>, CandidateFailure> {
     let options = &target.options;
     let candidate = |address| Candidate { options: options.clone(), address };
@@ -175,7 +176,7 @@ async fn resolve(target: &Target, end: Option<Instant>) -> Result<Vec<Candidate>
     }
     let looking = lookup_host((host, port));
     let found = match end {
-        // Leaves time for the other hosts.
+        // Uses a third of the time that is left, to leave time for the other hosts.
         Some(end) => {
             let share = end.saturating_duration_since(Instant::now()) / 3;
             limited(share, looking).await.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))
@@ -188,7 +189,7 @@ async fn resolve(target: &Target, end: Option<Instant>) -> Result<Vec<Candidate>
     };
     addresses.dedup();
     match addresses.as_slice() {
-        // The driver resolves the name again, and verifies it.
+        // Leaves a single address to the driver, which resolves the name again and verifies it.
         [] | [_] => Ok(vec![candidate(None)]),
         several => Ok(several.iter().map(|address| candidate(Some(*address))).collect()),
     }
@@ -213,7 +214,7 @@ impl Candidate {
         cfg!(unix) && encrypts && self.address.is_some_and(|address| verifies || !address.ip().is_loopback())
     }
 
-    /// Returns the options for the address itself.
+    /// Returns options that connect to the address itself, without a relay.
     fn directly(&self) -> PgConnectOptions {
         match self.address {
             Some(address) => self.options.clone().host(&address.ip().to_string()),

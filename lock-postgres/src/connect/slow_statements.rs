@@ -5,8 +5,8 @@ use std::time::Duration;
 use sqlx::ConnectOptions as _;
 use sqlx::postgres::PgConnectOptions;
 
-/// Switches off the warning for statements over a second, because the stores' statements wait on purpose. A setting of
-/// the caller is kept, and only the `Debug` text reveals it.
+/// Switches off the warning for statements over a second, because the stores' statements wait on purpose. A
+/// setting of the caller is kept. It can only be read from the options' `Debug` text.
 pub(crate) fn without_slow_statements(options: PgConnectOptions) -> PgConnectOptions {
     let is_default = log_settings(&options) == log_settings(&PgConnectOptions::new_without_pgpass());
     if is_default { options.log_slow_statements(log::LevelFilter::Off, Duration::MAX) } else { options }
@@ -34,7 +34,7 @@ mod tests {
             let set = fresh().log_slow_statements(log::LevelFilter::Warn, duration);
             assert_eq!(Some(shown(set.clone())), log_settings(&set));
         }
-        // This database name looks like the settings.
+        // Uses a database name that looks like the settings.
         let odd = fresh().database("log_settings: x");
         assert!(shown(odd).contains("slow_statements_level: Off"));
     }

@@ -45,7 +45,7 @@ async fn what_those_ask_for_who_were_just_answered_travels_together() {
     for round in 0..3 {
         queue.push_all((0..20).map(|n| Number(n, failed.clone())));
         assert_eq!(session.take(64).await.unwrap().len(), 20, "round {round}");
-        // Each task yields up to twice before it queues a job.
+        // Starts tasks that yield up to twice before they queue a job.
         for n in 0..20 {
             let (queue, failed) = (queue.clone(), failed.clone());
             asked += 1;
@@ -125,19 +125,19 @@ async fn many_jobs_are_divided_and_few_are_not() {
     queue.push_all((0..64).map(|n| Number(n, failed.clone())));
     assert_eq!(one.take(512).await.unwrap().len(), 32);
     assert_eq!(other.take(512).await.unwrap().len(), 32);
-    // Jobs under way in other sessions count: 33 and 31 are better than 1 and 63.
+    // Jobs under way in other sessions count for the share: 33 and 31 are better than 1 and 63.
     queue.push_all((0..32).map(|n| Number(n, failed.clone())));
     assert_eq!(one.take(512).await.unwrap().len(), 32);
     queue.push_all((0..7).map(|n| Number(n, failed.clone())));
     assert_eq!(other.take(512).await.unwrap().len(), 7);
-    // A few jobs beyond its share are taken as well.
+    // A session also takes a few jobs beyond its share.
     queue.push_all((0..18).map(|n| Number(n, failed.clone())));
     assert_eq!(one.take(512).await.unwrap().len(), 18, "its share is 13");
     queue.push_all((0..23).map(|n| Number(n, failed.clone())));
     assert_eq!(one.take(20).await.unwrap().len(), 15, "its share, as eight more are many");
     assert_eq!(one.take(4).await.unwrap().len(), 4, "never more than it may");
     assert_eq!(other.take(512).await.unwrap().len(), 4);
-    // An ended session has no jobs under way.
+    // Ends the other session, which then has no jobs under way.
     drop(other);
     queue.push_all((0..40).map(|n| Number(n, failed.clone())));
     assert_eq!(one.take(512).await.unwrap().len(), 40);

@@ -26,7 +26,7 @@ use crate::ident::Identifier;
 /// # Ok::<(), leasehold_api::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // Text has two ends.
+#[allow(clippy::exhaustive_enums)] // Complete: text has two ends.
 pub enum Djb2Xor {
     /// From the first unit to the last.
     #[default]
@@ -60,7 +60,7 @@ impl KeyNumber for Djb2Xor {
 mod tests {
     use super::*;
 
-    // Computed by programs in two other languages.
+    // The expected numbers were computed by programs in two other languages.
     #[test]
     fn golden_vectors() {
         for (text, forward, reverse) in [

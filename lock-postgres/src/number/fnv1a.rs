@@ -27,7 +27,7 @@ use crate::ident::Identifier;
 /// # Ok::<(), leasehold_api::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
-#[allow(clippy::exhaustive_structs)] // A name for a function, without settings.
+#[allow(clippy::exhaustive_structs)] // Complete: the type names a function and has no settings.
 pub struct Fnv1a64;
 
 impl KeyNumber for Fnv1a64 {
@@ -51,7 +51,7 @@ mod tests {
         Fnv1a64.number(&Identifier::new(schema).unwrap(), &LockKey::new(key).unwrap()).unwrap()
     }
 
-    // Computed by a program in another language.
+    // The expected numbers were computed by a program in another language.
     #[test]
     fn golden_vectors() {
         for (schema, key, expected) in [

@@ -68,8 +68,8 @@ impl KeyNumber for Sha256 {
 
     fn number(&self, schema: &Identifier, key: &LockKey) -> Result<i64, Error> {
         let mut hasher = sha2::Sha256::new();
-        // A plain prefix suffices as a key, because three quarters of the digest are discarded and no attacker can
-        // extend it.
+        // Hashes the secret as a plain prefix. This suffices as a key, because three quarters of the digest
+        // are discarded and no attacker can extend it.
         let secret = self.secret.as_deref().unwrap_or_default();
         length_prefixed(&[secret, schema.as_str().as_bytes(), key.as_str().as_bytes()], |b| hasher.update(b));
         let digest: [u8; 32] = hasher.finalize().into();
@@ -89,7 +89,7 @@ impl fmt::Debug for Sha256 {
 mod tests {
     use super::*;
 
-    // Computed by a program in another language.
+    // The expected numbers were computed by a program in another language.
     #[test]
     fn golden_vectors() {
         let schema = Identifier::new("leasehold").unwrap();

@@ -11,7 +11,7 @@ use crate::ident::Identifier;
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerReport {
-    /// `server_version_num`: 150004 is 15.4.
+    /// The server's version as a number (`server_version_num`): 150004 is 15.4.
     pub version_num: i32,
     /// Version in the server's notation.
     pub version: String,
@@ -65,7 +65,7 @@ pub struct SchemaVersion {
 pub struct MissingPrivilege {
     /// The object; `None` is the schema itself.
     pub object: Option<String>,
-    /// Such as `INSERT`.
+    /// The privilege, such as `INSERT`.
     pub privilege: String,
 }
 
@@ -115,7 +115,8 @@ impl ServerReport {
         })
     }
 
-    /// Returns the report without privileges and altered objects that only other stores need.
+    /// Returns the report reduced to these stores: without privileges and altered objects that only other
+    /// stores need.
     #[must_use]
     pub fn for_stores(mut self, stores: Stores) -> Self {
         let is_needed =
@@ -128,7 +129,7 @@ impl ServerReport {
 
     pub(super) fn explains_no_version(&self) -> bool {
         self.schema == SchemaState::Missing
-            // The table could be a view that runs code of that role.
+            // Does not read the version, because the table could be a view that runs code of that role.
             || self.foreign_owner.is_some()
             || self.missing_objects.iter().any(|object| object == "version")
             || self.altered_objects.iter().any(|object| object == "version")

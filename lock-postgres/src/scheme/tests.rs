@@ -2,7 +2,7 @@ use leasehold_engine::scheme::invalid;
 
 use super::*;
 
-/// The URL as the facade takes it apart, without a fragment.
+/// Splits the URL as the facade does, without a fragment.
 fn parsed(text: &str) -> StoreUrl {
     let (scheme, rest) = text.split_once(':').unwrap();
     let query = rest.split_once('?').map_or("", |(_, query)| query);
@@ -52,7 +52,7 @@ fn no_parameter_of_ours_is_one_of_libpq() {
     for name in
         COMMON.into_iter().chain(["hash", "confirm_every", "lost_after", "server_gives_up", "ttl", "poll"])
     {
-        // libpq has this one as well, in seconds.
+        // Only `connect_timeout` is also a parameter of libpq, in seconds.
         assert_eq!(is_parameter(name), name == "connect_timeout", "{name}");
     }
 }

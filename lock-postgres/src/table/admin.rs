@@ -21,7 +21,7 @@ impl LockAdmin for TableBackend {
     }
 
     async fn list(&self, query: &ListQuery) -> Result<Vec<KeyInfo>, Error> {
-        // The server refuses NUL, and no key contains it.
+        // Returns an empty list for a prefix with NUL, because the server refuses NUL and no key contains it.
         if query.prefix.contains('\0') {
             return Ok(Vec::new());
         }

@@ -33,7 +33,7 @@ const AGAIN: Duration = Duration::from_millis(20);
 
 /// Capabilities and settings of a store with one row per key.
 #[derive(Clone)]
-#[allow(clippy::exhaustive_structs)] // Made by the stores of this family, with everything they decide.
+#[allow(clippy::exhaustive_structs)] // Only stores of this family make it, with all fields.
 pub struct TableSettings {
     /// The store's capabilities.
     pub capabilities: Capabilities,
@@ -43,9 +43,9 @@ pub struct TableSettings {
     pub poll: Duration,
     /// Number of sessions.
     pub connections: u8,
-    /// Age since their end at which rows are removed, or `None` to keep them.
+    /// Time after the end of a hold at which its row is removed. `None` keeps all rows.
     pub purge_after: Option<Duration>,
-    /// Extension of this store's guards.
+    /// Makes the extension of this store's guards.
     pub extension: Option<Extension>,
 }
 
@@ -56,7 +56,8 @@ pub struct TableBackend {
     timing: Timing,
     pub(super) queue: JobQueue<TableJob>,
     sessions: Mutex<Vec<Session>>,
-    /// Queue of the session that outlives the runtime of the others.
+    /// Queue of the session that is opened on another runtime when the first runtime has ended, for the last
+    /// releases.
     last: OnceLock<JobQueue<TableJob>>,
     closed: CancellationToken,
 }
@@ -81,7 +82,8 @@ impl TableBackend {
         config.check()?;
         check(&settings)?;
         let TableSettings { capabilities, timing, poll, connections, purge_after, extension } = settings;
-        // One interval earlier than the engine, which counts from an earlier moment than the registry.
+        // Gives up one interval earlier than the engine, which counts from an earlier moment than the
+        // registry.
         let sticky = timing.confirm.filter(|confirm| confirm.sticky);
         let channel = channel(dialect.kind, &config.schema);
         let common = Arc::new(Common {
@@ -161,7 +163,7 @@ impl TableBackend {
                 sleep(AGAIN).await;
             }
         };
-        // Must end before the engine's own limit, because the sessions still have to be closed.
+        // Limits the wait to less than the engine's own limit, because the sessions still have to be closed.
         let _ = timeout(self.timing.request_timeout.min(self.timing.close) / 2, freed).await;
     }
 }
@@ -180,7 +182,7 @@ fn check(settings: &TableSettings) -> Result<(), Error> {
     Ok(())
 }
 
-/// Younger rows stay, because a statement that read one might still run.
+/// The least age of a removed row. Younger rows stay, because a statement that has read one might still run.
 const SAFE_AGE: Duration = Duration::from_secs(3600);
 
 fn process(config: &PgConfig) -> String {
@@ -207,7 +209,7 @@ impl Backend for TableBackend {
     }
 
     fn attach(&self, events: Events) {
-        // A backend belongs to one engine. A second engine would get the first one's events.
+        // Keeps the events of the first engine, because a backend belongs to one engine only.
         let _ = self.common.events.set(events);
     }
 
@@ -244,7 +246,7 @@ impl Backend for TableBackend {
     async fn release_on_new_runtime(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
         let last = self.last.get_or_init(|| {
             let queue = JobQueue::new();
-            // The session's actor ends with the queue, in `abort`.
+            // Drops the handle, because the session's actor ends when `abort` closes the queue.
             drop(Session::lazy(&self.common.config, &queue, TableWork::new(&self.common)));
             queue
         });
@@ -261,7 +263,7 @@ impl Backend for TableBackend {
         for session in self.end() {
             session.ended(SESSION_END).await;
         }
-        // Cancelled last, because a running upkeep call must get its reply first.
+        // Stops the upkeep last, because a running upkeep call must get its reply first.
         self.closed.cancel();
     }
 
@@ -273,7 +275,7 @@ impl Backend for TableBackend {
 
 impl Drop for TableBackend {
     fn drop(&mut self) {
-        // Without an engine, `close` is never called.
+        // Ends the sessions here too, because only an engine calls `close`.
         drop(self.end());
         self.closed.cancel();
     }

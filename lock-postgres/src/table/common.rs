@@ -15,7 +15,7 @@ use super::hints::contention::ContentionHints;
 use super::registry::{DoubtPeriod, Process, Registry};
 use crate::config::PgConfig;
 
-/// How long statements skip a row that was found locked.
+/// How long statements skip a row that another transaction had locked (a pinned row).
 const PINNED: Duration = Duration::from_secs(5);
 
 /// State shared by the sessions, the backend and the upkeep of one client.
@@ -29,9 +29,10 @@ pub(super) struct Common {
     pub(super) channel: String,
     /// Poll interval of waiters.
     pub(super) poll: Duration,
-    /// Whether one of the sessions listens.
+    /// Whether one of the sessions listens for notifications.
     pub(super) listening: AtomicBool,
-    /// Keys whose row another transaction has locked, and until when to expect that.
+    /// Pinned keys: another transaction has locked the key's row. The value is the time until which
+    /// statements skip the row.
     pub(super) pinned: Mutex<HashMap<LockKey, Instant>>,
     pub(super) known_rows: BloomFilter,
     pub(super) contention: ContentionHints,
@@ -54,9 +55,9 @@ impl Common {
         self.config.statement_timeout + Duration::from_secs(1)
     }
 
-    /// Returns how long the server might still run a request of `session` after its connection broke. If a pooler hides
-    /// the session, this includes the time until the pooler notices the client's end or the forwarded request arrives.
-    /// Then a statement's limit follows. A commit has no limit.
+    /// Returns how long the server might still run a request of `session` after its connection broke. It runs
+    /// while `session` exists, and for a time: until the request arrives or, without `session` (hidden by a
+    /// pooler), until the pooler notices the client's end, plus a statement's limit. A commit has no limit.
     pub(super) fn doubt_period(&self, session: Option<Process>) -> DoubtPeriod {
         let arrives = session.map_or(self.config.liveness.server_gives_up, |_| Duration::from_secs(1));
         DoubtPeriod { session, time: arrives + self.config.statement_timeout }

@@ -24,7 +24,7 @@ pub(super) enum StatementFailure {
     OutcomeUnknown(Error),
     /// Another transaction has locked a row or the table for too long. Nothing was done.
     Locked {
-        /// Whether a row was locked. Otherwise it might be the table.
+        /// Whether a row was locked. If `false`, it might be the table.
         row: bool,
     },
     /// The server cannot store the values of one request of the batch. Nothing was done.
@@ -39,7 +39,8 @@ pub(super) type Statement = Query<'static, Postgres, PgArguments>;
 /// Binds a statement's values, each time it is sent.
 pub(super) type Bind<'b> = &'b (dyn Fn(Statement) -> Statement + Send + Sync);
 
-/// Statements that begin a transaction behind a pooler.
+/// Statements that begin a transaction with its settings. For poolers, which do not keep a session's
+/// settings.
 pub(super) struct Pooled {
     pub(super) begin: Arc<str>,
     /// Begins a transaction and returns whether tokens can be drawn in it. Needed in every transaction, because the
@@ -60,11 +61,11 @@ pub(super) struct Db<'c> {
 const ROLLED_BACK: &[&str] =
     &["0A", "25", "26", "28", "2B", "3D", "3F", "40", "42", "44", "53", "55", "57014"];
 
-/// Capacity reserved for values and bytes, enough for most statements.
+/// Number of values for which a statement reserves room, and their bytes below. Enough for most statements.
 const FEW_VALUES: usize = 8;
 const FEW_BYTES: usize = 512;
 
-/// Attempts of a statement that failed with a serialization failure or deadlock.
+/// How often a statement is sent at most, if it fails with a serialization failure or a deadlock.
 const ATTEMPTS: u32 = 4;
 
 impl Db<'_> {
@@ -145,7 +146,8 @@ impl Db<'_> {
                 Ok(Err(error)) => error,
                 Err(_) => return Err(StatementFailure::ConnectionUnusable(self.timeout_error(doing))),
             };
-            // The stores' statements never cause these, but a trigger or a manual lock can.
+            // Repeats after a serialization failure or a deadlock. The stores' statements never cause these,
+            // but a trigger or a manual lock can.
             let lost_a_race = sqlstate(&error).is_some_and(|code| code == "40001" || code == "40P01");
             if !lost_a_race || attempt == ATTEMPTS {
                 return Err(StatementFailure::of(error, doing));
@@ -161,7 +163,8 @@ impl Db<'_> {
         )
     }
 
-    /// Sends the statement. Returns `None` if the incarnation must be marked before tokens are drawn.
+    /// Sends the statement. Returns `None` if the server was restarted, so the incarnation (this start of the
+    /// server) must be marked before tokens are drawn.
     async fn send<R: FetchAs>(
         &mut self,
         text: &Arc<str>,
@@ -178,7 +181,8 @@ impl Db<'_> {
         let begun = match raw_sql(begin).fetch_all(&mut *self.connection).await {
             Ok(begun) => begun,
             Err(error) => {
-                // The transaction was begun and failed. If left open, it would fail the next statement.
+                // Rolls back the transaction, which was begun and failed. If left open, it would fail the
+                // next statement.
                 if error.as_database_error().is_some() && !ends_session(&error) {
                     raw_sql(sql::ROLLBACK).execute(&mut *self.connection).await?;
                 }
@@ -231,7 +235,7 @@ impl StatementFailure {
         let is_one_of = |classes: &[&str]| classes.iter().any(|class| code.starts_with(class));
         let kind = match &error {
             sqlx::Error::ColumnDecode { .. } => Self::OutcomeUnknown,
-            // The values were not sent.
+            // Nothing was done, because the values were not sent.
             sqlx::Error::Encode(_) => Self::Refused,
             _ if is_unusable(&error, &code) => Self::ConnectionUnusable,
             _ if is_one_of(&["22", "23", "54", "P0"]) => Self::BadValue,
@@ -274,7 +278,7 @@ fn restart_loop_error() -> Error {
     Error::new(ErrorKind::Unavailable, "the server restarts again and again; try again when it stays up")
 }
 
-/// Returns whether the lock timeout was on a row, because only then the server reports a location.
+/// Returns whether a lock timeout was on a row: only then the server reports a location.
 fn names_row(error: &sqlx::Error) -> bool {
     let error = error.as_database_error().and_then(|error| error.try_downcast_ref::<PgDatabaseError>());
     error.is_some_and(|error| error.r#where().is_some())
@@ -282,8 +286,8 @@ fn names_row(error: &sqlx::Error) -> bool {
 
 /// Returns whether the connection is unusable, or the server cannot report the statement's outcome.
 fn is_unusable(error: &sqlx::Error, code: &str) -> bool {
-    // The server is read-only (a standby), has an open transaction, or a pooler has lost the prepared statements. The
-    // next statement would fail in the same way.
+    // Includes errors that the next statement would get too: the server is read-only (a standby), has an open
+    // transaction, or a pooler has lost the prepared statements.
     let lasts = ["25006", "25P02", "26000", "42P05"].contains(&code);
     lasts || ends_session(error) || outcome_unknown(error)
 }

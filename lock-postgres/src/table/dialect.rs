@@ -41,7 +41,7 @@ use crate::upkeep;
 /// that cannot be pulled up. Holders are compared by `(holder IN (SELECT ..)) IS TRUE`, which cannot be pulled up
 /// either and is hashed.
 #[derive(Clone, Copy, Debug)]
-#[allow(clippy::exhaustive_structs)] // Made by the stores of this family, with all statements.
+#[allow(clippy::exhaustive_structs)] // Only stores of this family make it, with all statements.
 pub struct Dialect {
     /// The kind of store, which is part of the name of its notifications: two kinds in one schema do not
     /// share them.
@@ -53,8 +53,8 @@ pub struct Dialect {
     /// - Parameters: `$1` key, `$2` holder, `$3` `ttl_us`, `$4` `cooldown_us`, `$5` label, `$6` owner.
     /// - Returns: `token`, or no row if not granted.
     pub grant_one: &'static str,
-    /// Grants one key that has a free row, if neither this grant nor the last one has a cooldown. It can miss a free
-    /// row, and might read the clock before the row is locked.
+    /// Grants one key that has a free row, if neither this grant nor the last one has a cooldown. The
+    /// statement can miss a free row, and might read the clock before the row is locked.
     ///
     /// - Parameters: `$1` key, `$2` holder, `$3` `ttl_us`, `$4` label, `$5` owner.
     /// - Returns: `token`, or no row if not granted.
@@ -65,8 +65,8 @@ pub struct Dialect {
     ///   `cooldown_us`, `$5` label, `$6` owner.
     /// - Returns for each grant: the position in `$1`, counted from one, and `token`.
     pub grant_free: &'static str,
-    /// Grants several keys, and returns for each why it was not granted. `{free}` and `{among}` are empty, or the two
-    /// fields below.
+    /// Grants several keys, and returns for each key that was not granted the reason. `{free}` and `{among}`
+    /// are empty, or the two fields below.
     ///
     /// - Parameters: arrays `$1` keys, each once, `$2` holders, `$3` `ttl_us`, `$4` `cooldown_us`, `$5` labels. `$6`
     ///   owner. `$7` the microseconds a waiter's mark must still last to count.
@@ -76,7 +76,8 @@ pub struct Dialect {
     /// A part of the `WITH` clause of [`grant`](Self::grant) that locks free rows and skips rows locked by another
     /// transaction. No separate parameters.
     pub free: &'static str,
-    /// A condition of [`grant`](Self::grant): only new rows, and rows that [`free`](Self::free) has locked.
+    /// A condition in the `WHERE` clause of [`grant`](Self::grant), used together with [`free`](Self::free):
+    /// writes only new rows, and rows that `free` has locked.
     pub among: &'static str,
     /// Renews holds that do not end soon, which is nearly all of them. It fails and renews none if it cannot exclude
     /// that a hold had ended.
@@ -112,7 +113,8 @@ pub struct Dialect {
     pub release: &'static str,
     /// Works like [`release`](Self::release), but skips rows that another transaction has locked.
     pub release_unlocked: &'static str,
-    /// Marks rows as waited for. `{skip}` is empty or ` SKIP LOCKED`.
+    /// Notes in rows that a client waits for the key (a waiter's mark). A release of a marked row notifies.
+    /// `{skip}` is empty or ` SKIP LOCKED`.
     ///
     /// - Parameters: `$1` keys, `$2` the duration in microseconds.
     /// - Returns: `key` of each held row.
@@ -180,9 +182,10 @@ impl WaitOrSkip {
 impl Statements {
     pub(super) fn new(dialect: &Dialect, schema: &Identifier, channel: &str) -> Self {
         let name = schema.quoted();
-        // The sequence's name as a literal. `standard_conforming_strings` is on in the store's sessions.
+        // Writes the sequence's name as a literal. A backslash in it is safe, because
+        // `standard_conforming_strings` is on in the store's sessions.
         let token = format!("'{}.token'::regclass", name.replace('\'', "''"));
-        // The channel's name is generated and has no character to quote.
+        // Needs no quoting, because the channel's name is generated.
         let channel = format!("'{channel}'");
         let given =
             [("{schema}", name.as_str()), ("{token}", token.as_str()), ("{channel}", channel.as_str())];

@@ -21,19 +21,20 @@ use crate::error::store_error;
 /// Maximum number of keys in one statement.
 const MOST_KEYS: usize = 512;
 
-/// Number of locked rows in a row after which the remaining keys are not tried, because each takes `lock_timeout`.
+/// Number of locked rows, found one after another, after which the remaining keys are not tried. Each costs
+/// the whole `lock_timeout`.
 const FEW: usize = 4;
 
-/// Maximum rounds of a request whose row changed during the statement.
+/// How often a request is sent at most, if its row changes during the statement.
 const ROUNDS: u32 = 4;
 
 /// The reply of a statement to one request.
 enum GrantReply {
     Granted(i64),
     Contended(Contended),
-    /// Held, without a waiter's mark that lasts long enough.
+    /// The key is held, and its row has no waiter's mark (a note that a client waits) that lasts long enough.
     Unmarked(Contended),
-    /// Free, but not granted, because another client was quicker or has locked the row.
+    /// The key was free but not granted, because another client was quicker or has locked the row.
     Passed,
     /// The statement failed, and was rolled back by the server or never sent.
     Refused(Error),
@@ -63,7 +64,7 @@ pub(super) async fn grant(
     in_flight.answered();
     let mut unheard = Vec::new();
     if common.is_closing() {
-        // After a close no caller could release the grant.
+        // Releases the grants here, because after a close no caller could release them.
         for (request, answer) in requests.iter().zip(&mut answers) {
             if matches!(answer, Ok(Attempt::Granted(_))) {
                 *answer = Err(Error::closed());
@@ -139,7 +140,8 @@ impl Grants<'_, '_> {
             if !unmarked.is_empty() {
                 let keys: Vec<&LockKey> = unmarked.iter().map(|at| &requests[*at].key).collect();
                 let freed = self.mark_waiters(&keys).await?;
-                // A key released before its mark was set sends no notification, so it is requested again.
+                // Requests a key again if it was released before its mark was set, because such a release
+                // sends no notification.
                 open.extend(unmarked.into_iter().filter(|at| freed.contains(&requests[*at].key)));
             }
         }
@@ -257,7 +259,7 @@ impl Grants<'_, '_> {
                 if matches!(asked, Err(StatementFailure::Locked { .. })) { locked_in_a_row + 1 } else { 0 };
             match asked {
                 Ok(outcomes) => results.push(Ok(outcomes.into_iter().next().unwrap_or(GrantReply::Passed))),
-                // A long transaction is inserting this row.
+                // Counts as held, because a long transaction is inserting this row.
                 Err(StatementFailure::Locked { row: true }) => {
                     results.push(Ok(GrantReply::Contended(Contended::new())));
                 }
@@ -267,8 +269,8 @@ impl Grants<'_, '_> {
         Ok(results)
     }
 
-    /// Grants each key or returns why not, in one statement. With `skips` it leaves out rows that another transaction
-    /// has locked, and pins their keys.
+    /// Grants each key or returns why not, in one statement. With `skips` it leaves out rows that another
+    /// transaction has locked, and pins their keys: later statements skip these rows for a while.
     async fn grant_or_explain_batch(
         &mut self,
         requests: &[&Request],
@@ -305,7 +307,8 @@ impl Grants<'_, '_> {
     async fn grant_one(&mut self, request: &Request) -> Result<Option<i64>, StatementFailure> {
         let (ttl, owner) = (ttl(request), self.owner);
         let statements = &self.common.statements;
-        // `retake_one` could read the clock before it waited for the row, which would shorten a cooldown.
+        // Uses `retake_one` only without a cooldown: it could read the clock before it waited for the row,
+        // which would shorten a cooldown.
         let retakes = request.cooldown.is_none() && self.common.known_rows.might_contain(&request.key);
         let text = if retakes { &statements.retake_one } else { &statements.grant_one };
         let row = self
@@ -320,7 +323,7 @@ impl Grants<'_, '_> {
         token.map_err(unreadable)
     }
 
-    /// Marks the rows of `keys` as waited for. Returns the free keys.
+    /// Notes in the rows of `keys` that a client waits. Returns the keys that are free now.
     async fn mark_waiters(&mut self, keys: &[&LockKey]) -> Result<Vec<LockKey>, Error> {
         let lasts = micros(self.common.poll).saturating_mul(2);
         let text = self.common.statements.mark.text(false);
@@ -333,7 +336,7 @@ impl Grants<'_, '_> {
         let rows = match rows {
             Ok(rows) => rows,
             Err(StatementFailure::ConnectionUnusable(error)) => return Err(error),
-            // The mark is only for speed, because without it the waiter polls.
+            // Continues without the mark, which is only for speed: without it the waiter polls.
             Err(_) => return Ok(Vec::new()),
         };
         let live: Vec<&str> = rows.iter().filter_map(|row| row.try_get(0).ok()).collect();
@@ -370,7 +373,7 @@ fn read(rows: &[PgRow]) -> Result<HashMap<String, GrantReply>, sqlx::Error> {
             Some(token) => GrantReply::Granted(token),
             None => refusal(row)?,
         };
-        // A grant has two rows, and its row with the earlier state does not count.
+        // Keeps the grant: it has two rows, and the row with the earlier state does not count.
         if matches!(outcome, GrantReply::Granted(_)) || !outcomes.contains_key(&key) {
             outcomes.insert(key, outcome);
         }
@@ -410,7 +413,7 @@ fn failed(failure: StatementFailure, requests: &[&Request]) -> Result<Vec<GrantR
     Ok(errors.map(|(error, request)| result(error.with_key(&request.key))).collect())
 }
 
-/// Wraps a decoding error. The statement ran, so the outcome is unknown.
+/// Wraps an error of decoding a row. The statement was executed, so the outcome is unknown.
 fn unreadable(error: sqlx::Error) -> StatementFailure {
     StatementFailure::OutcomeUnknown(store_error(error, "acquire"))
 }

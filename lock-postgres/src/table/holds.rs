@@ -27,7 +27,7 @@ pub(super) async fn renew(
     calls: Vec<PendingCall<(HoldId, i64), Renewed>>,
 ) -> Result<(), Error> {
     let items: Vec<&(HoldId, i64)> = calls.iter().flat_map(|call| &call.items).collect();
-    // The statement replies once per hold, and the last requested TTL counts.
+    // Sends each hold once, because the statement replies once per hold. The last requested TTL counts.
     let (once, which) = each_hold_once(items.iter().map(|(hold, _)| hold));
     let mut by_ttl: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
     for (place, at) in once.iter().enumerate() {
@@ -203,8 +203,8 @@ async fn release_many(
     Ok(holds.iter().map(answer).collect())
 }
 
-/// Decodes the number at column `at` of a release's row. Without a row the hold was not held, or its request might
-/// still run, which is an error.
+/// Reads the reply to a release from the number in column `at` of its row. Without a row the key was not
+/// held. It is an error if the hold's request might still run.
 fn freed(common: &Common, hold: &HoldId, row: Option<&PgRow>, at: usize) -> Result<ReleaseReply, Error> {
     if row.is_none() && common.registry.is_undecided(hold) {
         let message = "the session that was asked for this hold did not answer, and has not ended yet: it may still be granted, so the release is repeated";

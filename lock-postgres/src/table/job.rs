@@ -19,11 +19,11 @@ pub(super) enum TableJob {
     List(PendingCall<ListRequest, ListPage>),
     Force(PendingCall<HoldId, bool>),
     Purge(PendingCall<PurgeRequest, PurgedPage>),
-    /// Claims the task of removing old rows.
+    /// Claims the task of removing old rows for this client.
     ClaimUpkeep(PendingCall<(), Option<Progress>>),
-    /// Stores the position of that task.
+    /// Stores how far the task of removing old rows has got.
     NoteUpkeep(PendingCall<Note, ()>),
-    /// Ends sessions in doubt and replies which are gone.
+    /// Ends sessions in doubt. Replies for each whether it is gone.
     End(PendingCall<Process, bool>),
 }
 
@@ -156,7 +156,7 @@ pub(super) fn hand_out<Q, A>(
     }
 }
 
-/// Grants and releases, which are best sent in separate round trips.
+/// The kind of a job. Grants and releases are best sent in separate round trips.
 #[derive(Clone, Copy, PartialEq)]
 enum BatchKind {
     Grants,

@@ -22,7 +22,7 @@ use crate::upkeep::{Note, Progress};
 /// Maximum length of a key in the tables, in bytes.
 const MOST_BYTES: usize = 1024;
 
-/// Rows that one statement reads, few enough not to delay other statements.
+/// Number of rows that one statement reads. It is small enough not to delay other statements.
 pub(super) const PAGE: i64 = 1000;
 
 pub(super) async fn list(
@@ -155,14 +155,14 @@ pub(super) fn behind(key: &str) -> String {
 pub(super) fn behind_prefix(prefix: &str) -> String {
     let mut text = prefix.to_owned();
     while let Some(last) = text.pop() {
-        // These two are adjacent, because surrogates are not characters.
+        // Skips the surrogates, which are not characters, so these two characters are adjacent.
         let next = if last == '\u{d7ff}' { Some('\u{e000}') } else { char::from_u32(u32::from(last) + 1) };
         if let Some(next) = next {
             text.push(next);
             return text;
         }
     }
-    // Longer than any key, and made of the last character.
+    // Returns a text behind every key: longer than any key, and made of the last character.
     "\u{10ffff}".repeat(MOST_BYTES / 4 + 1)
 }
 
@@ -185,12 +185,12 @@ fn info(row: &PgRow) -> Result<KeyInfo, Error> {
     let state = match state {
         0 => HoldState::Held,
         1 => HoldState::Expired,
-        // Released, but its cooldown lasts.
+        // The hold was released, and only its cooldown lasts.
         _ => return Ok(info),
     };
     let mut hold = HoldInfo::new();
     hold.state = state;
-    // The holder of a row written by hand might not parse. The row is shown anyway.
+    // Leaves out a holder that cannot be parsed, because the row may be written by hand.
     hold.holder = holder.parse::<HolderId>().ok();
     hold.token = u64::try_from(token).ok().and_then(token::from_store_number);
     hold.label = label.map(Into::into);

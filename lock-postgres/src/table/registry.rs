@@ -36,7 +36,7 @@ pub(super) struct Registry {
     state: Mutex<RegistryState>,
     /// Time without a confirmation after which a hold counts as lost permanently and is left in the store.
     lost_after: Option<Duration>,
-    /// Notified if a grant must be released or a session ended.
+    /// Notified if a grant must be released or a session must be ended.
     pub(super) changed: Notify,
     /// Notified if a hold might have been ended by force.
     pub(super) suspected: Notify,
@@ -47,8 +47,8 @@ struct RegistryState {
     held: FnvHashMap<HolderId, OwnHold>,
     unconfirmed: Vec<UnconfirmedGrant>,
     suspects: Vec<HoldId>,
-    /// Sessions to end. They can still have an effect, for example a commit that waits for a standby keeps its rows
-    /// locked.
+    /// Sessions to end, because they can still have an effect. For example, a commit that waits for a standby
+    /// keeps its rows locked.
     given_up: Vec<Process>,
     /// Number of request batches sent and not answered.
     in_flight: usize,
@@ -65,7 +65,7 @@ struct OwnHold {
 #[derive(Clone, Debug)]
 pub(super) struct UnconfirmedGrant {
     pub(super) release: ReleaseRequest,
-    /// Session that might still run or commit the request, while it exists on the server.
+    /// Session that might still run or commit the request while the session exists on the server.
     pub(super) session: Option<Process>,
     /// Time until which the server might still run the request.
     until: Instant,
@@ -110,7 +110,7 @@ impl Registry {
         open || state.held.values().any(|held| !self.is_lost(held))
     }
 
-    /// Returns the holds that are not lost.
+    /// Returns the holds that do not count as lost.
     pub(super) fn held(&self) -> Vec<HoldId> {
         let state = self.state();
         let held = state.held.iter().filter(|(_, held)| !self.is_lost(held));
@@ -177,7 +177,8 @@ impl Registry {
         sessions
     }
 
-    /// Forgets sessions that no longer exist on the server, so their transactions are over too.
+    /// Forgets sessions that no longer exist on the server. Their transactions are over too, so their
+    /// unconfirmed grants only wait for the doubt period.
     pub(super) fn gone(&self, sessions: &[Process]) {
         let mut state = self.state();
         state.given_up.retain(|session| !sessions.contains(session));
@@ -207,7 +208,8 @@ impl Registry {
             && state.unconfirmed.iter().all(|grant| grant.session.is_none() && grant.until > now)
     }
 
-    /// Marks a hold to be checked after a notification of a forced release. Ignored if it is not held.
+    /// Marks a hold to be checked after a notification of a forced release. Ignored unless this client has
+    /// the hold.
     pub(super) fn suspect(&self, hold: HoldId) {
         let mut state = self.state();
         if state.held.contains_key(&hold.holder) && !state.suspects.contains(&hold) {
@@ -233,7 +235,7 @@ impl Registry {
     }
 }
 
-/// See [`Registry::in_flight`].
+/// Requests that were sent and not answered. See [`Registry::in_flight`].
 pub(super) struct InFlight<'r> {
     registry: &'r Registry,
     holds: Vec<HoldId>,

@@ -42,7 +42,7 @@ SET LOCAL jit = off";
 pub(super) const COMMIT: &str = "COMMIT";
 pub(super) const ROLLBACK: &str = "ROLLBACK";
 
-/// `{channel}` is a generated name without a character to quote.
+/// Listens for notifications. `{channel}` is a generated name, which needs no quotes.
 pub(super) const LISTEN: &str = "LISTEN {channel}";
 
 /// Reads the client's address, and the server process with its start time. Runs as the login user, because a role set

@@ -15,13 +15,13 @@ use super::values::micros;
 use crate::job_queue::JobQueue;
 use crate::upkeep::{Note, Watch};
 
-/// Interval between attempts to release grants in doubt.
+/// Interval between attempts to release grants whose outcome is unknown.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// Average interval between checks for old rows. All clients of a table check, and one of them removes the rows.
 const PURGE_EVERY: Duration = Duration::from_secs(600);
 
-/// Pages between two notes of the position.
+/// Number of pages after which the position of a purge is stored.
 const PAGES_PER_NOTE: u32 = 10;
 
 /// The upkeep task, which runs until the backend closes.
@@ -54,7 +54,8 @@ impl Upkeep {
         }
     }
 
-    /// Checks holds that a notification reported as ended, because any role can send one.
+    /// Checks holds that a notification reported as ended. The check is needed because any role can send a
+    /// notification.
     async fn look_at_suspects(&self) {
         loop {
             self.common.registry.suspected.notified().await;
@@ -90,7 +91,7 @@ impl Upkeep {
         let mut watch = Watch::new(self.common.statements.kind);
         loop {
             sleep_until(Instant::now() + PURGE_EVERY.mul_f64(0.5 + fastrand::f64())).await;
-            // Idle clients leave the removal to others, because it would open a session.
+            // An idle client leaves the removal to other clients, because it would open a session.
             let is_asleep = self.common.config.idle.is_some() && !self.queue.is_served();
             if is_asleep || self.common.may_only_read.load(Ordering::Relaxed) {
                 continue;
@@ -100,7 +101,8 @@ impl Upkeep {
         }
     }
 
-    /// Resumes the run at its last position, unless another client is doing so.
+    /// Removes old rows from the last stored position on, if the run is due and no other client has claimed
+    /// it.
     async fn round(&self, age: Duration, watch: &mut Watch) -> Result<(), Error> {
         let Some(progress) = only(ask(&self.queue, TableJob::ClaimUpkeep, vec![()]).await)? else {
             return Ok(());
@@ -118,7 +120,7 @@ impl Upkeep {
                 only(ask(&self.queue, TableJob::NoteUpkeep, vec![note]).await)?;
                 watch.warn_if_overdue(&self.common.config, progress.running + taken.elapsed());
             }
-            // Uses at most a fifth of one session's time.
+            // Sleeps, to use at most a fifth of one session's time.
             sleep_until(Instant::now() + asked.elapsed() * 4).await;
         }
         Ok(())

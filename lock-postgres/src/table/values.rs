@@ -13,7 +13,7 @@ use sqlx::{Encode, Type};
 /// A holder id in the tables' text format.
 pub(super) struct HolderText(pub(super) HolderId);
 
-/// An instance in hexadecimal, a dash and a serial number.
+/// The longest text of a holder id: an instance in hexadecimal, a dash and a serial number.
 const LONGEST: usize = 32 + 1 + 20;
 
 impl Encode<'_, Postgres> for HolderText {
@@ -39,10 +39,10 @@ impl PgHasArrayType for HolderText {
     }
 }
 
-/// The longest duration a row can store, a hundred years. Longer ones are cut to it.
+/// The longest duration a row can store, a hundred years. Longer durations are cut to it.
 const MOST_MICROS: i64 = 100 * 366 * 24 * 3600 * 1_000_000;
 
-/// Converts to microseconds, rounded up and limited to the range of a row.
+/// Returns `duration` in microseconds, rounded up and limited to the longest duration that a row can store.
 pub(super) fn micros(duration: Duration) -> i64 {
     let micros = duration.as_nanos().div_ceil(1000);
     i64::try_from(micros).unwrap_or(MOST_MICROS).min(MOST_MICROS)

@@ -26,7 +26,7 @@ use crate::{schema, token};
 /// The work of one session.
 pub(super) struct TableWork {
     pub(super) common: Arc<Common>,
-    /// Set if a pooler was found.
+    /// The statements for work behind a pooler. Set if a pooler was found.
     pooled: Option<Pooled>,
     /// Whether this session listens for notifications.
     listens: bool,
@@ -64,7 +64,8 @@ impl TableWork {
         let row = connection.fetch_one(raw_sql(sql::SESSION)).await.map_err(failed)?;
         let mut owner = common.process.clone();
         let _ = write!(owner, " from {}", row.try_get::<String, _>(0).map_err(failed)?);
-        // A session under another role than its login role might not see its start time.
+        // Reads the start time as optional, because a session under another role than its login role might
+        // not see it.
         let (pid, started): (i32, Option<i64>) =
             (row.try_get(1).map_err(failed)?, row.try_get(2).map_err(failed)?);
         let session = started.filter(|_| !session.pooled).map(|started| Process { pid, started });
@@ -73,7 +74,8 @@ impl TableWork {
         self.listen(connection).await
     }
 
-    /// Listens unless another session does. Earlier notifications were missed, so all waiters check again.
+    /// Listens for notifications, unless another session does. All waiters check again, because earlier
+    /// notifications were missed.
     async fn listen(&mut self, connection: &mut PgConnection) -> Result<(), Error> {
         let taken = || self.common.listening.swap(true, Ordering::AcqRel);
         if self.pooled.is_some() || self.listens || taken() {
@@ -100,7 +102,7 @@ impl TableWork {
         let mut batch = Batch::of(jobs);
         let outcome = self.carry_out_batch(connection, &mut batch).await;
         if let Err(error) = &outcome {
-            // Running jobs are dropped with an unknown outcome, and the rest fail as not started.
+            // Fails the jobs that were not started. Running jobs are dropped, which means an unknown outcome.
             batch.fail(error);
         }
         outcome
@@ -133,7 +135,8 @@ struct Batch {
 impl Batch {
     fn of(jobs: Vec<TableJob>) -> Self {
         let mut batch = Self::default();
-        // An acquire without a caller would be lost, and the caller of an abandoned renewal has repeated it.
+        // Skips jobs whose caller is gone: an acquire would be lost, and an abandoned renewal was repeated by
+        // its caller.
         for job in jobs.into_iter().filter(|job| !job.can_skip()) {
             match job {
                 TableJob::Acquire(call) => batch.acquires.push(call),
@@ -222,12 +225,13 @@ impl Work for TableWork {
     }
 
     fn limit(&self, _: &[TableJob], _: Duration) -> Option<Duration> {
-        // Each statement has a separate limit.
+        // No limit for the batch, because each statement has a separate limit.
         None
     }
 
     fn keep(&mut self, unused: Duration) -> bool {
-        // Waiters poll once in each interval, so an unused session has no waiters.
+        // A session that was unused for three poll intervals has no waiters, because they poll once in each
+        // interval.
         let is_spare = unused >= self.common.poll * 3 && self.common.config.closes_when_idle(unused);
         if !is_spare || self.common.registry.is_used() {
             return true;
@@ -256,7 +260,8 @@ impl Work for TableWork {
     }
 }
 
-/// A notification: `f` and the released key, or `b`, the holder whose hold was broken, a space and the key.
+/// A notification. Its text is `f` and the released key, or `b`, the id of the holder whose hold was ended by
+/// force, a space and the key.
 #[derive(Debug, PartialEq, Eq)]
 enum Notice {
     Freed(LockKey),

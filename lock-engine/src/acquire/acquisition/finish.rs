@@ -26,7 +26,7 @@ impl Acquisition {
 
     /// Fails if a taken hold was lost, or if the engine closes.
     fn check(&self) -> Result<(), Refusal> {
-        // Closing did not see a hold that entered its slot at the same time.
+        // Checks the engine too, because closing misses a hold that entered its slot at the same time.
         if self.core.closing.is_cancelled() {
             return Err(self.core.name_error(Error::closed(), self.first_key(0)).into());
         }

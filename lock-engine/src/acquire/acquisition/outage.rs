@@ -12,7 +12,8 @@ use crate::acquire::entry::{Entry, Stage};
 use crate::acquire::waiting::{Paused, is_passing, pause};
 use crate::backoff::Backoff;
 
-/// The shortest and longest pause between retries. Short at first, because a restart takes about a second.
+/// The shortest and longest pause between retries. The first pause is short, because a restart of the store
+/// takes about a second.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(2));
 
 /// A store that fails and is retried.
@@ -31,8 +32,8 @@ impl Outage {
 impl Acquisition {
     /// Returns whether to retry after the store has failed with `error`.
     pub(super) fn should_retry(&self, error: &Error) -> bool {
-        // A grant whose answer was lost, or that came too late and took its permit along, has started its
-        // cooldown. The next attempt would be `NotDue`.
+        // Finds an attempt that has possibly started its cooldown: its answer was lost, or its grant came too
+        // late and took the permit along. The next attempt would be `NotDue`.
         let may_cool = |entry: &Entry| {
             let may_be_granted = !matches!(entry.stage, Stage::Idle) || entry.permit.is_none();
             may_be_granted && entry.hold.request.cooldown.is_some()
@@ -78,19 +79,20 @@ impl Acquisition {
         }
     }
 
-    /// Reports the failure to the waiters behind, present and future, because some of them give up on it.
+    /// Reports the failure to this client's present and future waiters for the same keys, because some of
+    /// them give up on it.
     fn report_failure_to_waiters(&self, from: usize, error: &Error) {
         for entry in self.entries[from..].iter().filter(|entry| entry.permit.is_some()) {
             let key = entry.hold.key();
             let before = self.core.queues.with(key, |owner| owner.failure.replace(error.clone()));
-            // At later failures no waiter is left that gives up.
+            // Wakes the waiters at the first failure only, because after it no waiter is left that gives up.
             if matches!(before, Some(None)) {
                 self.core.queues.wake_waiters(key);
             }
         }
     }
 
-    /// Notes that the store has answered.
+    /// Notes that the store has answered, so later waiters no longer see the failure.
     pub(super) fn end_outage(&mut self) {
         if self.outage.take().is_none() {
             return;

@@ -73,17 +73,17 @@ impl Drop for Acquisition {
         let call = self.call.take();
         // A call that was never polled has sent no request.
         let never_sent = call.is_some() && !self.polled;
-        // Passed on last, after the driver has the releases, as in `Hold::lose`.
+        // These permits are passed on last, when the driver has the releases, as in `Hold::lose`.
         let mut passed_on = Vec::new();
         let mut left = Vec::new();
         for Entry { hold, permit, stage } in self.entries.drain(..) {
-            // A dropped guard releases its hold and passes on its permit.
+            // Needs nothing more, because the dropped guard releases its hold and passes on its permit.
             if matches!(stage, Stage::Taken(_)) {
                 hold.abandon_undelivered();
                 continue;
             }
             hold.phase.give_up();
-            // The store has nothing of it. Dropping the permit passes it on.
+            // The store knows nothing of this request. Dropping the permit passes it on.
             if matches!(stage, Stage::Idle) || never_sent {
                 continue;
             }
@@ -96,7 +96,7 @@ impl Drop for Acquisition {
             };
             let request = &hold.request;
             let now = AssertUnwindSafe(|| self.core.backend.release_now(&request.key, request.holder));
-            // If the backend panics, the hold is released with I/O.
+            // Releases without I/O if possible. If the backend panics, the driver releases the hold with I/O.
             let needs_io = call.is_some() || hold.ends_cooldown();
             let freed = if needs_io { None } else { catch_unwind(now).unwrap_or(None) };
             if let Some(Ok(freed)) = freed {

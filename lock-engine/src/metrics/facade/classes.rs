@@ -36,8 +36,8 @@ impl Classes {
 
     /// Returns the class of `key`. Calls `begin` first if the class is new.
     pub(super) fn of(&self, key: &LockKey, begin: impl FnOnce(&Arc<str>)) -> Arc<str> {
-        // Caught, because guards can be dropped while a thread panics, and a second panic would end the
-        // process.
+        // Catches panics, because guards can be dropped while a thread panics, and a second panic would end
+        // the process.
         match catch_unwind(|| (self.class_of)(key)) {
             Ok("") => self.named(NONE, begin),
             Ok(name) => self.named(name, begin),
@@ -52,7 +52,8 @@ impl Classes {
         let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
         let class = if known.len() < LIMIT { Arc::from(name) } else { Arc::clone(&self.other) };
         let is_new = known.insert(Arc::clone(&class));
-        // Dropped first, because the program's recorder must not be called under a lock of ours.
+        // Unlocks before `begin`, because the program's recorder must not be called under a lock of the
+        // engine.
         drop(known);
         if is_new {
             begin(&class);

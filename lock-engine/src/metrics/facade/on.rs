@@ -38,15 +38,16 @@ pub(crate) struct FacadeMetrics {
 pub(crate) struct Times {
     asked: AtomicU64,
     granted: OnceLock<HeldGrant>,
-    /// Whether its end was published.
+    /// Whether the end of the hold was published.
     ended: AtomicBool,
 }
 
-/// A hold that was counted as held.
+/// The record of a hold that was counted as held.
 struct HeldGrant {
     at: Moment,
     class: Arc<str>,
-    /// Kept, because the program can install another recorder before the gauge is lowered.
+    /// The gauge that was raised. It is kept, because the program can install another recorder before the
+    /// gauge is lowered.
     held: Gauge,
 }
 
@@ -117,7 +118,7 @@ impl FacadeMetrics {
             Event::Released => RELEASES,
             Event::ReleaseRetry => RELEASE_RETRIES,
             Event::Undone => UNDONE,
-            // Published by the attempts and the ends of holds, with labels.
+            // Skipped, because attempts and ends of holds publish these events, with labels.
             Event::Contended | Event::Timeout | Event::Lost => return,
         };
         counter!(name, self.store()).increment(1);
@@ -127,7 +128,7 @@ impl FacadeMetrics {
         AcquireCall { facade: self, key, outcome: AcquireOutcome::Cancelled }
     }
 
-    /// Counts a guard of `hold` that is about to be handed out.
+    /// Counts a guard of `hold` that is about to be given to a caller.
     pub(crate) fn granted(&self, hold: &Hold) {
         let at = hold.core.clock.now();
         let class = self.class(hold.key());
@@ -136,8 +137,9 @@ impl FacadeMetrics {
         let held = gauge!(HELD, labels);
         held.increment(1.0);
         let _ = hold.times.granted.set(HeldGrant { at, class, held });
-        // A concurrent loss possibly found no grant to end. Each side writes its own part, then reads the
-        // other's behind a fence, so either the loss sees the grant or this sees the loss.
+        // Checks for a concurrent loss, which possibly found no grant to end. Each side writes its own part,
+        // then reads the other's behind a fence, so either the loss sees the grant or this function sees the
+        // loss.
         fence(Ordering::SeqCst);
         if !hold.is_live() {
             self.ended(hold);
@@ -193,7 +195,7 @@ impl FacadeMetrics {
             gauge!(name, labels.clone()).increment(0.0);
         }
         for name in [WAIT_TIME, HOLD_TIME, RENEWAL_MARGIN] {
-            // Only registered, because a histogram has no zero to record.
+            // Only registers the histogram, because a histogram has no zero to record.
             drop(histogram!(name, labels.clone()));
         }
     }

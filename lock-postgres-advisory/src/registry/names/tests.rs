@@ -26,7 +26,7 @@ async fn old_names_are_deleted_page_by_page_by_whose_turn_it_is() {
     let config = PgConfig::from_url(database.url()).unwrap();
     let mut conn = database.connect().await;
     leasehold_postgres::schema::install(&mut conn, config.schema_name()).await.unwrap();
-    // In both key spaces, around zero. Every second row is old.
+    // Writes rows in both key spaces, with numbers around zero. Every second row is old.
     run(
         &mut conn,
         "INSERT INTO leasehold.advisory_name (space, number, key, pid, holder, token, granted_at)
@@ -42,7 +42,7 @@ async fn old_names_are_deleted_page_by_page_by_whose_turn_it_is() {
     );
     let mut watch = Watch::new(TASK);
 
-    // Another client stopped at this position.
+    // Stores a position, as if another client had stopped there.
     run(&mut conn, "UPDATE leasehold.upkeep SET after = '2 -1'").await;
     delete_old_names(&common, &mut watch).await.unwrap();
     assert_eq!(count(&mut conn, "granted_at < now() - interval '30 days'").await, 1_600 - 400);
@@ -50,7 +50,7 @@ async fn old_names_are_deleted_page_by_page_by_whose_turn_it_is() {
     // The next run is not due.
     delete_old_names(&common, &mut watch).await.unwrap();
     assert_eq!(count(&mut conn, "number & 1 = 1").await, 1_200);
-    // A malformed position means the first row.
+    // A malformed position must count as the first row.
     run(&mut conn, "UPDATE leasehold.upkeep SET after = 'nonsense', next_at = now()").await;
     delete_old_names(&common, &mut watch).await.unwrap();
     assert_eq!(count(&mut conn, "number & 1 = 1").await, 0);

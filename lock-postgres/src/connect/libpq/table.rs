@@ -14,7 +14,8 @@ const PROBES: &str =
     "sessions are confirmed instead, on both sides: see `confirm_every`, `lost_after` and `server_gives_up`";
 const FORMATS: &str = "no statement of ours depends on it";
 
-/// Refused are settings that demand more security than is available, or a different server than would be used.
+/// The table. It refuses settings that demand more security than is available, or a different server than
+/// would be used.
 pub(super) const TABLE: &[Setting] = &[
     row("host", "PGHOST", Done, "several with commas between them; a directory of sockets begins with `/`"),
     row(

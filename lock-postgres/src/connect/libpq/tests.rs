@@ -58,7 +58,7 @@ fn refused(outcome: Result<Parsed, Error>, names: &str) {
     assert!(!error.message().contains("hunter2"), "{error}");
 }
 
-/// Returns `HOST:PORT` of each host, with its address if one was given.
+/// Returns `HOST:PORT` for each host, with the host's address if one was given.
 fn places(parsed: &Parsed) -> Vec<String> {
     let place = |Target { options, address }: &Target| {
         let host =
@@ -104,7 +104,7 @@ fn what_asks_for_more_than_is_done_is_refused_by_its_name() {
                 refused(with("postgres://app@db/x", &[(variable, value)]), variable);
             }
         }
-        // The driver with native TLS cannot refuse older versions.
+        // Skips these values, because the driver with native TLS cannot refuse older versions.
         let is_older = |value: &str| cfg!(feature = "tls-native-tls") && value.starts_with("tlsv1.");
         for value in good.into_iter().filter(|value| !is_older(value)) {
             if !name.is_empty() {

@@ -29,7 +29,7 @@ async fn each_address_gets_its_share_of_the_time_and_the_last_good_one_comes_fir
     candidates[0].address = Some(SocketAddr::new(Ipv4Addr::new(127, 0, 0, 2).into(), silent_port));
     let silent = TcpListener::bind(candidates[0].address.unwrap()).await.unwrap();
 
-    // The driver takes the port from its options.
+    // Points the first candidate at the silent server, because the driver takes the port from its options.
     candidates[0].options = candidates[0].options.clone().port(silent_port);
     candidates[1].options = candidates[1].options.clone().port(server.port());
     let started = std::time::Instant::now();
@@ -55,7 +55,7 @@ async fn the_error_names_all_addresses_that_were_tried() {
     }
 }
 
-/// Passes statements and large answers, and the end of one side ends the other.
+/// Checks that a relay passes on statements and large answers, and closes one side when the other ends.
 #[cfg(unix)]
 #[tokio::test]
 async fn a_relay_passes_everything_on_and_outlives_its_listener() {

@@ -1,4 +1,4 @@
-//! Keys that are likely to have a row.
+//! A filter for keys that are likely to have a row in the table.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
@@ -6,12 +6,12 @@ use leasehold_api::LockKey;
 
 use super::hash;
 
-/// Keys a generation remembers before the next one begins. The filter knows up to twice as many keys, and always the
-/// keys in steady use.
+/// Number of keys that one half of the filter (a generation) remembers before the other half is cleared and
+/// used. The filter knows up to twice as many keys, and always the keys in steady use.
 const MOST: usize = 1 << 14;
 
-/// Bits in a generation, two per key: 16 KiB, of which a quarter is set when full. At most one new key in ten is
-/// mistaken for a known one (two generations).
+/// Number of bits in a generation: 16 KiB. Each key sets two bits, so a quarter of them is set when the
+/// generation is full. At most one new key in ten is mistaken for a known one (two generations).
 const BITS: u64 = 1 << 17;
 
 /// A Bloom filter of recently granted keys. It might return `true` for a key that was never added, or whose row has
@@ -57,7 +57,7 @@ impl Generation {
         bits.iter().all(|bit| self.word(*bit).load(Ordering::Relaxed) & mask(*bit) != 0)
     }
 
-    /// Adds a key and returns the number of keys added so far.
+    /// Adds a key by its two bits. Returns the number of keys added so far.
     fn insert(&self, bits: [usize; 2]) -> usize {
         for bit in bits {
             self.word(bit).fetch_or(mask(bit), Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! Keys that other clients are likely to wait for.
+//! A table of keys for which other clients are likely to wait.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

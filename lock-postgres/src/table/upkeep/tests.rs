@@ -8,7 +8,7 @@ use crate::config::PgConfig;
 use crate::table::{Dialect, TableBackend, TableSettings};
 use crate::upkeep::Watch;
 
-/// A store that can only purge, and removes the whole page.
+/// The statements of a store that can only purge, and then removes the whole page.
 const PURGES: Dialect = Dialect {
     kind: "lease",
     stores: crate::schema::Stores::Lease,
@@ -82,7 +82,7 @@ async fn one_client_removes_old_rows_for_all_and_another_goes_on_where_it_stoppe
     let mut watch = Watch::new("lease");
     let age = Duration::from_secs(3600);
 
-    // Another client has the claim, for a minute from its last note.
+    // Writes the claim of another client, which lasts for a minute from its last note.
     run(
         &mut conn,
         "UPDATE leasehold.upkeep SET next_at = clock_timestamp() + interval '1 minute', after = '001000'",
@@ -90,7 +90,7 @@ async fn one_client_removes_old_rows_for_all_and_another_goes_on_where_it_stoppe
     .await;
     upkeep(&a).round(age, &mut watch).await.unwrap();
     assert_eq!(number(&mut conn, ROWS).await, 2500);
-    // The other client has ended.
+    // Makes the upkeep due again, as if the other client had ended without finishing it.
     run(&mut conn, "UPDATE leasehold.upkeep SET next_at = clock_timestamp()").await;
     upkeep(&b).round(age, &mut watch).await.unwrap();
     assert_eq!(number(&mut conn, ROWS).await, 1000, "it began behind what was done");
@@ -100,7 +100,7 @@ async fn one_client_removes_old_rows_for_all_and_another_goes_on_where_it_stoppe
     let over = "SELECT count(*) FROM leasehold.upkeep WHERE task = 'lease' AND after = ''
         AND next_at > clock_timestamp() + interval '5 minutes'";
     assert_eq!(number(&mut conn, over).await, 1);
-    // A time written by another clock does not block the run indefinitely.
+    // A due time far ahead, written by another clock, must not block the run indefinitely.
     run(&mut conn, "UPDATE leasehold.upkeep SET next_at = clock_timestamp() + interval '2 days'").await;
     upkeep(&a).round(age, &mut watch).await.unwrap();
     assert_eq!(number(&mut conn, ROWS).await, 0);
