@@ -52,7 +52,7 @@ pub enum Mode {
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum OnCooldown {
-    /// Wait for its end like for a holder, within the budget.
+    /// Wait for the cooldown's end like for a holder, within the budget.
     #[default]
     Wait,
     /// Return [`ErrorKind::NotDue`] at once.

@@ -141,7 +141,7 @@ impl Driver {
     /// Returns when the next hold is due, or the next call.
     fn next_wakeup(&self) -> Option<Instant> {
         let now = self.core.clock.now();
-        // Without a hold that can end, no loss can be missed during suspend.
+        // Sleeps without a limit if no hold can end, because no loss can be missed during suspend.
         let longest = if self.core.schedule.len() > 0 { LONGEST_SLEEP } else { Duration::MAX };
         let left = self.core.schedule.next_due(now).map(|at| at.since(now).min(longest));
         let due = left.and_then(|left| Instant::now().checked_add(left));
@@ -274,7 +274,8 @@ impl Driver {
                 let now = Instant::now();
                 holds.into_iter().for_each(|release| self.outbox.add(release, now));
             }
-            // Ignored: the runtime is shutting down, and `outlive` takes over the calls under way.
+            // Ignores a failed task: the runtime is shutting down, and `outlive` takes over the calls under
+            // way.
             Err(_) => {}
         }
     }

@@ -156,8 +156,8 @@ impl Engine {
     async fn try_one(&self, key: &LockKey, options: &AcquireOptions) -> Result<Option<LockGuard>, Error> {
         let (begun, holds) = match fast_path::attempt(&self.core, key, options, false)? {
             FastPath::Granted(guard) => return Ok(Some(guard)),
-            // Contended, if the permit still has a live owner. Without an owner the store is called, because
-            // then possibly no caller holds the key.
+            // The key is contended if the permit still has a live owner. Without an owner the store is
+            // called, because then possibly no caller holds the key.
             FastPath::Contended if is_ending(&self.core, key) == Some(false) => {
                 return failure_of(&self.core, key).map_or(Ok(None), Err);
             }

@@ -285,7 +285,7 @@ impl Hold {
         }
     }
 
-    /// Returns the permit. Only the caller that ended the hold can call it, once.
+    /// Returns the permit. Only the caller that ended the hold must call this, once.
     pub(crate) fn claim_permit(&self, outcome: GrantOutcome) -> Permit {
         self.core.queues.permit(self.key(), outcome)
     }

@@ -179,7 +179,8 @@ mod tests {
         assert!(!advice(None).contains("chmod") && advice(None).contains("mode=0660"), "{}", advice(None));
         fs::write(dir.path().join(MARKER), "").unwrap();
         assert!(advice(None).contains("chmod 0660"), "{}", advice(None));
-        // No `chmod`, because the directory's owner cannot change another user's file either.
+        // The advice must not contain `chmod`, because the directory's owner cannot change another user's
+        // file either.
         assert!(advice(Some(0)).contains("chown -h --reference") && !advice(Some(0)).contains("chmod"));
         for (mode_of_dir, mode) in [(0o2770, "chmod 0660"), (0o1777, "chmod 0666")] {
             let advice = of(Some(0), mode_of_dir);

@@ -23,7 +23,7 @@ pub(crate) struct Record {
     pub(crate) since_ms: u64,
     /// Fencing token.
     pub(crate) token: u64,
-    /// First number that the next grant can use for its token.
+    /// The first number that the next grant can use for its token.
     pub(crate) next: u64,
     /// Boot id of the machine when the record was written.
     pub(crate) boot: String,

@@ -35,8 +35,8 @@ struct Slots {
 pub(crate) struct RequestSlot {
     id: RequestId,
     state: Mutex<SlotState>,
-    /// Locked by the file operation that decides whether the lock is held. Other callers wait for its outcome without
-    /// occupying a thread.
+    /// A mutex that each file operation of this request holds until it is known whether the lock is held.
+    /// Other callers wait for its outcome without occupying a thread.
     operation: Arc<tokio::sync::Mutex<()>>,
 }
 

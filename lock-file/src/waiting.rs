@@ -25,8 +25,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(700);
 /// Average interval at which later waiters try the lock itself while the next waiter is stopped.
 const PAST_STOPPED_EVERY: Duration = Duration::from_millis(100);
 
-/// First pause if the lock was taken although no status file is locked, because a holder is just releasing or acquiring
-/// it.
+/// The first pause if the lock is taken although its status file is not locked, because a holder is just
+/// releasing or acquiring it.
 const FIRST_PAUSE: Duration = Duration::from_micros(100);
 
 /// How long a file operation under way can take after the wait was stopped. It is less than the time that the
@@ -89,7 +89,7 @@ impl<'a> KeyWaiter<'a> {
     pub(crate) async fn wait(mut self, stop: &CancellationToken) -> Result<Attempt, Error> {
         loop {
             let nap = match unless_overdue(stop, self.advance()).await? {
-                // Refused, because no attempt so far can have left a grant.
+                // Reports the attempt as refused, because no attempt so far can have left a grant.
                 Err(error) => return Ok(Attempt::Refused(error)),
                 Ok(NextStep::Sleep(nap)) => nap,
                 Ok(NextStep::Attempt) => match unless_overdue(stop, self.attempt()).await?? {

@@ -20,7 +20,7 @@ pub(crate) enum Location {
     Shared(usize),
     /// The wait session with this id, which holds one lock.
     Own(u64),
-    /// No session yet. The request waits for one, or in the server's queue.
+    /// No session yet. The request waits for a session, or in the server's queue.
     Nowhere,
 }
 

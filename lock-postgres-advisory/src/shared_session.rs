@@ -94,7 +94,8 @@ impl Work for SharedSession {
         if !self.keeps {
             return Ok(());
         }
-        // Skipped for a role that can only read, because it draws no tokens and cannot write the marker row.
+        // Skips the marker row for a role that can only read, because such a role draws no tokens and cannot
+        // write it.
         if !self.common.may_only_read() {
             token::mark_incarnation(connection, &self.common.schema).await?;
         }
@@ -167,7 +168,8 @@ impl SharedSession {
                     let _ = answer.send(Ok(TryOutcome::Refused(not_sent())));
                 }
                 SharedJob::Try { number, holder, waits, answer } => {
-                    // Checks the mark again, because it possibly could not be set before.
+                    // Checks the poller's mark of this number again, because it possibly could not be set
+                    // before.
                     polled.extend(Some(number).filter(|_| waits));
                     steps.push(Step { number, holder, kind: StepKind::Try(waits, answer) });
                 }
@@ -328,7 +330,7 @@ impl SharedSession {
         let freed = self.bounded(query.bind(numbers).bind(self.process.pid).execute(connection)).await;
         match freed.map_err(|error| store_error(error, DOING))?.rows_affected() == tried {
             true => Ok(()),
-            // Fewer rows come from another process, behind a pooler.
+            // Fails with fewer rows, because then another process replied, behind a pooler.
             false => Err(ended(elsewhere(), DOING)),
         }
     }

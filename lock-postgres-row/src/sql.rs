@@ -171,8 +171,8 @@ const FREE: &str = ", s AS MATERIALIZED (
 const AMONG: &str = "
         AND (o.fresh OR o.key IN (SELECT s.key FROM s))";
 
-/// Only checks whether the row is still locked by this holder, because there is nothing to renew. It takes no locks, so
-/// it does not need to skip locked rows.
+/// Confirms rows: only checks whether each row is still locked by its holder, because there is nothing to
+/// renew. It takes no locks, so it does not need to skip locked rows.
 const RENEW: &str = "\
 SELECT r.key, r.holder FROM unnest($1::text[], $2::text[]) AS r (key, holder) CROSS JOIN LATERAL (
     SELECT FROM {schema}.mutex l

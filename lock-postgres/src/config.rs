@@ -70,8 +70,9 @@ pub enum Pooler {
     Transaction,
     /// No pooler. If one is detected on connect, every store refuses the connection.
     None,
-    /// No pooler, because an earlier session of this client found none. Skips the detection, for the stores' further
-    /// sessions. Statements of sessions that hold locks still check the server process.
+    /// No pooler, because an earlier session of this client found none. Used for the stores' further
+    /// sessions, which skip the detection. Statements of sessions that hold locks still check the server
+    /// process.
     Known,
 }
 

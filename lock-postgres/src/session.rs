@@ -85,7 +85,7 @@ pub trait Work: Send + 'static {
         true
     }
 
-    /// Called for each notification.
+    /// Called for each notification that arrives on the session.
     fn notified(&mut self, channel: &str, payload: &str) {
         let _ = (channel, payload);
     }

@@ -73,7 +73,7 @@ pub(crate) struct Acquisition {
     contended_by: ContentionSource,
     /// Whether a failure of the store ends the acquisition.
     gives_up: bool,
-    /// Set while the store fails and is retried.
+    /// The store's failure. Set while the store fails and is retried.
     outage: Option<Box<Outage>>,
 }
 
@@ -207,8 +207,8 @@ impl Acquisition {
                         biased;
                         permit = permitted(&core, waiter, key, policy, gives_up) => permit?,
                         () = limit.passed() => {
-                            // Blocked by our own unconfirmed release, not by another holder: report
-                            // `Unavailable`.
+                            // Reports `Unavailable`, because this client's own unconfirmed release blocks the
+                            // key, not another holder.
                             if is_ending(&core, key) == Some(true) || matches!(limit, Limit::Call(_)) {
                                 let message = "the store has not answered yet whether the hold of this key that was released here before is gone";
                                 let error = Error::new(ErrorKind::Unavailable, message);
@@ -286,8 +286,8 @@ impl Acquisition {
         });
         let answers = tokio::select! {
             biased;
-            // Checked before the call, because the end of the runtime closes the engine, and no call must be
-            // polled after that.
+            // Checks for a close before the call, because the end of the runtime closes the engine, and no
+            // call must be polled after that.
             () = core.closing.cancelled() => return Err(closed(self.first_key(range.start))),
             answers = &mut call => answers,
             () = limit.passed() => match (limit, &self.stop) {

@@ -39,8 +39,9 @@ pub(crate) struct PendingRelease {
     /// The longest time until the store ends the hold by itself: its longest lease or cooldown. `None`
     /// without a lease.
     lasts: Option<Duration>,
-    /// Set if the hold is an attempt with an unknown outcome. Declared before the permit, and so dropped
-    /// first, because the waiter that gets the permit no longer runs into this attempt.
+    /// Marks the key as having an attempt with an unknown outcome. Set if this hold is such an attempt.
+    /// Declared before the permit, and so dropped first, because the waiter that gets the permit no longer
+    /// runs into this attempt.
     unconfirmed: Option<UnconfirmedAttempt>,
     /// The key's permit, which is passed on after the first try.
     permit: Option<Permit>,
@@ -151,7 +152,8 @@ pub(crate) struct Outbox {
     entries: BTreeMap<HolderId, OutboxEntry>,
     fresh: VecDeque<HolderId>,
     fresh_calls: usize,
-    /// No call for fresh holds starts before this time, because the last one failed.
+    /// The time before which no call for holds that were not tried yet starts. Set if the last such call
+    /// failed.
     fresh_from: Option<Instant>,
     retries: Retries,
     refused: Retries,

@@ -37,7 +37,7 @@ fn outlive(driver: Driver) {
 /// acts when that task is dropped.
 pub(crate) struct RuntimeWatch {
     core: Arc<Core>,
-    /// Disconnected when the driver has ended.
+    /// A channel that is disconnected when the driver has ended.
     ended: Receiver<()>,
     /// The driver, if it runs on this runtime.
     driver: Option<Driver>,

@@ -76,7 +76,8 @@ impl Core {
         for hold in holds {
             let Some(lease) = &hold.lease else { continue };
             hold.end_if_over();
-            // Schedules only the end. The schedule ignores a hold that has ended.
+            // Schedules only the hold's end, because a renewal is under way or the hold needs none. The
+            // schedule ignores a hold that has ended.
             if lease.renewing.load(Ordering::Acquire) || !lease.is_renewed() {
                 self.schedule.schedule(&hold, lease.end());
             } else if hold.is_live() {
@@ -190,7 +191,7 @@ impl Core {
                 lease.renew_at(sent.after(scaled(lease.interval(), jitter)), now);
                 self.plan(hold, lease);
             }
-            // Extended too late: the hold had ended here, which is final.
+            // The renewal came too late: the hold had ended here, which is final.
             Ok(Renewed::Extended) => hold.end_if_over(),
             Ok(Renewed::Gone(reason)) => hold.lose(reason),
             Err(error) => {

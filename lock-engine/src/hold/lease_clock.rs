@@ -104,7 +104,7 @@ impl LeaseClock {
     pub(crate) fn heard(&self, sent: Moment) {
         let distrusted = self.distrusted.load(Ordering::Acquire);
         if distrusted <= sent.as_nanos() {
-            // Ends the doubt. The exchange fails if the clock was found wrong once more since.
+            // Ends the doubt. The exchange fails if the clock was found wrong again since.
             let never = Moment::NEVER.as_nanos();
             let _ = self.distrusted.compare_exchange(distrusted, never, Ordering::AcqRel, Ordering::Acquire);
         }
@@ -263,7 +263,7 @@ impl LeaseClock {
 mod tests {
     use super::*;
 
-    /// Its holder may stand still until the store has let it go.
+    /// A holder can be stopped from the request until the store has ended the shorter lease.
     #[test]
     fn a_shorter_window_binds_when_it_is_sent() {
         let (sent, second) = (Moment::from_nanos(0), Duration::from_secs(1));

@@ -39,11 +39,11 @@ pub(crate) enum Phase {
     Released,
     /// The acquisition gave up before the hold was live.
     Abandoned,
-    /// Lost after it was live.
+    /// The hold was lost after it was live.
     Lost(LossReason),
-    /// Lost while its request was at the store.
+    /// The hold was lost while its request was at the store.
     LostPending(LossReason),
-    /// Lost on the fast path.
+    /// The hold was lost on the fast path.
     LostFast(LossReason),
 }
 

@@ -253,9 +253,9 @@ pub struct HoldRef {
     pub token: Option<FencingToken>,
     /// The lease's TTL, for renewal.
     pub ttl: Option<Duration>,
-    /// Whether no caller ever had its guard. The release then undoes an attempt, and a cooldown that this grant
-    /// started ends too, even if its lease has ended and no client has taken the key since. The cooldown of
-    /// another grant stays.
+    /// Whether no caller ever had the hold's guard. The release then undoes an attempt, and a cooldown that
+    /// this grant started ends too, even if its lease has ended and no client has taken the key since. The
+    /// cooldown of another grant stays.
     pub unused: bool,
     /// The value of [`Granted::state`] for this hold. `None` also if the outcome of the attempt is unknown.
     pub state: Option<OpaqueState>,
@@ -340,12 +340,12 @@ impl Default for Timing {
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waiting {
-    /// By polling, jittered around this interval. [`Events::wake`] makes the next poll sooner.
+    /// The waiter polls, jittered around this interval. [`Events::wake`] makes the next poll sooner.
     Poll {
         /// The interval.
         every: Duration,
     },
-    /// In the store's own queue, through [`Backend::wait`].
+    /// The waiter waits in the store's own queue, through [`Backend::wait`].
     Store,
 }
 

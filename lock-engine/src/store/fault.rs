@@ -28,7 +28,7 @@ impl Op {
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// No fault. Use it to put a fault at a later call.
+    /// The call has no fault. For scripts whose fault comes at a later call.
     Pass,
     /// The call is not carried out. It returns an error of this kind, which leaves the outcome open.
     Error(ErrorKind),

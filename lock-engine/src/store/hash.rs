@@ -28,7 +28,7 @@ impl Hasher for KeyHasher {
         self.0 = hash;
     }
 
-    /// Unused for keys, because their hash is one number.
+    /// Hashes bytes. Keys do not use this, because their hash is one number.
     fn write(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.0 = (self.0 ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);

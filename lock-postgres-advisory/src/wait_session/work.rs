@@ -69,7 +69,7 @@ impl Work for WaitSessionWork {
             }
             Ok(())
         };
-        // Limits the work only after its caller has given it up, because a wait for a lock has no limit. The
+        // Limits the work only after the caller has given up, because a wait for a lock has no limit. The
         // server soon ends an abandoned wait, unless the path to the server is dead, which a connection that
         // only reads cannot detect.
         let limit = session.common.statement_limit();
@@ -115,7 +115,7 @@ impl WaitSessionWork {
     /// Records the end of the session.
     fn end(&self) {
         if self.state.phase.swap(ENDED, Ordering::AcqRel) == TAKEN {
-            // Requests its end, because the server might not have noticed it.
+            // Requests the end of the session, because the server might not have noticed it.
             self.common.end_wait(&self.state, self.scope);
         }
     }
@@ -191,7 +191,7 @@ impl WaitSessionWork {
                 let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.common.statements.clean_up)));
                 let pid = self.state.process().pid;
                 let freed = query.bind(vec![number]).bind(pid).execute(connection).await?;
-                // No row comes from another process, behind a pooler.
+                // Fails without a row, because then another process replied, behind a pooler.
                 if freed.rows_affected() == 1 { Ok(()) } else { Err(elsewhere()) }
             }
             LockScope::Transaction => connection.execute(sql::ROLLBACK).await.map(drop),

@@ -28,13 +28,13 @@ pub(crate) struct Setting {
 /// How a setting is handled.
 #[derive(Debug)]
 pub(crate) enum Rule {
-    /// Honoured by this crate or the driver.
+    /// The setting is honoured by this crate or the driver.
     Done,
-    /// Accepted for the values in `taken`. The note names alternatives to the other values.
+    /// The setting is accepted for the values in `taken`. The note names alternatives to the other values.
     Words { taken: &'static [&'static str], refused: &'static [&'static str] },
-    /// Refused with any value. The note gives the reason.
+    /// The setting is refused with any value. The note gives the reason.
     Refused,
-    /// Ignored with any value, because nothing depends on it. The note gives the reason.
+    /// The setting is ignored with any value, because nothing depends on it. The note gives the reason.
     NoEffect,
 }
 

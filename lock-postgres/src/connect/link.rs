@@ -35,7 +35,7 @@ impl Link {
     pub(crate) async fn open(config: &PgConfig) -> Result<Self, Error> {
         let login = config.source.login().await?;
         match Self::open_as(config, &login).await {
-            // Tries once more with fresh credentials, because the secret might have been rotated.
+            // Tries again with fresh credentials, because the secret might have been rotated.
             Err(error) => Self::open_as(config, &config.source.after(&login, error).await?).await,
             opened => opened,
         }

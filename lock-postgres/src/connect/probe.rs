@@ -80,8 +80,8 @@ async fn try_out(a: &mut PgConnection, b: &mut PgConnection) -> Result<ProbeResu
     if other == pid || tried.try_get::<i32, _>(0)? != pid {
         return found(true, excludes);
     }
-    // Compares once more after `b`'s transaction. A slow pooler might have given `b` another server
-    // connection before it took back `a`'s connection, and only now `a` gets another one.
+    // Compares again after `b`'s transaction. A slow pooler might have given `b` another server connection
+    // before it took back `a`'s connection, and only now `a` gets another one.
     b.execute(sql::ROLLBACK).await?;
     let Some(taken) = answered(ask(a, numbers.keep(pid)).await)? else {
         return found(backend_pid(a).await? != pid, false);

@@ -32,8 +32,9 @@ pub struct ServerReport {
     pub altered_objects: Vec<String>,
     /// Privileges that the role lacks.
     pub missing_privileges: Vec<MissingPrivilege>,
-    /// Only for a superuser: another role that owns the schema or an object in it, or can create triggers there. Its
-    /// triggers and views would run with the superuser's rights (`docs/hazards.md` H57).
+    /// Another role that owns the schema or an object in it, or can create triggers there. Set only if the
+    /// checked role is a superuser. Triggers and views of that role would run with the superuser's rights
+    /// (`docs/hazards.md` H57).
     pub foreign_owner: Option<String>,
     /// Stores whose privileges were checked.
     stores: Stores,

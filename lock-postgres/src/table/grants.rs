@@ -140,7 +140,7 @@ impl Grants<'_, '_> {
             if !unmarked.is_empty() {
                 let keys: Vec<&LockKey> = unmarked.iter().map(|at| &requests[*at].key).collect();
                 let freed = self.mark_waiters(&keys).await?;
-                // Requests a key again if it was released before its mark was set, because such a release
+                // Requests a key again if it was released before its row was marked, because such a release
                 // sends no notification.
                 open.extend(unmarked.into_iter().filter(|at| freed.contains(&requests[*at].key)));
             }

@@ -1,4 +1,4 @@
-//! This client's holds in the store, confirmed and unconfirmed.
+//! The registry of this client's holds in the store, confirmed and unconfirmed.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

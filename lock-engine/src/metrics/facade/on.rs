@@ -118,7 +118,7 @@ impl FacadeMetrics {
             Event::Released => RELEASES,
             Event::ReleaseRetry => RELEASE_RETRIES,
             Event::Undone => UNDONE,
-            // Skipped, because attempts and ends of holds publish these events, with labels.
+            // Skips these events, because attempts and ends of holds publish them, with labels.
             Event::Contended | Event::Timeout | Event::Lost => return,
         };
         counter!(name, self.store()).increment(1);
