@@ -134,8 +134,8 @@ impl LeaseFence {
             .bind(self.key.as_str().to_owned())
             .bind(self.holder.to_string())
             .bind(self.number)
-            // Does not prepare the statement, because the caller's transaction might run behind a pooler
-            // without prepared statements.
+            // Sends the statement unprepared, because the caller's transaction might run behind a pooler that
+            // loses prepared statements.
             .persistent(false)
             .fetch_one(&mut **tx)
             .await;

@@ -152,8 +152,8 @@ pub(crate) struct Outbox {
     entries: BTreeMap<HolderId, OutboxEntry>,
     fresh: VecDeque<HolderId>,
     fresh_calls: usize,
-    /// The time before which no call for holds that were not tried yet starts. Set if the last such call
-    /// failed.
+    /// The earliest time of the next call for holds that are tried for the first time. Set if the last such
+    /// call failed.
     fresh_from: Option<Instant>,
     retries: Retries,
     refused: Retries,
