@@ -1,4 +1,4 @@
-//! Domain code on the trait alone, and its tests, which need neither a server nor a network.
+//! Domain code that only uses the trait `Lock`, and its tests, which need neither a server nor a network.
 //!
 //! ```text
 //! cargo run --example domain --features test-util
@@ -17,7 +17,7 @@ struct Accounts(Mutex<Account>);
 #[derive(Clone, Copy, Debug, Default)]
 struct Account {
     balance: u64,
-    /// The token of the last write.
+    /// The fencing token of the last write.
     token: Option<FencingToken>,
 }
 
@@ -68,7 +68,7 @@ impl Ledger {
     }
 }
 
-/// Spends twice. Only `main` chooses the store.
+/// Spends twice. Only this function chooses the store.
 #[tokio::main]
 async fn main() -> Result<(), Error> {
     let accounts = Arc::new(Accounts(Mutex::new(Account { balance: 30, token: None })));
@@ -99,7 +99,7 @@ mod tests {
         Arc::new(Accounts(Mutex::new(Account { balance, token: None })))
     }
 
-    /// Two clients of one store act like two processes. Time is virtual.
+    /// Uses two clients of one store, which act like two processes. Time is virtual.
     #[tokio::test(start_paused = true)]
     async fn nobody_overdraws() {
         let (store, accounts) = (MemoryStore::new(), accounts(30));
@@ -110,7 +110,7 @@ mod tests {
         assert_eq!(accounts.read().balance, 10);
     }
 
-    /// The first spender is cut off from the store, loses its lease, and tries to write anyway.
+    /// The first spender loses contact with the store and then its lease, and tries to write anyway.
     #[tokio::test(start_paused = true)]
     async fn a_late_write_is_refused() {
         let store = MemoryStore::new().default_ttl(Duration::from_secs(30));

@@ -15,7 +15,7 @@ use shop::{Clerk, Stock};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// The domain. It names no store.
+/// The code of the domain, which names no store.
 pub mod shop {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
@@ -43,7 +43,7 @@ pub mod shop {
     }
 
     impl Clerk {
-        /// Sells an item. Returns whether one was left.
+        /// Sells an item. Returns whether an item was left to sell.
         ///
         /// # Errors
         ///
@@ -55,7 +55,7 @@ pub mod shop {
         pub async fn sell(&self) -> Result<bool, Error> {
             let guard = self.lock.key("shop:stock").acquire().await?;
             let left = self.stock.0.load(Ordering::SeqCst);
-            // Without the lock, another clerk would read the same number here.
+            // Lets other clerks run here. Without the lock, another clerk would read the same number.
             tokio::task::yield_now().await;
             if left > 0 {
                 self.stock.0.store(left - 1, Ordering::SeqCst);

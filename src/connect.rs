@@ -1,4 +1,4 @@
-//! From a URL to a lock.
+//! Connects to the store that a URL names.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ pub struct ConnectOptions {
 }
 
 impl ConnectOptions {
-    /// Makes options without additions to the URL.
+    /// Makes empty options, which add nothing to the URL.
     #[must_use]
     pub const fn new() -> Self {
         Self { key_class: None, open: OpenOptions::new() }

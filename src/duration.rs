@@ -22,10 +22,10 @@ pub fn parse_duration(text: &str) -> Result<Duration, Error> {
             ),
         )
     };
-    // Jiff also accepts signs, fractions, clock times, ISO 8601, longer units, and capitals, which are refused here. For
-    // example, jiff reads `5M` as five minutes, but other parsers read it as five months.
+    // Allows only these characters. Jiff also accepts signs, fractions, clock times, ISO 8601, longer units, and
+    // capitals. For example, jiff reads `5M` as five minutes, but other parsers read it as five months.
     let known = |c: char| c.is_ascii_digit() || "dhms".contains(c);
-    // Jiff accepts `0` without a unit, which is refused too.
+    // Also refuses `0` without a unit, which jiff accepts.
     if !text.chars().all(known) || text.ends_with(|c: char| c.is_ascii_digit()) {
         return Err(refuse());
     }

@@ -103,23 +103,25 @@ fn has_password(url: &str) -> bool {
     let of_user = !is_path && before.contains(':') && !before.contains('@') && behind.contains('@');
     let is_parameter = before.ends_with("?password=") || before.ends_with("&password=");
     let is_first = before.matches('?').count() == 1 && !before.contains('#');
-    // Decoded as the parser does, because the decoded text can show the password elsewhere.
+    // Decodes the URL as the parser does, because the decoded text can show the password elsewhere.
     let plain = url.replace(['\t', '\n', '\r'], "");
     let decoded = url::form_urlencoded::parse(plain.as_bytes());
     let times: usize = decoded.map(|(name, value)| (name + &*value).matches(PASSWORD).count()).sum();
     is_scheme && times == 1 && (of_user || is_parameter && is_first)
 }
 
-/// Returns the duration as text. `None` above a million days, because longer durations cannot always be parsed.
+/// Returns the duration as text that can be parsed. `None` above a million days, because longer durations cannot always
+/// be parsed.
 fn written(duration: Duration) -> Option<String> {
     let days = duration.as_secs() / 86_400;
     (days <= 1_000_000).then(|| format!("{days}d{}ms", duration.as_millis() % 86_400_000))
 }
 
-/// Returns a URL of the same store with re-encoded parameters.
+/// Returns a URL of the same store, with re-encoded parameters. `None` if it could not be parsed again.
 fn print(url: &StoreUrl) -> Option<String> {
     let before = url.rest.split('?').next().unwrap_or_default();
-    // A user without a host is parsed only at the end of a URL, and trailing control characters are dropped.
+    // Skips URLs whose end changes their meaning: a user without a host is parsed only at the end of a URL, and
+    // trailing control characters are dropped.
     if before.ends_with(|c: char| c == '@' || c.is_ascii_control()) {
         return None;
     }
@@ -147,7 +149,7 @@ fn fuzz_durations() {
     });
 }
 
-/// Returns the sum of numbers with units.
+/// Returns the duration as the sum of its numbers with units.
 fn sum(text: &str) -> Duration {
     let (mut millis, mut rest) = (0, text);
     while let Some(end) = rest.find(|c: char| !c.is_ascii_digit()) {

@@ -127,7 +127,7 @@ mod stores;
 pub use connect::{ConnectOptions, connect, connect_with};
 pub use leasehold_api::*;
 pub use schemes::register_scheme;
-// For the command `leasehold` only, which reads its arguments by the same definition as URLs. Not part of the
+// Public for the command `leasehold` only, which reads its arguments by the same definition as URLs. Not part of the
 // interface of a lock.
 #[doc(hidden)]
 pub use duration::parse_duration;

@@ -30,8 +30,8 @@ pub fn postgres_credentials(url: &str) -> Result<Credentials, Error> {
     scheme::credentials(&stores::parse(url)?)
 }
 
-/// Returns the stores for which a user of this URL needs privileges in the schema. For the command, and not part of the
-/// interface.
+/// Returns the stores for which a user of this URL needs privileges in the schema. Public for the command only, and not
+/// part of the interface.
 #[doc(hidden)]
 pub fn postgres_stores(url: &str) -> Result<Stores, Error> {
     stores::read(url)?.extension::<Stores>().copied().ok_or_else(not_of_postgres)

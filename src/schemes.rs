@@ -1,4 +1,4 @@
-//! Registered stores, by the schemes of their URLs.
+//! Stores that programs have registered, by the schemes of their URLs.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -66,7 +66,7 @@ where
     Ok(())
 }
 
-/// Returns the future that opens the store of this URL, if its scheme is registered.
+/// Returns the future that opens the store of this URL. `None` if its scheme is not registered.
 pub(crate) fn opening(url: &str) -> Option<Opening> {
     let url = url.trim();
     let (scheme, _) = url.split_once(':')?;
@@ -76,7 +76,7 @@ pub(crate) fn opening(url: &str) -> Option<Opening> {
     Some(open(url.to_owned()))
 }
 
-/// Returns the registered schemes, for messages.
+/// Returns a list of the registered schemes, for messages.
 pub(crate) fn known() -> String {
     let others = OTHERS.read().unwrap_or_else(PoisonError::into_inner);
     others.keys().map(|scheme| format!(", {scheme}:")).collect()

@@ -8,19 +8,19 @@ use url::Url;
 
 use crate::{parse_duration, schemes};
 
-/// A store of the table below.
+/// A row of [`STORES`]: a store that a URL can name.
 struct StoreEntry {
-    /// The cargo feature.
+    /// The cargo feature that compiles the store in.
     feature: &'static str,
-    /// The schemes of its URLs.
+    /// The schemes of the store's URLs.
     schemes: &'static [&'static str],
-    /// Its URLs, for messages. Empty for a store that another row names.
+    /// The forms of the store's URLs, for messages. Empty if another row names the same store.
     urls: &'static str,
-    /// The schemes that its crate exports. `None` if the store was not compiled in.
+    /// The schemes that the store's crate exports. `None` if the store was not compiled in.
     compiled_in: Option<&'static [Scheme]>,
 }
 
-/// A row of the table below.
+/// Builds a row of [`STORES`].
 macro_rules! store {
     ($feature:tt, $package:ident, $schemes:expr, $urls:expr) => {
         StoreEntry {
@@ -73,7 +73,8 @@ fn find(scheme: &str) -> Option<&'static StoreEntry> {
 pub(crate) fn parse(text: &str) -> Result<StoreUrl, Error> {
     let text = text.trim();
     let url = Url::parse(&with_one_host(text)).map_err(|error| {
-        // An unescaped `/`, `?` or `#` ends the password early, and the parser fails on a port that is not a number.
+        // Adds advice on escaping: an unescaped `/`, `?` or `#` ends the password early, and the parser fails on a port
+        // that is not a number.
         let escape = if text.contains("://") && text.contains('@') {
             "; if the password has special characters, percent-encode the password: / as %2F, ? as %3F, # as %23, @ as %40"
         } else {
@@ -83,7 +84,7 @@ pub(crate) fn parse(text: &str) -> Result<StoreUrl, Error> {
     })?;
     Ok(StoreUrl {
         scheme: url.scheme().to_owned(),
-        // Taken from the text, because the parser completes `file:x` to `file:///x`.
+        // Takes the rest from the text, because the parser completes `file:x` to `file:///x`.
         rest: text.split_once(':').map_or("", |(_, rest)| rest).to_owned(),
         path: url.path().to_owned(),
         file_path: url.to_file_path().ok(),
@@ -93,8 +94,8 @@ pub(crate) fn parse(text: &str) -> Result<StoreUrl, Error> {
     })
 }
 
-/// Returns a URL that has several hosts, or a user without a host, with one host instead. Postgres URLs may have both forms,
-/// but the URL parser accepts neither.
+/// Returns the URL in a form that the parser accepts. If it has several hosts, or a user without a host, it gets one
+/// host instead. Postgres URLs may have both forms, but the URL parser accepts neither.
 fn with_one_host(text: &str) -> Cow<'_, str> {
     let Some((scheme, rest)) = text.split_once("://") else { return text.into() };
     let (authority, behind) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));

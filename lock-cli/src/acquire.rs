@@ -1,4 +1,4 @@
-//! One attempt at the locks of a command: the wait, its notes, and why it was not granted.
+//! Makes one attempt to acquire the locks of a command: the wait, the notes during it, and why no lock was granted.
 
 use std::cell::Cell;
 use std::pin::pin;
@@ -23,19 +23,19 @@ pub(crate) struct AcquireRequest<'a> {
     pub(crate) notes: Notes,
     /// Name of the program to run under the lock.
     pub(crate) program: &'a str,
-    /// Exit code if the window of `--once-per` is not over, unless the user set one.
+    /// The exit code if the window of `--once-per` is not over. The user can set another.
     pub(crate) not_due: u8,
 }
 
-/// The outcome of an attempt that the store has answered.
+/// The outcome of an attempt to which the store has replied.
 pub(crate) enum Acquired {
     Granted(MultiGuard),
     NotGranted(NotGranted),
 }
 
-/// Why no lock was granted.
+/// The reason why no lock was granted.
 pub(crate) struct NotGranted {
-    /// Exit code.
+    /// The exit code of the tool.
     pub(crate) code: u8,
     /// The note to print once the attempt is undone for certain.
     pub(crate) note: Option<String>,
@@ -90,7 +90,7 @@ pub(crate) async fn acquire(
         }
         Err(error) if error.kind() == ErrorKind::NotDue => {
             let again = error.retry_after().map(output::left).unwrap_or_default();
-            // After a crash a row lock also reads as not due, so the note names its holder.
+            // Names the holder in the note, because a row lock also counts as not due after a crash of its holder.
             let key = error.key().unwrap_or(&keys[0]);
             let held = waiting::inspect_in_time(lock, key).await.filter(KeyInfo::is_held);
             let holder = held.as_ref().map(admin::in_words).unwrap_or_default();
@@ -99,7 +99,7 @@ pub(crate) async fn acquire(
             Ok(NotGranted::with(args.not_due_exit_code.unwrap_or(request.not_due), note))
         }
         Err(error) if error.kind() == ErrorKind::Timeout => {
-            // The store might have been too slow, and then no holder is known.
+            // Inspects the keys for the message. If the store was too slow, no holder is known.
             let (key, seen) = wanted.held().await;
             let holder = seen.as_ref().map(admin::in_words).unwrap_or_default();
             let why = if holder.is_empty() { "was not granted in time" } else { "is locked" };

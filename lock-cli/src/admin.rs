@@ -1,4 +1,4 @@
-//! `leasehold list`, `inspect` and `release`.
+//! The commands `leasehold list`, `inspect` and `release`.
 
 mod description;
 
@@ -41,7 +41,7 @@ pub(crate) async fn list(args: &ListArgs, store: &ChosenStore) -> Result<u8, Err
                 let now = output::moment(SystemTime::now());
                 output::line(&format!("{lock} at {now}\n\n{}\n", listing(&keys, &*lock)));
             }
-            // The next query can succeed.
+            // Reports the error and goes on, because the next query can succeed.
             Err(error) if error.is_retryable() => {
                 output::error(&error);
                 if args.json {
@@ -55,7 +55,7 @@ pub(crate) async fn list(args: &ListArgs, store: &ChosenStore) -> Result<u8, Err
     Ok(0)
 }
 
-/// The shortest interval between two queries.
+/// The shortest interval between two queries of `list --watch`.
 const SHORTEST: Duration = Duration::from_millis(100);
 
 fn listing(keys: &[KeyInfo], lock: &dyn Lock) -> String {
@@ -123,7 +123,7 @@ async fn release_hold(args: &ReleaseArgs, admin: &dyn LockAdmin, holder: HolderI
     Ok(if released { 0 } else { exit::NOT_HELD })
 }
 
-/// Advice on the roles that can end a session.
+/// Advice which roles can end a session, for a role that cannot.
 const MAY_END: &str = "use the role of that session, or one with pg_read_all_stats and pg_signal_backend; a session of a superuser is ended by a superuser alone";
 
 async fn release_session(
@@ -132,7 +132,7 @@ async fn release_session(
     sessions: &Sessions,
 ) -> Result<u8, Error> {
     let session = sessions.session_of(args.key.get()).await?;
-    // Checks the hold named by `--holder`, if any. The session might not show its name yet.
+    // Checks the hold that `--holder` names, if set. The session might not show its name yet.
     let is_of = |seen: &KeyInfo, holder| seen.holders.iter().any(|hold| hold.holder == Some(holder));
     let is_meant = |session: &SessionInfo| {
         args.holder.is_none_or(|holder| session.holds.iter().any(|seen| is_of(seen, holder)))

@@ -1,4 +1,4 @@
-//! `leasehold check`.
+//! The command `leasehold check`.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -11,20 +11,20 @@ use crate::chosen_store::ChosenStore;
 use crate::schema::ServerFacts;
 use crate::{admin, exit, file_store, output};
 
-/// A fixed key, because a store might keep data of every key ever used.
+/// The key that the check locks. It is always the same, because a store might keep data of every key ever used.
 const PROBE: &str = "leasehold:check";
 
-/// Time limit for another check's lock and for an unresponsive store.
+/// How long the check waits for the lock of another check and for an unresponsive store.
 const PROBE_LIMIT: Duration = Duration::from_secs(15);
 
-/// Time within which a reachable server answers, even if it refuses the connection.
+/// A reachable server answers within this time, even if it refuses the connection.
 const SOON: Duration = Duration::from_secs(2);
 
 pub(crate) async fn check(args: &CheckArgs, store: &ChosenStore) -> Result<u8, Error> {
     let begun = Instant::now();
     let connected = store.connect_to_inspect().await;
-    // Read after connecting, because connecting can install the schema. Skipped for an unresponsive server, which would
-    // cost another timeout.
+    // Reads the server's facts after connecting, because connecting can install the schema. Skips that for an
+    // unresponsive server, because it would cost another timeout.
     let is_away = |error: &Error| error.kind() == ErrorKind::Unavailable && begun.elapsed() > SOON;
     let facts = match &connected {
         Err(error) if is_away(error) => None,
@@ -57,9 +57,10 @@ pub(crate) async fn check(args: &CheckArgs, store: &ChosenStore) -> Result<u8, E
     }
 }
 
-/// Takes a lock, inspects it and releases it, or only reads the files of a file store. Returns the time this took.
+/// Takes a lock, inspects it and releases it. For a file store, lists the locks and checks that a file can be written.
+/// Returns the time this took.
 async fn probe(lock: &dyn Lock, store: &ChosenStore) -> Result<Duration, Error> {
-    // This path creates no directory and leaves no key's files behind.
+    // Checks a file store without a lock, because this creates no directory and leaves no key's files behind.
     if let Some(admin) = lock.admin().filter(|_| lock.capabilities().scope == Scope::Machine) {
         let start = Instant::now();
         admin.list(&ListQuery::new()).await?;
@@ -197,7 +198,7 @@ fn report(
     })
 }
 
-/// Returns each capability: its JSON name and its label, then its text and its JSON value.
+/// Returns each capability of the store: its JSON name and its label, then its value as text and as JSON.
 fn capabilities(lock: &dyn Lock) -> [(&'static str, &'static str, String, Value); 19] {
     let has = lock.capabilities();
     let ends_sessions = admin::sessions(lock).is_some();

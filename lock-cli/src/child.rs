@@ -34,11 +34,11 @@ pub(crate) struct Running {
     gate: StartGate,
 }
 
-/// Prevents the copy of this tool from becoming the command until the other end of the pipe is closed.
+/// Keeps the copy of this tool from becoming the command, until the write end of this pipe is closed.
 #[cfg(target_os = "linux")]
 #[derive(Debug)]
 struct StartGate {
-    /// Stays open while the command runs, because the copy opens it by its number.
+    /// The read end. It stays open while the command runs, because the copy opens it by its number.
     _read: io::PipeReader,
     keep_shut: Option<io::PipeWriter>,
 }
@@ -47,7 +47,7 @@ struct StartGate {
 pub(crate) fn find(program: &OsStr) -> Result<(), u8> {
     let path = Path::new(program);
     let has_directory = path.components().count() > 1;
-    // Without PATH the system searches default directories.
+    // Does not fail if PATH is missing, because the system then searches default directories.
     if which::which(program).is_ok() || (!has_directory && std::env::var_os("PATH").is_none()) {
         return Ok(());
     }
@@ -57,7 +57,7 @@ pub(crate) fn find(program: &OsStr) -> Result<(), u8> {
 
 /// Starts the command under `guards`.
 ///
-/// `Err` inside `Ok` is the exit code if the command cannot be started. On Linux the child reports this instead.
+/// If the command cannot be started, the inner result is the exit code. On Linux the child reports that instead.
 pub(crate) fn start(
     command: &[OsString],
     guards: &MultiGuard,
@@ -71,7 +71,8 @@ pub(crate) fn start(
     let mut process = prepare(command);
     store.pass_on_to(&mut process);
     name_grants(&mut process, guards);
-    // A file lock belongs to the open file, so it stays locked while the child has a descriptor.
+    // Passes the files of file locks to the child. A file lock belongs to the open file, so it stays locked while the
+    // child has a descriptor.
     let files = guards.iter().filter_map(|guard| guard.extension::<HeldFile>());
     let inherited: io::Result<Vec<_>> = files.map(HeldFile::inheritable).collect();
     let inherited =
@@ -116,21 +117,21 @@ fn name_grants(process: &mut Command, guards: &MultiGuard) {
     for (name, value) in of_single {
         match value {
             Some(value) => process.env(name, value),
-            // Removes the value of an enclosing run.
+            // Removes the variable's value from an enclosing run.
             None => process.env_remove(name),
         };
     }
 }
 
 impl Running {
-    /// Lets the command start. Before this call a signal ends it without an effect. On systems other than Linux it has
-    /// started already.
+    /// Lets the command start. Before this call a signal ends it without an effect. On systems other than Linux the
+    /// command has started already.
     pub(crate) fn begin(&mut self) {
         #[cfg(target_os = "linux")]
         drop(self.gate.keep_shut.take());
     }
 
-    /// Waits for the end. Dropping the future loses nothing.
+    /// Waits for the end of the command. If dropped, the wait can be repeated.
     pub(crate) async fn ended(&mut self) -> io::Result<ExitStatus> {
         self.child.wait().await
     }
@@ -160,7 +161,7 @@ fn prepare(command: &[OsString]) -> io::Result<(StartGate, Command)> {
     use std::os::fd::AsRawFd as _;
 
     let (read, write) = io::pipe()?;
-    // Not by path, because an update might have replaced the file during the wait.
+    // Starts the copy by this link and not by path, because an update might have replaced the file during the wait.
     let mut process = Command::new("/proc/self/exe");
     process.arg0("leasehold").arg(EXEC).arg(std::process::id().to_string());
     process.arg(read.as_raw_fd().to_string()).args(command);
@@ -188,10 +189,10 @@ pub(crate) fn become_command(mut arguments: impl Iterator<Item = OsString>) -> s
         return exit::NOT_EXECUTABLE.into();
     }
     if rustix::process::getppid() != Some(parent) {
-        // The tool was killed before the signal was requested, so the lock is not held.
+        // Exits, because the tool was killed before the signal was requested, so the lock is not held.
         return exit::LOST.into();
     }
-    // If the pipe cannot be opened, the command starts slightly early.
+    // Waits at the gate. If the pipe cannot be opened, the command starts slightly early.
     let gate = std::fs::File::open(Path::new("/proc").join(parent.to_string()).join("fd").join(gate));
     let _ = gate.and_then(|mut gate| io::copy(&mut gate, &mut io::sink()));
     let mut command = std::process::Command::new(&program);
@@ -209,7 +210,7 @@ fn name_process(command: &mut std::process::Command, tool: Pid, own: Pid) {
     for name in ["LISTEN_PID", "WATCHDOG_PID", "SYSTEMD_EXEC_PID"] {
         if std::env::var(name).is_ok_and(|pid| pid == tool) {
             command.env(name, own.as_raw_pid().to_string());
-            // This variable also identifies the tool, in a newer form. Without it, systemd's library compares the
+            // Removes the newer variable that also identifies the tool. Without it, systemd's library compares the
             // process id.
             command.env_remove(format!("{name}FDID"));
         }
@@ -226,7 +227,7 @@ fn tip(program: &OsStr, error: &io::Error) -> &'static str {
         Some(Errno::NOENT) if program.as_encoded_bytes().contains(&b' ') => {
             "; a line for the shell goes behind -c: leasehold run KEY -c STRING"
         }
-        // The C library did not pass such a file to the shell.
+        // Explains the error, because the C library did not pass a file of unknown format to the shell.
         Some(Errno::NOEXEC) => "; a script needs a first line that names its interpreter, such as #!/bin/sh",
         _ => "",
     }

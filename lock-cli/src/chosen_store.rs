@@ -1,4 +1,4 @@
-//! The choice of the store: `--url`, the environment, or files in a directory of this user or unit.
+//! Chooses the store: by `--url`, by the environment, or files in a directory of this user or unit.
 
 use std::borrow::Cow;
 use std::env;
@@ -15,25 +15,26 @@ use url::{Url, form_urlencoded};
 use crate::schema::is_postgres;
 use crate::{identity, waiting};
 
-/// Variable with the URL of the store.
+/// The variable with the URL of the store.
 const URL: &str = "LEASEHOLD_URL";
-/// Variable with the path of a file that has the store's URL in its first line.
+/// The variable with the path of a file that has the store's URL in its first line.
 const URL_FILE: &str = "LEASEHOLD_URL_FILE";
-/// Limit for reading the file, above the length of any URL.
+/// At most so many bytes of that file are read, which is above the length of any URL.
 const LONGEST: u64 = 64 * 1024;
 
-/// A store, with its URL if it has one.
+/// The chosen store, with its URL. Without a URL, it is the default directory of files.
 #[derive(Debug)]
 pub(crate) struct ChosenStore {
     url: Option<String>,
-    /// Whether the URL comes from the option. A command inherits a URL from the environment anyway.
+    /// Whether the URL comes from the option `--url`. A command inherits a URL from the environment anyway.
     is_from_option: bool,
-    /// File from which the URL was read, because its secrets can be rotated.
+    /// The file from which the URL was read, if it was. It is read again for each session, because its secrets can be
+    /// rotated.
     file: Option<PathBuf>,
 }
 
 impl ChosenStore {
-    /// Returns the store of the option or, without one, of the environment.
+    /// Returns the store that `option` names. Without the option, the environment decides.
     pub(crate) fn find(option: Option<&str>) -> Result<Self, Error> {
         if let Some(url) = option {
             return Ok(Self { url: Some(url.to_owned()), is_from_option: true, file: None });
@@ -114,7 +115,7 @@ fn first_line(path: &Path) -> Result<String, Error> {
         let message = format!("cannot read {path:?}, which {URL_FILE} names: {error}");
         invalid(message).with_source(error)
     })?;
-    // Some editors start a file with a byte order mark.
+    // Drops a byte order mark, with which some editors start a file.
     let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     Ok(text.lines().next().unwrap_or_default().to_owned())
 }
@@ -129,7 +130,7 @@ pub(crate) fn default_dir() -> Result<PathBuf, Error> {
     }
 }
 
-/// Returns the first absolute path, because a unit can have several directories, separated by colons.
+/// Returns the first absolute path of a list with colons, because a unit can have several directories.
 fn first_absolute(paths: OsString) -> Option<PathBuf> {
     env::split_paths(&paths).find(|path| path.is_absolute())
 }

@@ -1,4 +1,4 @@
-//! `leasehold completions`.
+//! The command `leasehold completions`.
 
 use clap::CommandFactory as _;
 use clap_complete::Shell;
@@ -6,8 +6,8 @@ use clap_complete::Shell;
 use crate::args::Args;
 use crate::output;
 
-/// Adds the held keys for the commands that inspect or release one. Bash splits words at colons, which keys can
-/// contain, so the part before the last colon is typed already and not inserted again.
+/// A bash function that also completes the held keys, for the commands that inspect or release one. Bash splits words
+/// at colons, which keys can contain. The part before the last colon is already typed, so it is not inserted again.
 const KEYS_IN_BASH: &str = r#"
 _leasehold_with_keys() {
     _leasehold "$@"

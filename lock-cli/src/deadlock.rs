@@ -1,4 +1,5 @@
-//! Finds a cycle of runs, in which each run holds a key, and a run inside it waits for a key of the next one.
+//! Finds deadlocks between runs: cycles in which each run holds a key, and a run inside it waits for a key of the next
+//! run.
 //!
 //! ```text
 //!   leasehold run a -- leasehold run b -- ..      holds a, waits for b
@@ -17,13 +18,13 @@ use crate::waiting::{EnclosingRuns, INSPECT_LIMIT};
 /// Prefix of the keys that publish a wait.
 const PREFIX: &str = "leasehold:nested:";
 
-/// Separator between holder and key in a label.
+/// The text between holder and key in such a label.
 const WAITS_FOR: &str = " waits for ";
 
 /// Maximum number of runs in a detected cycle.
 const LONGEST: usize = 16;
 
-/// Number of checks after which a run ends a cycle that another run should end, because that run might not detect it.
+/// After this many checks, a run ends a cycle that another run should end, because that run might not detect it.
 const MOST_FOUND: u32 = 4;
 
 /// Maximum length of a label in the stores.
@@ -33,7 +34,7 @@ const LONGEST_LABEL: usize = 256;
 #[derive(Debug, Default)]
 pub(crate) struct DeadlockCheck {
     published: Option<(LockKey, Vec<LockGuard>)>,
-    /// Number of checks in a row that found a cycle for another run to end.
+    /// Number of consecutive checks that found a cycle which another run should end.
     found: u32,
 }
 
@@ -90,7 +91,7 @@ async fn publish(lock: &dyn Lock, enclosing: &EnclosingRuns, waits_for: &LockKey
 }
 
 /// Releases a key left by a run under an earlier holder, in stores that keep the holds of dead processes. Returns
-/// whether it did.
+/// whether a key was released.
 async fn release_stale(lock: &dyn Lock, wait_key: &LockKey, holder: HolderId) -> bool {
     let Some(admin) = lock.admin() else { return false };
     let Ok(seen) = admin.inspect(wait_key).await else { return false };

@@ -1,10 +1,10 @@
-//! The exit codes.
+//! The exit codes of the tool.
 
 use leasehold::ErrorKind;
 
-/// `inspect`: the key is free. `release`: that holder does not hold it.
+/// For `inspect`: the key is free. For `release`: that holder does not hold the key.
 pub(crate) const NOT_HELD: u8 = 1;
-/// Invalid request: arguments, key, URL, or a feature the store lacks.
+/// The request is invalid: arguments, key, URL, or a feature that the store lacks.
 pub(crate) const USAGE: u8 = 64;
 /// The store is down or cannot be used.
 pub(crate) const UNAVAILABLE: u8 = 69;
@@ -37,12 +37,12 @@ Exit codes:
 
 `run` passes on any other exit code of its command.";
 
-/// Returns the code after signal `number`.
+/// Returns the exit code for an end by signal `number`.
 pub(crate) fn of_signal(number: i32) -> u8 {
     u8::try_from(128 + number).unwrap_or(u8::MAX)
 }
 
-/// Returns the code for an error of the lock.
+/// Returns the exit code for an error of this kind.
 pub(crate) fn of_error(kind: ErrorKind) -> u8 {
     match kind {
         ErrorKind::InvalidKey | ErrorKind::InvalidOption | ErrorKind::Unsupported => USAGE,

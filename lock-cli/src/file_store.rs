@@ -1,4 +1,4 @@
-//! The directory of a file store, for commands that only inspect it.
+//! Helpers for commands that only inspect the directory of a file store.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -15,12 +15,13 @@ use tokio::time::timeout;
 /// Time limit for writing a few bytes to disk.
 const WRITE: Duration = Duration::from_secs(5);
 
-/// Returns the directory of a file store.
+/// Returns the directory of the lock's file store. `None` for other stores.
 pub(crate) fn directory(lock: &dyn Lock) -> Option<String> {
     lock.to_string().strip_prefix("file://").map(str::to_owned)
 }
 
-/// Returns a note for "nothing is locked" if the directory is missing, because the path might be mistyped.
+/// Returns the text to print for "nothing is locked". It says so if the directory is missing, because the path might be
+/// mistyped.
 pub(crate) fn missing_note(lock: &dyn Lock) -> &'static str {
     match directory(lock) {
         Some(directory) if !Path::new(&directory).exists() => {
@@ -61,7 +62,7 @@ fn write_into(directory: &Path) -> io::Result<()> {
     if there != directory {
         return Ok(access(there, Access::WRITE_OK | Access::EXEC_OK)?);
     }
-    // A unique name, even if processes on several machines or in several containers have the same id.
+    // Builds a name that is unique, even if processes on several machines or in several containers have the same id.
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_nanos());
     let path = directory.join(format!("check-{}-{now}.tmp", std::process::id()));
     let mut file = fs::OpenOptions::new().write(true).create_new(true).open(&path)?;

@@ -1,4 +1,4 @@
-//! Random arguments of the command: no panic, no password in the output, and no misread argument.
+//! Fuzzes the arguments of the command: no panic, no password in the output, and no misread argument.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;
@@ -79,7 +79,7 @@ fn fuzz_arguments() {
     });
 }
 
-/// Returns whether the argument contains a deliberate password.
+/// Returns whether the argument contains the password that the fuzzer has put in.
 fn has_password(argument: &str) -> bool {
     let Some((scheme, rest)) = argument.rsplit_once("postgres://") else { return false };
     let Some((before, behind)) = rest.split_once(PASSWORD) else { return false };
@@ -100,7 +100,7 @@ fn read(args: &Args, given: &[OsString]) {
     }
     let keys = match &args.command {
         Command::Run(run) => {
-            // The command is everything after the first `--` that is not an option's value.
+            // Checks that the command is everything after the first `--` that is not an option's value.
             let command = run.command();
             assert!(!command.is_empty());
             assert!(

@@ -1,4 +1,4 @@
-//! `leasehold gc`.
+//! The command `leasehold gc`.
 
 use leasehold::file::FileConfig;
 use leasehold::{Error, ErrorKind};

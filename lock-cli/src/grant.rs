@@ -1,4 +1,4 @@
-//! The work under the locks of a command: connecting, the work, the release, and the report of each step.
+//! Runs the work under the locks of a command: connects, runs, releases, and reports each step.
 
 use leasehold::{Error, ErrorKind, Lock, LockKey, LossReason, MultiGuard, Scope, Validity};
 
@@ -42,7 +42,7 @@ where
     };
     let code = body(guard, &*lock, &mut signals).await;
     if let Err(reason) = close(&*lock, request, &mut signals).await {
-        // An error, which `--quiet` does not suppress, because a key that stays locked concerns the next caller.
+        // Prints an error, which `--quiet` does not suppress, because a key that stays locked concerns the next caller.
         let later =
             manual_release_advice(&*lock).unwrap_or("it is free later, as after a crash of its holder");
         let keys = args.keys.named();
@@ -70,13 +70,15 @@ async fn close_without_grant(
             output::problem(&text);
             Ok(code)
         }
-        // Not the code for a lock held by another client, because this attempt might hold it.
+        // Returns this error and not the code for a lock held by another client, because this attempt might hold the
+        // lock.
         Ok(_) => Err(Error::new(ErrorKind::OutcomeUnknown, text)),
         Err(cause) => Err(Error::new(cause.kind(), text).with_source(cause)),
     }
 }
 
-/// Closes the store, which also undoes unfinished attempts. Returns the reason if the store has not confirmed it.
+/// Closes the store, which also undoes unfinished attempts. Returns the reason as an error if the store has not
+/// confirmed that.
 async fn close(lock: &dyn Lock, request: AcquireRequest<'_>, signals: &mut Signals) -> Result<(), String> {
     let closed = tokio::select! {
         biased;
@@ -104,7 +106,7 @@ fn unconfirmed_undo(lock: &dyn Lock, args: &AcquireArgs, reason: &str) -> String
     )
 }
 
-/// Returns advice for an operator about an unreleased hold, if the store does not end it by itself.
+/// Returns advice for an operator on ending a hold that was not released. `None` if the store ends it by itself.
 fn manual_release_advice(lock: &dyn Lock) -> Option<&'static str> {
     let advice = "it may stay shut: `leasehold inspect` shows whether, and whose ID `leasehold release KEY --force --holder ID` wants to open it";
     lock.capabilities().crash_release.is_none().then_some(advice)
@@ -124,7 +126,7 @@ pub(crate) async fn release(
     let keys = || watches.iter().map(|(key, _)| key);
     let lost =
         guards.iter().find(|guard| guard.validity() == Validity::Lost).map(|guard| guard.key().clone());
-    // Discards signals for the work, which might have ended before they were read.
+    // Discards the signals that were meant for the work, which might have ended before they were read.
     drop(signals.drain().await);
     let released = tokio::select! {
         biased;
@@ -148,7 +150,8 @@ pub(crate) async fn release(
             (error.key().unwrap_or(&watches[0].0).clone(), error.loss())
         }
         (None, Err(error)) => {
-            // The lock was held until the end of the work. Only the time of its release is unknown.
+            // Only prints a note, because the lock was held until the end of the work. Only the time of its release is
+            // unknown.
             notes.say(&format!("{what_ended} has ended, but the release was not confirmed: {error}"));
             return Ok(code);
         }

@@ -1,4 +1,4 @@
-//! `leasehold lock`.
+//! The command `leasehold lock`.
 
 use std::fs::{File, Metadata};
 use std::os::fd::AsFd as _;
@@ -57,7 +57,7 @@ fn print(guard: &LockGuard, as_json: bool) {
         });
         output::line(&line.to_string());
     } else {
-        // The key comes last because it can contain spaces.
+        // Prints the key last, because it can contain spaces.
         output::line(&format!("{} {holder} {}", output::or_dash(text), output::printable(key.as_str())));
     }
 }
@@ -74,7 +74,8 @@ fn has_no_input() -> bool {
 /// Waits for the end of standard input and ignores its content. A read error counts as the end.
 async fn end_of_input() {
     let (end, ended) = oneshot::channel();
-    // A read cannot be cancelled. If another event ends the hold, the thread ends with the process.
+    // Reads in a thread, because a read cannot be cancelled. If another event ends the hold, the thread ends with the
+    // process.
     let reading = thread::Builder::new().name("stdin".to_owned()).spawn(move || {
         let _ = io::copy(&mut io::stdin().lock(), &mut io::sink());
         let _ = end.send(());

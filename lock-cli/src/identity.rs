@@ -1,4 +1,4 @@
-//! The identity of this process in lists of locks.
+//! How this process is named in lists of locks.
 
 /// Maximum length of a label in the stores.
 const LONGEST: usize = 256;
@@ -27,7 +27,7 @@ fn user_at_host() -> String {
 fn compose(us: &str, program: &str, pid: u32) -> String {
     let end = format!(" pid {pid}");
     let start: String = format!("{us} {program}").chars().filter(|c| *c != '\0').collect();
-    // The end distinguishes two processes, so only the start is cut.
+    // Cuts only the start of the label, because the end distinguishes two processes.
     let kept = start.floor_char_boundary(LONGEST - end.len());
     format!("{}{end}", &start[..kept])
 }

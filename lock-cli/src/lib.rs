@@ -58,7 +58,7 @@ pub fn main() -> ExitCode {
         Ok(args) => args,
         Err(error) => {
             let given: Vec<_> = std::env::args_os().skip(1).collect();
-            // Help and version count as errors in clap, but the user requested them.
+            // Exits with 0 for help and version, which count as errors in clap but were requested by the user.
             let mut code = if error.use_stderr() { exit::USAGE } else { 0 };
             if let Some(text) = flock::instead_of(&error, &given) {
                 output::problem(text);
@@ -78,7 +78,8 @@ pub fn main() -> ExitCode {
     };
     let is_look = matches!(args.command, Command::Inspect(_));
     match run_in_runtime(args) {
-        // The result that a key is free was not printed either.
+        // Reports that output was lost. For `inspect`, also instead of the code for a free key, because that result was
+        // not printed either.
         Ok(code) if output::is_incomplete() && (code == 0 || is_look) => exit::OUTPUT_LOST.into(),
         Ok(code) => code.into(),
         Err(error) => {
@@ -100,7 +101,8 @@ fn redacted(error: &clap::Error, given: &[OsString]) -> Option<String> {
         let scheme = before.trim_end_matches(|c: char| c.is_ascii_alphanumeric() || "+-.".contains(c));
         Some(argument[scheme.len()..].to_owned())
     });
-    // The parser omits escape sequences of a terminal, and other errors show them escaped.
+    // Also looks for both spellings of the URL: the parser omits escape sequences of a terminal, and other errors show
+    // them escaped.
     let spelled = urls.flat_map(|url| {
         let escaped = format!("{url:?}");
         [anstream::adapter::strip_str(&url).to_string(), escaped.trim_matches('"').to_owned()]
@@ -113,7 +115,7 @@ fn redacted(error: &clap::Error, given: &[OsString]) -> Option<String> {
     if urls.is_empty() && long.is_empty() {
         return None;
     }
-    // One URL can be a prefix of another.
+    // Replaces the longest URL first, because one URL can be a prefix of another.
     urls.sort_by_key(|url| std::cmp::Reverse(url.len()));
     let mut text = said.trim_start_matches("error: ").to_owned();
     for url in &urls {
@@ -131,18 +133,18 @@ fn redacted(error: &clap::Error, given: &[OsString]) -> Option<String> {
 
 fn run_in_runtime(args: Args) -> Result<u8, Error> {
     has_descriptors().map_err(|error| output::system("too few files may be open (`ulimit -n`)", error))?;
-    // The runtime stays on this thread, see `child`.
+    // Builds a runtime that stays on this thread, because the command is started from it (see `child`).
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| output::system("cannot start the runtime", error))?;
     let code = runtime.block_on(dispatch(args));
-    // Remaining background work is blocked in the store, and the lock is closed.
+    // Does not wait for background work. What remains is blocked in the store, and the lock is closed.
     runtime.shutdown_background();
     code
 }
 
-/// Checks that a few more files can be opened, because a runtime panics otherwise.
+/// Returns an error if a few more files cannot be opened, because building a runtime would panic then.
 fn has_descriptors() -> std::io::Result<()> {
     (0..4).map(|_| std::os::unix::net::UnixStream::pair()).collect::<Result<Vec<_>, _>>().map(drop)
 }
@@ -152,7 +154,7 @@ async fn dispatch(args: Args) -> Result<u8, Error> {
     let wants_json = args.command.wants_json();
     let done = run_command(args, notes).await;
     if let (Err(error), true) = (&done, wants_json) {
-        // In one line, because `list --watch` is read line by line.
+        // Prints the error in one line, because `list --watch` is read line by line.
         output::line(&output::described(error).to_string());
     }
     done

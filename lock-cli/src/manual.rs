@@ -1,4 +1,4 @@
-//! `leasehold man`: the help text, and details beyond the help.
+//! The command `leasehold man`: the help text, and details beyond the help.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! Locks known to the store only by number: locks of other programs and of other schemas.
+//! Shows locks that the store knows only by number: locks of other programs and of other schemas.
 
 use leasehold::postgres_advisory::Sessions;
 use leasehold::{KeyInfo, ListQuery, LockAdmin, LockKey};
@@ -6,20 +6,21 @@ use leasehold::{KeyInfo, ListQuery, LockAdmin, LockKey};
 use crate::admin;
 use crate::output::{Notes, printable};
 
-/// Returns the key for a list.
+/// Returns the text that shows the key in a list.
 pub(crate) fn display(seen: &KeyInfo) -> String {
     let key = printable(seen.key.as_str());
     if seen.named { key } else { format!("number {key}") }
 }
 
-/// Prints a note if the free `key` is spelled like the number of a held lock, because a list shows that lock as well.
+/// Prints a note if the free `key` looks like the number of a lock that is held, because lists show that lock by its
+/// number.
 pub(crate) async fn note_if_held(admin: &dyn LockAdmin, key: &LockKey, notes: Notes) {
     let is_number = key.as_str().chars().all(|c| c.is_ascii_digit() || "-,".contains(c));
-    // Other stores know each key by name, and their lists can contain every key ever locked.
+    // Skips other stores. They know each key by name, and their lists can contain every key ever locked.
     if !is_number || notes.quiet || admin.extension::<Sessions>().is_none() {
         return;
     }
-    // The note is optional, and the result is correct without it.
+    // Ignores errors of the query, because the note is optional and the result is correct without it.
     let keys = admin.list(&ListQuery::new()).await.unwrap_or_default();
     if let Some(seen) = keys.iter().find(|seen| !seen.named && seen.key == *key) {
         notes.say(&format!(

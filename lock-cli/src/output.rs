@@ -13,7 +13,7 @@ use serde_json::Value;
 const ERROR: Style = AnsiColor::Red.on_default().bold();
 const NOTE: Style = Style::new().dimmed();
 
-/// Settings for notes.
+/// How many notes to print.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Notes {
     pub(crate) quiet: bool,
@@ -23,7 +23,7 @@ pub(crate) struct Notes {
 impl Notes {
     pub(crate) fn say(self, text: &str) {
         if !self.quiet {
-            // A closed stderr is no reason to stop.
+            // Ignores errors, because a closed stderr is no reason to stop.
             let _ = writeln!(anstream::stderr(), "{NOTE}leasehold: {}{NOTE:#}", printable(text));
         }
     }
@@ -89,11 +89,11 @@ pub(crate) fn bytes(text: &[u8]) {
     let _ = is_written(stdout.write_all(text).and_then(|()| stdout.flush()));
 }
 
-/// Returns whether the output is complete so far. Reports an incomplete one once.
+/// Returns whether the output was written and is complete so far. Reports the first failure.
 pub(crate) fn is_written(outcome: io::Result<()>) -> bool {
     match outcome {
         Ok(()) => {}
-        // A reader that stops early (`| head`) is no failure.
+        // Does not count as a failure, because the reader stopped early (`| head`).
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => UNREAD.store(true, Ordering::Relaxed),
         Err(error) if !INCOMPLETE.swap(true, Ordering::Relaxed) => {
             problem(&format!("the output is not complete: {error}"));
@@ -103,7 +103,7 @@ pub(crate) fn is_written(outcome: io::Result<()>) -> bool {
     !is_incomplete()
 }
 
-/// Clears a terminal for the next output.
+/// Clears the terminal before the next output.
 pub(crate) fn begin_page() {
     if io::stdout().is_terminal() {
         bytes(b"\x1b[2J\x1b[H");
@@ -116,7 +116,7 @@ static INCOMPLETE: AtomicBool = AtomicBool::new(false);
 /// Whether stdout's reader has closed it.
 static UNREAD: AtomicBool = AtomicBool::new(false);
 
-/// Returns whether further output would be useless.
+/// Returns whether further output would be useless, because the output has failed or its reader is gone.
 pub(crate) fn is_over() -> bool {
     UNREAD.load(Ordering::Relaxed) || is_incomplete()
 }
@@ -125,7 +125,7 @@ pub(crate) fn is_incomplete() -> bool {
     INCOMPLETE.load(Ordering::Relaxed)
 }
 
-/// Returns columns without a frame, as other tools print them.
+/// Returns a text table: columns without a frame, as other tools print them.
 pub(crate) fn table<R: IntoIterator<Item = String>>(
     header: &[&str],
     rows: impl IntoIterator<Item = R>,

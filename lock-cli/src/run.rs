@@ -1,4 +1,4 @@
-//! `leasehold run`.
+//! The command `leasehold run`.
 
 use std::path::Path;
 
@@ -13,11 +13,12 @@ use crate::{child, supervise};
 
 pub(crate) async fn run(args: &RunArgs, store: &ChosenStore, notes: Notes) -> Result<u8, Error> {
     let command = args.command();
-    // Checked first, because a missing program should not cost a long wait or a window of --once-per.
+    // Checks first that the program exists, because a missing one should not cost a long wait or a window of
+    // --once-per.
     if let Err(code) = child::find(&command[0]) {
         return Ok(code);
     }
-    // Only the program's name, because arguments can be secrets and labels are public.
+    // Takes only the program's name for the label, because arguments can be secrets and labels are public.
     let program = Path::new(&command[0]).file_name().unwrap_or(&command[0]).to_string_lossy();
     let request = AcquireRequest { args: &args.acquire, store, notes, program: &program, not_due: 0 };
     grant::run_with_lock(request, async |guards, lock, signals| {

@@ -1,4 +1,4 @@
-//! `leasehold schema`, and the Postgres part of `leasehold check`.
+//! The command `leasehold schema`, and the Postgres part of `leasehold check`.
 
 use std::time::Duration;
 
@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use crate::args::{GrantedStore, SchemaArgs, SchemaCommand, SchemaGrants, SchemaPrint};
 use crate::output;
 
-/// Longer than the installation's statements wait for concurrent installations.
+/// The time limit of an installation. It is longer than the installation's statements wait for concurrent
+/// installations.
 const INSTALL_LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) async fn schema(args: &SchemaArgs, url: Option<&str>) -> Result<u8, Error> {
@@ -24,7 +25,7 @@ pub(crate) async fn schema(args: &SchemaArgs, url: Option<&str>) -> Result<u8, E
 fn print(args: &SchemaPrint, url: Option<&str>) -> Result<u8, Error> {
     let schema = match (&args.schema, url) {
         (Some(name), _) => Identifier::new(name)?,
-        // The environment can name another kind of store, without a schema.
+        // Uses the URL of the environment only for Postgres, because it can name a store without a schema.
         (None, Some(url)) if is_postgres(url) => leasehold::postgres_config(url)?.schema_name().clone(),
         (None, _) => Identifier::new(DEFAULT_SCHEMA)?,
     };
@@ -34,7 +35,7 @@ fn print(args: &SchemaPrint, url: Option<&str>) -> Result<u8, Error> {
 
 fn grants(args: &SchemaGrants, schema: &Identifier) -> Result<String, Error> {
     let mut text = String::new();
-    // The server gives these words their special meaning even in quotes.
+    // Refuses these words as roles, because the server gives them their special meaning even in quotes.
     let everybody = |role: &&String| ["public", "none"].iter().any(|word| role.eq_ignore_ascii_case(word));
     if let Some(role) = args.grant_to.iter().chain(&args.grant_read_to).find(everybody) {
         let message = format!("{role} is no role but a word of the server; name the role of the program");
@@ -99,8 +100,8 @@ pub(crate) struct ServerFacts {
 }
 
 impl ServerFacts {
-    /// Inspects the server of `url`. `None` for other stores, and without an answer, because connecting to the store
-    /// then reports the reason.
+    /// Inspects the server of `url`. Returns `None` for other stores. Also returns `None` without a reply, because
+    /// connecting to the store then reports the reason.
     pub(crate) async fn of(url: Option<&str>) -> Option<Self> {
         let url = url.filter(|url| is_postgres(url))?;
         let config = leasehold::postgres_config(url).ok()?;
@@ -181,12 +182,12 @@ impl ServerFacts {
     }
 }
 
-/// Opens a session for this command.
+/// Opens a session for this command only.
 pub(crate) async fn open(config: &PgConfig) -> Result<PgConnection, Error> {
     config.connect().await
 }
 
-/// Limits the wait for an unresponsive server.
+/// Limits `work` to the time `limit`, because the server might be unresponsive.
 async fn within<T>(limit: Duration, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
     tokio::time::timeout(limit, work).await.unwrap_or_else(|_| {
         let message = "the server does not answer; check host, port and network, then try again";
@@ -194,7 +195,7 @@ async fn within<T>(limit: Duration, work: impl Future<Output = Result<T, Error>>
     })
 }
 
-/// Closes the session. A failure has no consequence.
+/// Closes the session. Ignores a failure, which has no consequence.
 pub(crate) async fn close(session: PgConnection) {
     let _ = tokio::time::timeout(Duration::from_secs(1), session.close()).await;
 }

@@ -29,11 +29,11 @@ const END: Duration = Duration::from_secs(5);
 /// The targets of a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reach {
-    /// Only this process.
+    /// The signal was sent to this process only.
     Alone,
-    /// The process group of this process.
+    /// The signal was sent to the process group of this process.
     Group,
-    /// All processes around this one, in any group.
+    /// The signal was sent to all processes around this one, in any group.
     Everybody,
 }
 
@@ -70,7 +70,7 @@ impl SignalHelpers {
         let reach = match in_group {
             _ if is_one(apart) => Reach::Everybody,
             _ if is_one(in_group) => Reach::Group,
-            // Without a helper, a signal typed at a terminal is still recognised.
+            // Decides without the helper: a signal typed at a terminal was sent to the group.
             HelperEnd::Unknown if signals::is_typed(first) => Reach::Group,
             _ => Reach::Alone,
         };
@@ -86,9 +86,9 @@ impl SignalHelpers {
 /// How a helper ended.
 #[derive(Clone, Copy, Debug)]
 enum HelperEnd {
-    /// Ended by this signal.
+    /// This signal has ended the helper.
     Signal(i32),
-    /// Ended by the end of its input.
+    /// The end of its input has ended the helper.
     Input,
     /// The helper was missing, or does not end.
     Unknown,
@@ -104,13 +104,14 @@ async fn end(helper: Option<Child>) -> HelperEnd {
     }
 }
 
-/// Starts a helper. `None` if that fails, and signals are then treated as sent only to this process.
+/// Starts a helper, with `is_apart` in a separate process group. `None` if that fails. Signals are then treated as sent
+/// only to this process.
 fn helper(is_apart: bool) -> Option<Child> {
     let mut process = std::process::Command::new(which::which("cat").ok()?);
     process.env_clear().current_dir("/");
-    // The group it already has. Naming a group makes the standard library fork instead of spawning in one step (vfork).
-    // With vfork, a Ctrl-Z before the helper's program is loaded would stop the helper, and this process would hang
-    // without being stopped.
+    // Sets the group id that the helper has anyway, because that makes the standard library fork instead of spawning in
+    // one step (vfork). With vfork, a Ctrl-Z before the helper's program is loaded would stop the helper, and this
+    // process would hang without being stopped.
     process.gid(rustix::process::getegid().as_raw());
     process.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
     if is_apart {
@@ -128,6 +129,6 @@ fn leaves_no_core(helper: &Child) {
     use rustix::process::{Resource, Rlimit, prlimit};
 
     let pid = helper.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
-    // An extra core dump has no other consequence.
+    // Ignores errors, because an extra core dump has no other consequence.
     let _ = pid.map(|pid| prlimit(Some(pid), Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }));
 }

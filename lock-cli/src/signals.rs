@@ -14,14 +14,14 @@ use tokio::time::Instant;
 #[derive(Debug)]
 pub(crate) struct Signals {
     streams: Vec<(Signal, unix::Signal)>,
-    /// When the wait for the store's confirmation began.
+    /// The time at which the wait for the store's confirmation of the release began.
     waits_since: Option<Instant>,
     /// Whether a signal has ended the wait for the store's confirmation.
     is_over: bool,
 }
 
-/// Earlier signals belong to the signal that ended the command, because timeout(1) sends each twice, to the process and
-/// to its group. If such a signal ended the tool early, an unreleased lease would stay held.
+/// Signals within this time after the command's end belong to the signal that ended it, because timeout(1) sends each
+/// twice, to the process and to its group. If such a signal ended the tool early, an unreleased lease would stay held.
 const ONE_SIGNAL: Duration = Duration::from_secs(1);
 
 impl Signals {
@@ -30,8 +30,8 @@ impl Signals {
     pub(crate) fn listen() -> io::Result<Self> {
         let ignored = ignored();
         let mut streams = Vec::new();
-        // A write beyond the file size limit (`ulimit -f`) is then an error of the store instead of the end of this
-        // process.
+        // Also listens for the signal of the file size limit (`ulimit -f`). A write beyond it is then an error of the
+        // store instead of the end of this process.
         drop(unix::signal(SignalKind::from_raw(Signal::XFSZ.as_raw()))?);
         for signal in [Signal::TERM, Signal::HUP, Signal::INT, Signal::QUIT, Signal::USR1, Signal::USR2] {
             if ignored & (1 << (signal.as_raw() - 1)) == 0 {

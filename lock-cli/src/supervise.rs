@@ -18,7 +18,7 @@ use crate::signal_helpers::{Reach, SignalHelpers};
 use crate::signals::{self, Signals};
 use crate::tree::{self, ProcessTree};
 
-/// Interval between checks for processes that the command has left behind.
+/// The interval of checks for processes that the command has left behind.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Time limit for killed processes to end, because one in a kernel call ends only after that call.
@@ -35,7 +35,7 @@ pub(crate) async fn until_end(
     let mut lost = pin!(guards.lost());
     let mut adopted = unix::signal(SignalKind::child())?;
     let (mut is_loss_reported, mut is_ending, mut kill_at) = (false, false, None);
-    // Signals passed on only to the first process, as bits.
+    // The signals that were passed on only to the first process, as bits.
     let mut passed_on = 0_u64;
     let mut helpers = SignalHelpers::start();
     running.begin();
@@ -78,7 +78,7 @@ pub(crate) async fn until_end(
             }
         }
     };
-    // A command that exits by itself can leave processes behind. They are ended if the command was being ended, or if a
+    // A command that exits by itself can leave processes behind. Ends them only if the command was being ended, or if a
     // passed-on signal ended its first process.
     if !is_ending && status.signal().is_some_and(|signal| passed_on & (1 << signal) != 0) {
         tree.send_to_rest(Signal::TERM, Reach::Alone);
@@ -97,7 +97,7 @@ pub(crate) async fn until_end(
 fn pass_on(running: &Running, tree: &ProcessTree, signal: Signal, reach: Reach) -> bool {
     let has_command = tree::has_reached(reach, running.pid());
     if signals::is_an_end(signal) {
-        // A signal typed at a terminal is only for the foreground group, as without this tool.
+        // Sends nothing. A signal typed at a terminal is only for the foreground group, as without this tool.
         if has_command && reach == Reach::Group && signals::is_typed(signal) {
             return false;
         }
@@ -105,7 +105,7 @@ fn pass_on(running: &Running, tree: &ProcessTree, signal: Signal, reach: Reach) 
         return true;
     }
     if running.is_running() && !has_command {
-        // The process might have just ended, and then needs no signal.
+        // Ignores errors, because the process might have just ended and then needs no signal.
         let _ = rustix::process::kill_process(running.pid(), signal);
     }
     false
@@ -123,7 +123,7 @@ fn name(signal: Signal) -> &'static str {
     }
 }
 
-/// Returns a description of a signal's delivery.
+/// Returns the end of a note: to which processes a signal was delivered.
 fn delivery(reach: Reach) -> &'static str {
     match reach {
         Reach::Alone => " was sent to this tool, which has passed it on",
@@ -147,7 +147,7 @@ async fn end_the_rest(
                 notes.say("processes of the command did not end in time; killing them");
                 said = true;
             }
-            // Repeated, because a process that is just starting is not in the table yet.
+            // Repeats the signal, because a process that is just starting is not in the process table yet.
             tree.send_to_rest(Signal::KILL, Reach::Alone);
         }
         tokio::select! {

@@ -1,4 +1,4 @@
-//! Claimed rows of a table for operators, read from the table itself without a spec.
+//! Lists the claimed rows of a table for operators. It reads the table itself and needs no spec.
 
 use std::time::Duration;
 
@@ -17,8 +17,8 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
 const OPERATION: &str = "look at the claims of a table";
 
-/// Usual names of columns, best first, for columns that were not named. `migration` and the documentation use the first
-/// of each.
+/// Usual names of columns, best first. They are tried for columns that the user has not named. `migration` and the
+/// documentation use the first of each.
 const KNOWN: [(ColumnRole, &[&str]); 10] = [
     (ColumnRole::Id, &["id"]),
     (ColumnRole::State, &["state", "status"]),
@@ -67,7 +67,7 @@ pub(crate) struct Survey {
     takeable: Vec<String>,
     exhausted: String,
     limit: u32,
-    /// The table and the side table with their schemas, as SQL.
+    /// The full names of the table and of the side table, with their schemas, as SQL.
     places: [String; 2],
 }
 
@@ -90,7 +90,7 @@ pub(crate) struct SurveyReport {
 /// A row in an operator's view.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct SurveyedRow {
-    /// Queue, if the table has queues.
+    /// Queue of the row, if the table has queues.
     pub(crate) queue: Option<String>,
     /// Id of the row.
     pub(crate) id: String,
@@ -98,11 +98,11 @@ pub(crate) struct SurveyedRow {
     pub(crate) group: Option<String>,
     /// State of the row.
     pub(crate) state: Option<String>,
-    /// Current owner.
+    /// Current owner of the row.
     pub(crate) owner: Option<String>,
     /// Epoch of the claim.
     pub(crate) epoch: Option<i64>,
-    /// Duration of the claim, by the server's clock.
+    /// Time since the row was taken, by the server's clock.
     pub(crate) held_for: Option<Duration>,
     /// Remaining lease time, or zero if the lease has ended without a sweep.
     pub(crate) remaining: Option<Duration>,
@@ -112,10 +112,10 @@ pub(crate) struct SurveyedRow {
     pub(crate) error: Option<String>,
 }
 
-/// A transaction with a table lock that row locks require.
+/// An open transaction that has the kind of table lock which row locks need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct OpenTransaction {
-    /// Server process, or `None` for a prepared transaction.
+    /// The server's process id, or `None` for a prepared transaction.
     pub(crate) pid: Option<i32>,
     /// Name of a prepared transaction, by which `ROLLBACK PREPARED` ends it.
     pub(crate) prepared: Option<String>,
@@ -196,7 +196,8 @@ impl Survey {
                 *place = place_of(&mut transaction, table).await?;
             }
         }
-        // The search path now excludes schemas in which other roles could have created better-matching objects.
+        // Restricts the search path, which then excludes schemas in which other roles could have created
+        // better-matching objects.
         within_limit(transaction.execute(raw_sql("SET LOCAL search_path = pg_catalog"))).await?;
         let report = found.run_on_places(&mut transaction).await;
         within_limit(transaction.rollback()).await?;
@@ -236,7 +237,7 @@ impl Survey {
         rows.iter().map(surveyed).collect::<Result<_, _>>().map_err(store_failure)
     }
 
-    /// Finds the columns, by the given and by the usual names.
+    /// Finds the columns of the roles: by the names that the user has given, or by usual names.
     async fn columns(&self, connection: &mut PgConnection) -> Result<Columns, ClaimError> {
         let query = sqlx::query_scalar::<_, String>(COLUMNS).bind(&self.places[0]).persistent(false);
         let present = within_limit(query.fetch_all(connection)).await?;
@@ -281,7 +282,8 @@ impl Survey {
         let in_queue = columns
             .of(ColumnRole::Queue)
             .map_or_else(|| "''".to_owned(), |column| format!("t.{}::text", column.quoted()));
-        // The table might have a column with this name that the claims do not use as a queue.
+        // Also accepts an empty queue, because the table might have a column with this name that the claims do not use
+        // as a queue.
         let join = format!(
             "JOIN {side} s ON s.tab IN ({}, {}) AND s.queue IN ({in_queue}, '') AND s.id = {}::text",
             literal(&self.table.quoted()),
@@ -313,7 +315,7 @@ impl Survey {
 
     fn select(&self, join: &str, of: impl Fn(ColumnRole) -> String, condition: &str) -> String {
         let text = |role| format!("({})::text", of(role));
-        // An infinite time has no distance, and `NULL` is shown as no value.
+        // Returns no number for an infinite time, which has no distance.
         let seconds = |role, sign| {
             let time = format!("({})::timestamptz", of(role));
             format!(
@@ -339,7 +341,7 @@ impl Survey {
     }
 }
 
-/// The columns by role.
+/// The table's columns, by role.
 #[derive(Debug)]
 struct Columns(Vec<(ColumnRole, Column)>);
 
@@ -348,7 +350,7 @@ impl Columns {
         self.0.iter().find(|(known, _)| *known == role).map(|(_, column)| column)
     }
 
-    /// Returns the column of `alias` as SQL, or `NULL`.
+    /// Returns the column with this role, qualified with `alias`, as SQL. `NULL` if the table has none.
     fn sql(&self, alias: &str, role: ColumnRole) -> String {
         self.of(role).map_or_else(|| "NULL".to_owned(), |column| format!("{alias}.{}", column.quoted()))
     }
@@ -376,8 +378,8 @@ fn missing(table: &Table) -> ClaimError {
     ))
 }
 
-/// Also returns another owner, for a superuser. Operators are schema-qualified, because the search path still includes
-/// other schemas.
+/// Query for a table's full name. It also returns an owner other than this role, for a superuser. Operators are
+/// schema-qualified, because the search path still includes other schemas.
 const PLACE: &str = "\
 SELECT pg_catalog.concat(pg_catalog.quote_ident(n.nspname), '.', pg_catalog.quote_ident(c.relname)),
     (SELECT r.rolname::pg_catalog.text FROM pg_catalog.pg_roles r, pg_catalog.pg_roles me
@@ -386,14 +388,14 @@ SELECT pg_catalog.concat(pg_catalog.quote_ident(n.nspname), '.', pg_catalog.quot
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid OPERATOR(pg_catalog.=) c.relnamespace
 WHERE c.oid OPERATOR(pg_catalog.=) pg_catalog.to_regclass($1)::pg_catalog.oid";
 
-/// Returns the columns of a table (`$1`, quoted).
+/// Query for the columns of a table (`$1`, quoted).
 const COLUMNS: &str = "\
 SELECT a.attname::text FROM pg_catalog.pg_attribute a
 WHERE a.attrelid = pg_catalog.to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attnum";
 
-/// Returns other transactions with the table lock (`$1`, quoted) of `SELECT ... FOR UPDATE` and `UPDATE`. A prepared
-/// transaction has no process, and is found by its locked transaction id.
+/// Query for other transactions that have the table lock (`$1`, quoted) of `SELECT ... FOR UPDATE` and `UPDATE`. A
+/// prepared transaction has no process, and is found by its locked transaction id.
 const TRANSACTIONS: &str = "\
 SELECT DISTINCT ON (l.pid, l.virtualtransaction) l.pid, p.gid, nullif(a.application_name, ''), a.client_addr::text, a.state,
        extract(epoch FROM pg_catalog.clock_timestamp() - coalesce(a.xact_start, p.prepared))::float8
@@ -445,7 +447,7 @@ fn transaction(row: &PgRow) -> Result<OpenTransaction, sqlx::Error> {
     })
 }
 
-/// Converts a time difference. Negative ones become zero.
+/// Converts seconds to a duration. Negative seconds become zero.
 fn seconds(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or_default()
 }

@@ -1,8 +1,8 @@
 //! All processes of the command: its children and their descendants.
 //!
 //! A process group would need the terminal's foreground passed to it and back, and would separate the tool from its
-//! pipeline. The tree of processes does not depend on groups. To keep it complete when an inner process ends, this tool
-//! adopts the orphans below it, so it must also reap them.
+//! pipeline. The tree of processes does not depend on groups. To keep the tree complete when an inner process ends,
+//! this tool adopts the orphans below it, so it must also reap them.
 //!
 //! A process with its own session (`setsid`, a daemon) has left the work on purpose, and does not count.
 
@@ -26,7 +26,7 @@ struct ProcessEntry {
 /// process.
 pub(crate) fn adopt_orphans() {
     #[cfg(target_os = "linux")]
-    // If this fails, processes left by an ended process are not found, but everything else works.
+    // Ignores a failure. Processes left by an ended process are then not found, but everything else works.
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
 }
 
@@ -58,7 +58,7 @@ impl ProcessTree {
         found.retain(|pid| *pid != self.command);
         // Includes the command even if the process table cannot be read.
         let all = std::iter::once(self.command).chain(found).filter(|pid| !has_reached(reached, *pid));
-        // An ended process needs no signal.
+        // Ignores processes that have ended, because they need no signal.
         all.filter(|pid| kill_process(*pid, signal) == Err(Errno::PERM)).collect()
     }
 
@@ -101,8 +101,8 @@ pub(crate) fn has_reached(reached: Reach, pid: Pid) -> bool {
     }
 }
 
-/// Returns the processes below this tool in its session or in the session of `command`, parents first. If a process is
-/// not to be `entered`, it is included, but its descendants are not.
+/// Returns the processes below this tool in its session or in the session of `command`, parents first. A process for
+/// which `entered` is false is included, but its descendants are not.
 fn below(table: &[ProcessEntry], command: Pid, entered: &dyn Fn(Pid) -> bool) -> Vec<Pid> {
     let own = rustix::process::getpid();
     let session = table.iter().find(|process| process.pid == own).map(|process| process.session);
@@ -110,7 +110,7 @@ fn below(table: &[ProcessEntry], command: Pid, entered: &dyn Fn(Pid) -> bool) ->
     let mut parents = VecDeque::from([own]);
     while let Some(parent) = parents.pop_front() {
         for process in table.iter().filter(|process| process.parent == parent.as_raw_pid()) {
-            // The table is not a snapshot, so a process id can occur twice.
+            // Skips ids that were already found, because the process table is not a snapshot and an id can occur twice.
             if found.contains(&process.pid) || process.pid == own {
                 continue;
             }
@@ -188,7 +188,7 @@ mod tests {
             session,
             has_ended,
         };
-        // Far above the kernel's process ids.
+        // Process ids far above the kernel's, so that none of them exists.
         let base = 1 << 30;
         let (me, command) = (own.as_raw_pid(), base + 9);
         let table = [

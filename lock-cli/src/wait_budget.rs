@@ -1,4 +1,4 @@
-//! The time limit for the store and then for the lock.
+//! Limits the time to reach the store and then to get the lock.
 
 use std::future::pending;
 use std::io;
@@ -16,7 +16,7 @@ use crate::output::Notes;
 /// The first and the longest pause between attempts to reach a store.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 
-/// Interval at which a continuing state is reported again.
+/// The interval at which a state that continues is reported again.
 pub(crate) const AGAIN: Duration = Duration::from_secs(60);
 
 /// A common time limit for connecting and acquiring.
@@ -31,7 +31,7 @@ impl WaitBudget {
     pub(crate) fn new(budget: Option<Duration>) -> Self {
         match budget {
             Some(Duration::ZERO) => Self::Once,
-            // A time beyond the clock's range means no limit.
+            // A time beyond the clock's range counts as no limit.
             Some(budget) => Instant::now().checked_add(budget).map_or(Self::Forever, Self::Until),
             None => Self::Forever,
         }
@@ -46,7 +46,8 @@ impl WaitBudget {
         }
     }
 
-    /// Waits for the end of the budget. A single attempt has separate limits.
+    /// Waits until the budget is used up. Waits indefinitely without a limit, and for a single attempt, which has
+    /// separate limits.
     async fn ended(self) {
         match self {
             Self::Until(end) => sleep_until(end).await,

@@ -12,19 +12,20 @@ use crate::output::Notes;
 use crate::wait_budget::{AGAIN, OutageReport};
 use crate::{admin, file_store};
 
-/// Variable with the holders of all enclosing runs, innermost first, and within a run in the order of its keys.
+/// The environment variable with the holders of all enclosing runs, innermost first, and within a run in the order of
+/// its keys.
 pub(crate) const HOLDERS: &str = "LEASEHOLD_HOLDERS";
 
-/// Variable with the keys of the innermost enclosing run, one per line.
+/// The environment variable with the keys of the innermost enclosing run, one per line.
 pub(crate) const KEYS: &str = "LEASEHOLD_KEYS";
 
-/// How long a wait prints no note.
+/// For this long, a wait prints no note.
 const SILENT: Duration = Duration::from_secs(2);
 
-/// Interval between checks of the holder.
+/// The interval of checks who holds the key.
 const INSPECT_EVERY: Duration = Duration::from_secs(5);
 
-/// Time limit for an inspection for a message.
+/// The time limit for inspecting a key for a message.
 pub(crate) const INSPECT_LIMIT: Duration = Duration::from_secs(2);
 
 /// The enclosing runs, by the ids of their holders.
@@ -60,12 +61,12 @@ pub(crate) fn holders_with(holders: &str) -> String {
     format!("{holders} {enclosing}").trim_end().to_owned()
 }
 
-/// The keys a run waits for.
+/// The keys for which a run waits.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WantedKeys<'a> {
     pub(crate) lock: &'a dyn Lock,
     pub(crate) keys: &'a [LockKey],
-    /// Label of this wait.
+    /// The label of this wait, by which the run recognises its own holds.
     pub(crate) label: &'a str,
 }
 
@@ -94,7 +95,7 @@ impl<'a> WantedKeys<'a> {
         }
     }
 
-    /// Returns whether this process, which waits for the other keys, has the hold.
+    /// Returns whether the hold belongs to this process, which waits for the other keys.
     fn is_ours(self, hold: &HoldInfo) -> bool {
         let process = std::process::id().to_string();
         let is_process =
@@ -111,8 +112,8 @@ fn held_by_enclosing_run(key: &LockKey) -> String {
     )
 }
 
-/// Reports the wait, again if the holder changes and once a minute, and then sets `said`. Returns a reason only if the
-/// wait would never end: one of `enclosing` holds a key, or waits for this run in a cycle.
+/// Reports the wait with notes: at first, if the holder changes, and once a minute. Sets `said` after a note. Returns a
+/// reason only if the wait would never end: one of `enclosing` holds a key, or waits for this run in a cycle.
 pub(crate) async fn report(
     wanted: WantedKeys<'_>,
     enclosing: &EnclosingRuns,
@@ -148,7 +149,7 @@ pub(crate) async fn report(
         };
         let holders = match (&seen, &last) {
             (Some(seen), _) => seen.holders.iter().map(|hold| hold.holder).collect(),
-            // The inspection failed, so an unknown holder is no change.
+            // Keeps the former holders, because a failed inspection is no change.
             (None, Some((holders, _))) => holders.clone(),
             (None, None) => Vec::new(),
         };

@@ -1,4 +1,4 @@
-//! The settings of each URL, and the refused URLs.
+//! Tests the settings that each URL sets, and the URLs that are refused.
 #![cfg(all(
     feature = "memory",
     feature = "file",

@@ -30,7 +30,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         sqlx::raw_sql(cookbook::sql(PAGE, "schema")).execute(&pool).await?;
     }
     let lock = AdvisoryConfig::new(PgConfig::from_url(&url)?.install_schema(true)).connect().await?;
-    // A new version every minute, the same in all processes.
+    // The documents get a new version every minute, which is the same in all processes.
     let version = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs() / 60;
     println!("{}", requests(&pool, &lock, i64::try_from(version)?).await?);
     lock.close().await?;
@@ -40,15 +40,15 @@ async fn main() -> Result<(), Box<dyn Error>> {
 /// The outcomes of all requests.
 #[derive(Debug, Default)]
 pub struct Totals {
-    /// Number of requests that rendered.
+    /// Number of requests that rendered the document themselves.
     pub made: u32,
-    /// Number of requests with a stored result.
+    /// Number of requests that got a stored result.
     pub stored: u32,
-    /// Number of requests that were refused.
+    /// Number of requests that were refused, because another request was rendering the document.
     pub busy: u32,
     /// The processor time of rendering.
     pub spent: Duration,
-    /// The processor time that stored results had taken.
+    /// The processor time that was saved, because a stored result was used.
     pub saved: Duration,
 }
 
@@ -86,7 +86,7 @@ pub async fn requests(pool: &PgPool, lock: &dyn Lock, version: i64) -> Result<To
     Ok(totals)
 }
 
-/// Burns processor time.
+/// Uses processor time, in place of real rendering.
 fn render() -> Vec<u8> {
     let mut hasher = DefaultHasher::new();
     for number in 0..2_000_000_u64 {

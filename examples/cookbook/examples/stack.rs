@@ -26,11 +26,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         sqlx::raw_sql(cookbook::sql(PAGE, "schema")).execute(&pool).await?;
         sqlx::query("INSERT INTO entry VALUES (42, 100)").execute(&pool).await?;
     }
-    // Two connections beside the pool.
+    // The lock store opens two connections of its own, beside the application's pool.
     let config = PgConfig::from_url(&url)?.install_schema(true);
     let lock: Arc<dyn Lock> = Arc::new(TtlConfig::new(config).connect().await?);
     let locks = XactLocks::new(Identifier::new(DEFAULT_SCHEMA)?);
-    // One connection is left to the purge.
+    // One connection of the pool is left to the purge.
     let stack = stack(pool.clone(), Arc::clone(&lock), locks, CONNECTIONS as usize - 1).await?;
     let purge = tokio::spawn(purge_each_hour(PgIdempotency::new(pool.clone())));
 
@@ -39,7 +39,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let stopped = async { drop(tokio::signal::ctrl_c().await) };
     axum::serve(listener, stack.router).with_graceful_shutdown(stopped).await?;
 
-    // First the handlers whose clients have left, then the lock, then the connections.
+    // Waits in this order: first for handlers whose clients have left, then for the lock, then for the connections.
     stack.lock.idle().await;
     stack.keys.idle().await;
     purge.abort();

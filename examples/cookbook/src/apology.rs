@@ -1,4 +1,4 @@
-//! Write first, check afterwards, apologise: `docs/cookbook/apology.md`.
+//! Writes first, checks afterwards, and apologises for what it takes back: `docs/cookbook/apology.md`.
 
 use sqlx::PgPool;
 
@@ -10,7 +10,7 @@ pub const PAGE: &str = include_str!("../../../docs/cookbook/apology.md");
 const BOOK: &str = sql(PAGE, "book");
 const APOLOGISE: &str = sql(PAGE, "apologise");
 
-/// A booking, and the bookings revoked after it.
+/// The result of a booking, with the bookings that the following check revoked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Booked {

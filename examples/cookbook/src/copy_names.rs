@@ -1,4 +1,4 @@
-//! A taken name becomes `X (Copy 1)`: `docs/cookbook/copy-names.md`.
+//! Gives a project with a taken name the name `X (Copy 1)`: `docs/cookbook/copy-names.md`.
 
 use sqlx::PgConnection;
 

@@ -1,4 +1,4 @@
-//! Deleting a large object: `docs/cookbook/delete.md`.
+//! Deletes a large object in steps: `docs/cookbook/delete.md`.
 
 use sqlx::error::DatabaseError;
 use sqlx::{PgConnection, PgPool};

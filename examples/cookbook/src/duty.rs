@@ -1,12 +1,12 @@
-//! The purpose of a lock, and the behaviour without it: `docs/cookbook/README.md`.
+//! What a lock is for, and what happens without it: `docs/cookbook/README.md`.
 
 use std::time::Duration;
 
 use leasehold_api::{ErrorKind, FencingToken, Lock, LockExt as _, LockKey, RunError};
 
-/// The purpose of a lock.
+/// What the lock is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // These two cases are complete.
+#[allow(clippy::exhaustive_enums)] // Exhaustive, because these two cases are complete.
 pub enum Duty {
     /// Two concurrent runs would break a constraint. Without the lock nothing runs. The work gets a fencing token
     /// that every resource it writes to must check.
@@ -44,7 +44,7 @@ pub async fn run_for<T>(
     }
 }
 
-/// Returns whether the store could not be reached, as opposed to a refusal.
+/// Returns whether the error means that the store could not be reached. False if the store refused the request.
 fn is_out(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::Unavailable | ErrorKind::OutcomeUnknown)
 }

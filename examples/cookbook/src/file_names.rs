@@ -1,4 +1,4 @@
-//! One picture, many files: `docs/cookbook/file-names.md`.
+//! Finds one picture by the names of its many files: `docs/cookbook/file-names.md`.
 
 use sqlx::PgConnection;
 

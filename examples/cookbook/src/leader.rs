@@ -1,4 +1,4 @@
-//! A leader among replicas: `docs/cookbook/leader.md`.
+//! Elects a leader among replicas: `docs/cookbook/leader.md`.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! A balance that must not be overdrawn: `docs/cookbook/ledger.md`.
+//! Spends from a balance that must not be overdrawn: `docs/cookbook/ledger.md`.
 
 use std::time::Duration;
 
@@ -24,9 +24,9 @@ const WAIT: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Locking {
-    /// The whole table, for writers.
+    /// A lock on the whole table, against other writers.
     Table,
-    /// The holder's row.
+    /// A lock on the holder's row.
     ParentRow,
     /// An advisory lock per holder.
     Key(XactLocks),
@@ -44,7 +44,7 @@ pub enum SpendError {
     Database(#[from] sqlx::Error),
 }
 
-/// Spends if the balance suffices. Returns whether it did.
+/// Spends if the balance suffices. Returns whether the amount was spent.
 ///
 /// # Errors
 ///

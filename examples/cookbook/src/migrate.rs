@@ -49,7 +49,7 @@ pub async fn beside_numbers(server: PgConfig) -> Result<Engine, Error> {
 
 /// A job that programs with `ShedLock` run too.
 #[derive(Clone, Copy, Debug)]
-#[allow(clippy::exhaustive_structs)] // Exactly the settings that both need.
+#[allow(clippy::exhaustive_structs)] // Exhaustive, because these are the settings that both locks need.
 pub struct ShedLockJob<'a> {
     /// The lock's name in `ShedLock`, and the key here.
     pub name: &'a str,

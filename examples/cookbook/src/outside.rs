@@ -1,4 +1,4 @@
-//! Guarding objects outside Postgres: `docs/cookbook/outside-postgres.md`.
+//! Guards objects outside Postgres: `docs/cookbook/outside-postgres.md`.
 
 use leasehold_api::{FencingToken, Lock, LockExt as _, LockKey, RunError};
 
@@ -9,11 +9,11 @@ const TRIES: usize = 10;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Object {
-    /// Its version.
+    /// The version of the object.
     pub etag: String,
     /// The fencing token of its last writer, from its metadata.
     pub token: Option<FencingToken>,
-    /// The content.
+    /// The content of the object.
     pub body: Vec<u8>,
 }
 
@@ -27,11 +27,11 @@ impl Object {
 
 /// The outcome of a conditional write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // These two cases are complete.
+#[allow(clippy::exhaustive_enums)] // Exhaustive, because these two cases are complete.
 pub enum PutOutcome {
     /// The object was written.
     Written,
-    /// Status 412, because the object has changed since the read.
+    /// The object was not written (status 412), because it has changed since the read.
     Changed,
 }
 

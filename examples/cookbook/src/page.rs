@@ -1,4 +1,4 @@
-//! Statements, read from the pages.
+//! Reads SQL statements from the pages of the cookbook.
 
 /// Returns the SQL block that `page` has under `-- name`, without that line.
 ///

@@ -227,7 +227,7 @@ pub async fn activate_screen(pool: &PgPool, owner: i64, screen: i64) -> Result<S
     .await
 }
 
-/// A reserved object.
+/// An object whose name was reserved for an upload.
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Reserved {
@@ -398,7 +398,7 @@ pub async fn step<A: Assets>(pool: &PgPool, assets: &A, batch: i64) -> Result<St
     Ok(done)
 }
 
-/// Deletes the objects, then their rows, which are only gone with the commit.
+/// Deletes objects from the store, and then their rows, which are only gone with the commit.
 async fn remove<A: Assets>(
     tx: &mut PgConnection,
     assets: &A,
@@ -420,7 +420,7 @@ async fn active(tx: &mut PgConnection, owner: i64, project: i64) -> Result<(), P
     }
 }
 
-/// Returns whether the project is on hold, archived, being deleted.
+/// Returns three facts about a project: whether it is on hold, is archived, is being deleted.
 async fn state(tx: &mut PgConnection, owner: i64, project: i64) -> Result<(bool, bool, bool), ProjectError> {
     let found = sqlx::query_as(VALIDATE).bind(project).bind(owner).fetch_optional(tx).await?;
     found.ok_or(ProjectError::NoSuchProject)

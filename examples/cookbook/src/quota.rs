@@ -1,4 +1,4 @@
-//! A quota flag that is eventually correct: `docs/cookbook/quota.md`.
+//! Keeps a quota flag that is eventually correct: `docs/cookbook/quota.md`.
 
 use sqlx::{PgConnection, PgPool};
 
@@ -62,15 +62,15 @@ pub async fn mark(connection: &mut PgConnection, owner: i64) -> sqlx::Result<()>
     sqlx::query(MARK).bind(owner).execute(connection).await.map(|_| ())
 }
 
-/// The result of a reconciliation.
+/// The result of reconciling one owner: correcting the flags of the owner's projects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Reconciled {
     /// The owner of the projects.
     pub owner: i64,
-    /// Number of marks, or 0 if another reconciler was faster.
+    /// Number of marks that were removed, or 0 if another reconciler was faster.
     pub marks: u64,
-    /// Number of wrong flags.
+    /// Number of wrong flags that were corrected.
     pub corrected: u64,
 }
 

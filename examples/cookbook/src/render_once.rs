@@ -1,4 +1,4 @@
-//! Expensive work, done once: `docs/cookbook/render-once.md`.
+//! Does expensive work once for many requests: `docs/cookbook/render-once.md`.
 
 use std::time::Duration;
 
@@ -15,13 +15,13 @@ pub const PAGE: &str = include_str!("../../../docs/cookbook/render-once.md");
 const FIND: &str = sql(PAGE, "find");
 const STORE: &str = sql(PAGE, "store");
 
-/// A result.
+/// A rendered document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Rendering {
     /// The content.
     pub body: Vec<u8>,
-    /// The processor time that it took.
+    /// The processor time that rendering took.
     pub cpu: Duration,
 }
 
@@ -29,11 +29,11 @@ pub struct Rendering {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Rendered {
-    /// This call rendered it.
+    /// This call rendered the document.
     Made(Rendering),
-    /// It was in the table, so its processor time was saved.
+    /// The result was in the table, so its processor time was saved.
     Stored(Rendering),
-    /// Another call is rendering it. The client has to repeat its request.
+    /// Another call is rendering the document. The client has to repeat its request.
     Busy,
 }
 
@@ -133,7 +133,7 @@ fn measured(render: impl Fn() -> Vec<u8>) -> Rendering {
     let begun = clock_gettime(ClockId::ThreadCPUTime);
     let body = render();
     let cpu = clock_gettime(ClockId::ThreadCPUTime) - begun;
-    // Whole microseconds, as they are stored. Negative times do not occur.
+    // Rounds to whole microseconds, as they are stored. Negative times do not occur.
     let cpu = Duration::try_from(cpu).unwrap_or_default();
     Rendering { body, cpu: Duration::from_micros(u64::try_from(cpu.as_micros()).unwrap_or(u64::MAX)) }
 }

@@ -1,4 +1,4 @@
-//! A job on several replicas, run once: `docs/cookbook/scheduled-job.md`.
+//! Runs a job once although several replicas schedule it: `docs/cookbook/scheduled-job.md`.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,7 +12,8 @@ use croner::parser::{CronParser, Seconds};
 use leasehold_api::{BoxFuture, Lock, LockExt as _, LockGuard, RunError, WindowOutcome, key};
 use tokio_cron_scheduler::{Job, JobSchedulerError};
 
-/// Longer than the delays of replicas and the differences of their clocks.
+/// How long a run keeps other replicas from the same fire time. Longer than the delays of replicas and the differences
+/// of their clocks.
 const WINDOW: Duration = Duration::from_secs(3600);
 
 /// Runs `work` once per fire time, in seconds since 1970. Returns `None` if another replica has started it.

@@ -28,9 +28,9 @@ const SPEND: &str = sql(PAGE, "spend");
 
 /// Time that a client waits for a response.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Maximum wait of a request for its lock, shorter than the client's patience.
+/// Maximum wait of a request for its lock. It is shorter than the client's patience.
 const WAIT: Duration = Duration::from_secs(5);
-/// Number of keys removed by one run of the purge.
+/// Number of keys that one run of the purge removes.
 const PURGED: u64 = 10_000;
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -53,7 +53,7 @@ pub enum StackError {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Stack {
-    /// Routes for two ways to spend.
+    /// The routes of two ways to spend.
     pub router: Router,
     /// The lock around a request.
     pub lock: LockLayer<Template>,
@@ -115,7 +115,8 @@ async fn spend_in_tx(
 
 async fn take_ten(tx: &mut PgConnection, holder: i64) -> Result<StatusCode, StatusCode> {
     let spent = sqlx::query(SPEND).bind(holder).execute(tx).await.map_err(failed)?;
-    // Returned as a response because refusals are stored too. A repetition gets the same refusal.
+    // Returns a refusal as a response and not as an error, because responses are stored. A repetition then gets the
+    // same refusal.
     Ok(if spent.rows_affected() == 1 { StatusCode::OK } else { StatusCode::PAYMENT_REQUIRED })
 }
 
@@ -124,7 +125,7 @@ fn failed(error: impl std::error::Error) -> StatusCode {
     StatusCode::INTERNAL_SERVER_ERROR
 }
 
-/// Replaces the authentication of a real service. It trusts the header.
+/// Takes the user from a header, which it trusts, in place of the authentication of a real service.
 async fn authenticate(mut request: Request, next: Next) -> Result<Response, StatusCode> {
     let user = request.headers().get("x-user").and_then(|user| user.to_str().ok());
     let user = User(user.ok_or(StatusCode::UNAUTHORIZED)?.to_owned());

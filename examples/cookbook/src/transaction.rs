@@ -1,4 +1,4 @@
-//! A transaction whose begin can be dropped safely: `docs/cookbook/README.md`.
+//! Begins a transaction so that the call can be dropped safely: `docs/cookbook/README.md`.
 
 use sqlx::{PgPool, Postgres, SqlStr, Transaction};
 

@@ -1,4 +1,4 @@
-//! A name once per owner, in any case: `docs/cookbook/unique-name.md`.
+//! Allows a name once per owner, in upper or lower case: `docs/cookbook/unique-name.md`.
 
 use sqlx::PgConnection;
 

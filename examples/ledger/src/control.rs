@@ -1,4 +1,4 @@
-//! The routes for observation: the page, its figures, the switch, and the load.
+//! The routes for observation: the page, its figures, the switch between locks, and the load.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::store::Account;
 use crate::tally::Tallied;
 
 const PAGE: &str = include_str!("page.html");
-/// The page is a single file and requests only this service.
+/// The content security policy: the page is a single file and requests only this service.
 const POLICY: &str =
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'";
 
@@ -85,7 +85,7 @@ async fn switch(
     State(service): State<Arc<Service>>,
     Json(Switch { lock }): Json<Switch>,
 ) -> Result<StatusCode, Refusal> {
-    // Runs in a task, because the switch must complete even if the client leaves.
+    // Switches in a task, because the switch must complete even if the client leaves.
     let switched = tokio::spawn(async move { service.switch(lock).await }).await;
     switched.unwrap_or(Err(Refusal::Panicked)).map(|()| StatusCode::NO_CONTENT)
 }

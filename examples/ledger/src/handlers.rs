@@ -27,7 +27,7 @@ pub(crate) struct Balance {
     balance: i64,
 }
 
-/// `POST /accounts/{holder}/spend`, without a lock, or with the layer around it.
+/// Handles `POST /accounts/{holder}/spend`, either without a lock or with a lock layer around it.
 pub(crate) async fn spend(
     State(store): State<Store>,
     Path(holder): Path<i64>,
@@ -38,7 +38,7 @@ pub(crate) async fn spend(
     Ok(Json(Balance { holder, balance }))
 }
 
-/// State of [`spend_in_own_tx`], which acquires the lock in a separate transaction.
+/// The state of [`spend_in_own_tx`], which acquires the lock in a separate transaction.
 #[derive(Clone, Debug)]
 pub(crate) struct Transactions {
     pub(crate) locks: XactLocks,
@@ -46,7 +46,7 @@ pub(crate) struct Transactions {
     pub(crate) wait: Duration,
 }
 
-/// `POST /accounts/{holder}/spend`, in a transaction that begins with the lock. No layer.
+/// Handles `POST /accounts/{holder}/spend` in a transaction that begins with the lock. No layer is around it.
 pub(crate) async fn spend_in_own_tx(
     State(transactions): State<Transactions>,
     Path(holder): Path<i64>,
@@ -54,13 +54,13 @@ pub(crate) async fn spend_in_own_tx(
 ) -> Result<Json<Balance>, Refusal> {
     let Transactions { locks, pool, wait } = transactions;
     let mut tx = locks.begin(&pool, &key!["ledger", holder]?, wait).await?;
-    // An early return drops the transaction, which rolls back and releases the lock.
+    // If this returns early, the transaction is dropped, which rolls back and releases the lock.
     let balance = domain::spend(&mut *tx, holder, amount).await?;
     tx.commit().await?;
     Ok(Json(Balance { holder, balance }))
 }
 
-/// `POST /accounts/{holder}/spend`, in the transaction of a `TxLayer`, which commits if this returns `Ok`.
+/// Handles `POST /accounts/{holder}/spend` in the transaction of a `TxLayer`, which commits if this returns `Ok`.
 pub(crate) async fn spend_in_shared_tx(
     mut tx: SharedTx,
     Path(holder): Path<i64>,
@@ -70,7 +70,7 @@ pub(crate) async fn spend_in_shared_tx(
     Ok(Json(Balance { holder, balance }))
 }
 
-/// `POST /accounts/{holder}/top-up`. Needs no lock, because it does not depend on the balance.
+/// Handles `POST /accounts/{holder}/top-up`. Needs no lock, because a top-up does not depend on the balance.
 pub(crate) async fn top_up(
     State(store): State<Store>,
     Path(holder): Path<i64>,
@@ -80,7 +80,7 @@ pub(crate) async fn top_up(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// `GET /accounts/{holder}`.
+/// Handles `GET /accounts/{holder}`.
 pub(crate) async fn balance(
     State(store): State<Store>,
     Path(holder): Path<i64>,

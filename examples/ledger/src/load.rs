@@ -19,11 +19,11 @@ const CLIENTS: usize = 12;
 /// Time limit of a request, which only a broken service exceeds.
 const ANSWER: Duration = Duration::from_secs(10);
 
-/// The built-in load on one address.
+/// The built-in load: clients that send requests to one address.
 #[derive(Debug)]
 pub(crate) struct Load {
     address: SocketAddr,
-    /// Maximum duration, because the load of a forgotten page must not fill the database.
+    /// Maximum duration of the load, because a forgotten page must not fill the database.
     limit: Duration,
     running: Mutex<Option<Clients>>,
 }
@@ -101,7 +101,7 @@ impl OneClient {
         let answer = async {
             let response = self.http.request(request).await.ok()?;
             let status = response.status();
-            // Reads to the end, because the connection cannot be reused otherwise.
+            // Reads the response to its end, because the connection cannot be reused otherwise.
             http_body_util::BodyExt::collect(response.into_body()).await.ok()?;
             Some(status)
         };
@@ -115,7 +115,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_load_stops_by_itself() {
-        // Takes connections and never answers.
+        // A server that accepts connections and never answers.
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let load = Load::new(silent.local_addr().unwrap(), Duration::from_millis(20));
         load.start();

@@ -1,4 +1,4 @@
-//! The ledger of a process without a database.
+//! Stores the ledger in this process, without a database.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::domain::Entries;
 use crate::store::{Account, HOLDERS, OPENING};
 
-/// Simulates the round trip to a database. Without it, no two requests would overlap.
+/// Simulates the round trip to a database. Without that pause, no two requests would overlap.
 const ROUND_TRIP: Duration = Duration::from_millis(1);
 
 /// Stores sums and counts instead of entries, because nothing reads the entries and their number would grow without

@@ -1,4 +1,4 @@
-//! The guards of spending.
+//! The guards of spending: ways to lock an account.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum Mode {
-    /// No guard, which shows the race.
+    /// No guard, which shows how spends overlap.
     None,
     /// The layer, with locks in this process (the default without a database).
     Memory,

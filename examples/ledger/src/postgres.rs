@@ -1,4 +1,4 @@
-//! The ledger in a database.
+//! Stores the ledger in a Postgres database.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use sqlx::{Connection as _, Executor as _, FromRow as _, PgConnection, PgPool, R
 use crate::domain::Entries;
 use crate::store::{Account, HOLDERS, OPENING};
 
-/// The sessions' application name at the server.
+/// The application name of this program's sessions at the server.
 const APPLICATION: &str = "ledger-example";
 
 const INSTALL: &str = "
@@ -50,7 +50,7 @@ pub(crate) struct Database {
 }
 
 impl Database {
-    /// Connects. A request waits at most `wait` for a connection.
+    /// Connects to the database. A request waits at most `wait` for a connection.
     pub(crate) async fn connect(url: &str, wait: Duration) -> Result<Self, sqlx::Error> {
         Ok(Self { pool: pool(url, 16, wait).await?, observer: pool(url, 2, wait).await? })
     }
@@ -76,7 +76,7 @@ impl Database {
 
     pub(crate) async fn start_over(&self) -> Result<(), sqlx::Error> {
         let mut connection = self.observer.acquire().await?;
-        // Waits for all writers, including requests whose clients have left.
+        // In this transaction, TRUNCATE waits for all writers, including requests whose clients have left.
         let mut tx = connection.begin().await?;
         tx.execute("TRUNCATE ledger_example.entry").await?;
         sqlx::query(OPEN_ACCOUNTS).bind(HOLDERS).bind(OPENING).execute(&mut *tx).await?;

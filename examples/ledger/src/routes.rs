@@ -1,4 +1,4 @@
-//! The place of the lock: around the one route that reads, decides and writes.
+//! Puts the lock around the one route that reads, decides and writes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,15 +20,15 @@ pub(crate) struct Guarded {
     layer: Layer,
 }
 
-/// The layer, which counts the requests that wait or hold a lock.
+/// The layer around the route, if the guard has one. It counts the requests that wait for a lock or hold one.
 enum Layer {
     None,
     Lock(LockLayer<BodyTemplate>),
     Tx(TxLayer<BodyTemplate>),
 }
 
-/// Returns the key of a request. `|int` maps `42` and `042` to one key, because the handler reads them as one
-/// account. The form is read before the lock is acquired, because a slow sender must not block other requests.
+/// Returns the template of a request's key. `|int` maps `42` and `042` to one key, because the handler reads them as
+/// one account. The form is read before the lock is acquired, because a slow sender must not block other requests.
 fn key() -> Result<BodyTemplate, TemplateError> {
     Ok(Template::parse("ledger:{path.holder|int}")?.buffer_body(1024))
 }
@@ -70,7 +70,7 @@ impl Guarded {
         Self { mode, routes, layer }
     }
 
-    /// Returns the number of requests that wait for the lock, if a layer counts them.
+    /// Returns the number of requests that wait for the lock. `None` if no layer counts them.
     pub(crate) fn waiting(&self) -> Option<usize> {
         match &self.layer {
             Layer::None => None,
@@ -79,7 +79,7 @@ impl Guarded {
         }
     }
 
-    /// Resolves when none of its requests holds a lock, including requests whose clients have left.
+    /// Resolves when no request of these routes holds a lock, including requests whose clients have left.
     pub(crate) async fn idle(&self) {
         match &self.layer {
             Layer::None => {}

@@ -44,7 +44,7 @@ pub struct Options {
     pub port: u16,
     /// Whether the load runs from the start.
     pub load: bool,
-    /// Maximum wait of a request for its lock.
+    /// Maximum wait of a request for the lock of its account.
     pub wait: Duration,
 }
 
@@ -131,7 +131,7 @@ pub async fn start(options: Options) -> Result<Running, Error> {
         None => in_process(&options).await?,
         Some(url) => in_database(url, &options).await?,
     };
-    // Defaults to the first guard with a lock, the choice of a real service.
+    // Defaults to the first guard with a lock, which a real service would choose.
     let mode = options.mode.or(guards.get(1).map(|guarded| guarded.mode)).unwrap_or(Mode::None);
     let Some(current) = guards.iter().find(|guarded| guarded.mode == mode).cloned() else {
         return Err(match options.database_url {
@@ -175,12 +175,12 @@ async fn in_process(options: &Options) -> Result<Parts, Error> {
 }
 
 async fn in_database(url: &str, options: &Options) -> Result<Parts, Error> {
-    // A real service has one kind of lock. The page's switch needs all of them.
+    // Connects locks of every kind for the page's switch. A real service has one kind.
     let server = PgConfig::from_url(url)?.install_schema(true);
     let session: Arc<dyn Lock> = Arc::new(AdvisoryConfig::new(server.clone()).connect().await?);
     let lease: Arc<dyn Lock> = Arc::new(TtlConfig::new(server).connect().await?);
     let database = Database::connect(url, options.wait).await?;
-    // Under a lock, because another instance might be starting too.
+    // Installs the tables under a lock, because another instance might be starting too.
     let install =
         session.key(key!["ledger-example", "install"]?).run(async |_| database.install().await).await;
     install.map_err(leasehold::Error::from)??;
@@ -199,7 +199,7 @@ async fn in_database(url: &str, options: &Options) -> Result<Parts, Error> {
 }
 
 impl Running {
-    /// Returns its address.
+    /// Returns the address at which the service listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -225,8 +225,8 @@ impl Running {
                 Err(Error::Slow("requests"))
             }
         };
-        // Waits for them separately, because the server does not count handlers whose clients have left. They still
-        // hold locks.
+        // Waits for the handlers whose clients have left, because the server does not count them. They still hold
+        // locks.
         for guarded in &service.guards {
             let idle = timeout(GRACE, guarded.idle()).await;
             outcome = outcome.and(idle.map_err(|_| Error::Slow("requests whose clients have gone")));

@@ -1,4 +1,4 @@
-//! The storage of entries: this process, or Postgres.
+//! Where entries are stored: in this process, or in Postgres.
 
 use serde::Serialize;
 use sqlx::pool::PoolConnection;
@@ -23,11 +23,11 @@ pub(crate) enum Store {
 pub(crate) struct Account {
     pub(crate) holder: i64,
     pub(crate) balance: i64,
-    /// The number of spends that left a negative balance. Each has spent credit that another one had already spent.
+    /// The number of spends that left a negative balance. Such a spend used credit that another one had already used.
     pub(crate) double_spends: i64,
 }
 
-/// The connection of one request to the entries.
+/// The connection through which one request reads and writes entries.
 pub(crate) enum Connection {
     Memory(Memory),
     Postgres(PoolConnection<sqlx::Postgres>),

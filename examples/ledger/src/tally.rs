@@ -14,11 +14,11 @@ pub(crate) struct Tally {
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Tallied {
-    /// Responses with 200.
+    /// Responses with status 200.
     spent: u64,
-    /// Responses with 402, because the balance is not enough.
+    /// Responses with status 402, because the balance is not enough.
     refused: u64,
-    /// Other responses, mostly 503 because the lock was not free in time.
+    /// Other responses, mostly with status 503, because the lock was not free in time.
     unserved: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Descriptions of holds, as text and as JSON.
+//! Describes holds, as text and as JSON.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::{numbered_keys, output};
 
-/// Returns `, held by ... since ...`, for a sentence about the key.
+/// Returns the end of a sentence about the key: `, held by ... since ...`, or its cooldown. Empty if the key is free.
 pub(crate) fn in_words(seen: &KeyInfo) -> String {
     let Some(hold) = seen.holder() else {
         let cooldown =
@@ -45,7 +45,8 @@ fn describe_hold(hold: Option<&HoldInfo>) -> Value {
         "mode": hold.map(|hold| mode(hold.mode)),
         "holder": hold.and_then(|hold| hold.holder).map(|holder| holder.to_string()),
         "token": hold.and_then(|hold| hold.token).map(leasehold::FencingToken::as_u64),
-        // For JSON readers with floating-point numbers, which cannot represent all digits of a token.
+        // The token as text too, for JSON readers with floating-point numbers, which cannot represent all of its
+        // digits.
         "token_text": hold.and_then(|hold| hold.token).map(|token| token.to_string()),
         "label": hold.and_then(|hold| hold.label.as_deref()),
         "owner": hold.and_then(|hold| hold.owner.as_deref()),
@@ -130,7 +131,7 @@ fn first(seen: &KeyInfo) -> Option<&HoldInfo> {
     seen.holder().or_else(|| seen.holders.first())
 }
 
-/// Returns the state that blocks other clients, or `free`.
+/// Returns the word for the state of a key: what blocks other clients, or `free`.
 fn state(seen: &KeyInfo) -> &'static str {
     match first(seen) {
         Some(hold) if hold.state == HoldState::Held => "held",
@@ -140,7 +141,7 @@ fn state(seen: &KeyInfo) -> &'static str {
     }
 }
 
-/// Returns the time until the next grant, if only a cooldown blocks other clients.
+/// Returns the time until the next grant, if only a cooldown blocks other clients. `None` otherwise.
 fn opens_in(seen: &KeyInfo) -> Option<String> {
     seen.cooldown.filter(|_| state(seen) == "cooling").map(output::left)
 }
@@ -169,7 +170,7 @@ fn holder_name(hold: &HoldInfo) -> String {
 }
 
 fn held_for(hold: &HoldInfo) -> Option<Duration> {
-    // After a clock change the start can be in the future.
+    // Returns zero if the start lies in the future, which is possible after a clock change.
     hold.since.map(|since| SystemTime::now().duration_since(since).unwrap_or_default())
 }
 
