@@ -1,5 +1,6 @@
 //! Eight processes share the calls that a service allows, and two of them are killed in the middle of a call: see
-//! `docs/cookbook/rate-limit.md`. The service counts. The tables are in a schema that is recreated on each run.
+//! `docs/cookbook/rate-limit.md`. The service counts the calls. The tables are in a schema that is recreated on each
+//! run.
 //!
 //! ```text
 //! DATABASE_URL=postgres://localhost/test cargo run -p cookbook --example rate_limit
@@ -25,34 +26,35 @@ type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
 const SCHEMA: &str = "rate_limit";
 
-/// Variables of a child process beside `DATABASE_URL`: its number, the address of the service, and the limit.
+/// Environment variables of a child process, beside `DATABASE_URL`: its number, the address of the service, and the
+/// limit.
 const CHILD: [&str; 5] = ["RATE_CHILD", "RATE_SERVICE", "RATE_WINDOW", "RATE_ANSWER", "RATE_BATCH"];
 
 /// The size of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Plan {
-    /// The window, the time for an answer, and the size of a batch.
+    /// The limit of the service: its window, the time for an answer, and the size of a batch.
     pub limit: RateLimit,
-    /// The calls that the service allows in a window.
+    /// The number of calls that the service allows in a window.
     pub allowed: u32,
-    /// The calls, without repetitions.
+    /// The number of calls to make, without repetitions.
     pub calls: u32,
-    /// The processes that call the service.
+    /// The number of processes that call the service.
     pub processes: usize,
-    /// The processes that are killed in a call.
+    /// The number of processes that are killed in the middle of a call.
     pub killed: usize,
 }
 
 /// One call, as the service has seen it.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// On the clock that the server of the same machine uses too.
+    /// The time of the call, on this machine's clock, which the database server also uses.
     pub at: SystemTime,
-    /// The number of the caller.
+    /// The number of the process that called.
     pub process: usize,
-    /// The ids of the batch.
+    /// The ids of the rows in the batch.
     pub rows: Vec<i64>,
-    /// Whether it was answered by 429.
+    /// Whether the service answered with status 429.
     pub is_refused: bool,
 }
 
@@ -84,7 +86,7 @@ pub async fn limited(url: &str, plan: Plan, start: impl Fn() -> Command) -> Resu
         children.insert(number, child(start(), url, address, &plan.limit, number)?);
     }
     for _ in 0..plan.killed {
-        // The service has the call of this process and does not answer it.
+        // Kills a process while the service has its call and does not answer it.
         let number = caught.recv().await.ok_or("the service has ended")?;
         let mut child = children.remove(&number).ok_or("killed twice")?;
         child.kill().await?;
@@ -161,7 +163,8 @@ pub async fn process(url: &str) -> Result<()> {
     }
 }
 
-/// The service, as a process calls it: a line with the number of the process and the rows, and a line as the answer.
+/// The service from the view of a process. A call is a line with the number of the process and the rows, and the answer
+/// is a line.
 struct Remote {
     number: usize,
     address: SocketAddr,
@@ -196,11 +199,11 @@ impl Remote {
 enum Reply {
     Done,
     TooMany,
-    /// None, because its process is about to be killed.
+    /// No answer, because the calling process is about to be killed.
     Never,
 }
 
-/// The service: it counts, and answers 429 beyond the limit.
+/// The service, which counts calls and answers 429 beyond the limit.
 #[derive(Clone)]
 struct Service {
     plan: Plan,
@@ -209,7 +212,8 @@ struct Service {
 }
 
 impl Service {
-    /// Also returns the processes to kill. Each has made a call that the service has counted and never answers.
+    /// Starts the service. Also returns the numbers of processes to kill. Each has made a call that the service has
+    /// counted and never answers.
     fn start(listener: TcpListener, plan: Plan) -> (Self, mpsc::UnboundedReceiver<usize>) {
         let (caught, processes) = mpsc::unbounded_channel();
         let service = Self { plan, calls: Arc::default(), caught };
@@ -234,7 +238,7 @@ impl Service {
                 let pause = self.plan.limit.window.as_millis();
                 stream.write_all(format!("too many {pause}\n").as_bytes()).await?;
             }
-            // The end of the process ends the connection.
+            // Waits for the end of the process, which ends the connection.
             Reply::Never => drop(stream.read_line(&mut line).await?),
         }
         Ok(())
@@ -249,7 +253,7 @@ impl Service {
         let is_refused = recent >= self.plan.allowed as usize;
         let before = calls.len();
         calls.push(Call { at, process, rows, is_refused });
-        // The first process is killed at a quarter of the calls, and the others before the half.
+        // The first process is killed after a quarter of the calls, and the others before the half.
         let quarter = self.plan.calls as usize / 4;
         let is_due = (0..self.plan.killed).any(|n| before == quarter + n * quarter / self.plan.killed);
         if is_due && self.caught.send(process).is_ok() {

@@ -1,4 +1,4 @@
-//! A run dies after half of its writes to another database, and the next one corrects them: see
+//! A run dies after half of its writes to another database, and the next run corrects them: see
 //! `docs/cookbook/second-run.md`. Both databases are schemas of `DATABASE_URL`, recreated on each run.
 //!
 //! ```text
@@ -25,7 +25,7 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Returns the events, line by line.
+/// Runs the example. Returns its events, line by line.
 pub async fn second_run(url: &str) -> Result<Vec<String>> {
     let (work, elsewhere) = (schema(url, "second_run").await?, schema(url, "second_run_elsewhere").await?);
     sqlx::raw_sql(cookbook::sql(PAGE, "schema")).execute(&elsewhere).await?;
@@ -34,7 +34,7 @@ pub async fn second_run(url: &str) -> Result<Vec<String>> {
 
     let first = take(&claims, Duration::from_millis(50)).await?;
     let mut told = vec![write(&claims, &elsewhere, &first, 2).await?];
-    // It dies here, or so it seems. The work changes before the row is taken again.
+    // The first run seems to have died. The work changes before the row is taken again.
     sqlx::query(r#"UPDATE report SET lines = '["b", "c", "x"]'"#).execute(&work).await?;
     while claims.sweep(1).await?.returned.is_empty() {
         tokio::time::sleep(Duration::from_millis(10)).await;
@@ -42,7 +42,7 @@ pub async fn second_run(url: &str) -> Result<Vec<String>> {
     let second = take(&claims, Take::DEFAULT_LEASE).await?;
     told.push(write(&claims, &elsewhere, &second, usize::MAX).await?);
 
-    // The first run was only slow. It continues with its third line, starts again, and then wants to end.
+    // But the first run was only slow. It continues with its third line, starts again, and then wants to end.
     let (key, epoch) = identity(&claims, row(&first)?);
     told.push(format!("late line written: {}", put(&elsewhere, &key, epoch, "c").await?));
     told.push(format!("late run opened: {}", open(&elsewhere, &key, epoch).await?));
@@ -72,7 +72,7 @@ async fn write(claims: &PgClaims, elsewhere: &PgPool, claimed: &Claimed, most: u
     Ok(format!("run {epoch} of [{}]: {}", wanted.join(" "), lines(elsewhere).await?))
 }
 
-/// Returns the values by which the other database knows a run.
+/// Returns the key and the epoch, by which the other database knows a run.
 fn identity(claims: &PgClaims, row: &ClaimedRow) -> (String, i64) {
     (row.dedupe_key(claims.spec()), row.epoch)
 }
@@ -91,7 +91,7 @@ async fn lines(elsewhere: &PgPool) -> Result<String> {
     Ok(sqlx::query_scalar(lines).fetch_one(elsewhere).await?)
 }
 
-/// Creates the table of the work.
+/// Creates the table of the work. Returns its spec.
 async fn create(pool: &PgPool) -> Result<ClaimSpec> {
     let spec = ClaimSpec::builder(Table::new("report")?)
         .state("state", States::text(["new"], "done").taken("working"))
@@ -102,7 +102,7 @@ async fn create(pool: &PgPool) -> Result<ClaimSpec> {
     Ok(spec)
 }
 
-/// Opens an empty schema.
+/// Creates an empty schema. Returns a pool that uses it.
 async fn schema(url: &str, name: &str) -> Result<PgPool> {
     let options = url.parse::<PgConnectOptions>()?.options([("search_path", name)]);
     let pool = PgPoolOptions::new().connect_with(options).await?;

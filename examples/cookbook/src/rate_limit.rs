@@ -1,4 +1,4 @@
-//! Calls to a service that allows N in a window, each for a batch of rows: `docs/cookbook/rate-limit.md`.
+//! Calls a service that allows N calls in a window, each for a batch of rows: `docs/cookbook/rate-limit.md`.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use tokio::time::{Instant, sleep_until};
 /// The page with this recipe and its SQL.
 pub const PAGE: &str = include_str!("../../../docs/cookbook/rate-limit.md");
 
-/// The limit of a service. The number of calls in a window is the number of slots in the table.
+/// The limit of a service. The number of calls that it allows in a window is the number of rows in the table of slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_structs)] // These three say all.
+#[allow(clippy::exhaustive_structs)] // Exhaustive, because these three values say all.
 pub struct RateLimit {
-    /// The span in which the service counts.
+    /// The length of the window in which the service counts calls.
     pub window: Duration,
     /// The time for one call, from taking its slot to the answer.
     pub answer: Duration,
@@ -24,7 +24,7 @@ pub struct RateLimit {
 
 /// The answer of the service.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // These three cases are complete.
+#[allow(clippy::exhaustive_enums)] // Exhaustive, because these three cases are complete.
 pub enum Answer {
     /// All rows were accepted.
     Done,
@@ -42,17 +42,18 @@ pub trait Api: Sync {
 
 /// The result of [`call_once`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(clippy::exhaustive_enums)] // These three cases are complete.
+#[allow(clippy::exhaustive_enums)] // Exhaustive, because these three cases are complete.
 pub enum Called {
     /// One call was made, for this number of rows.
     Batch(usize),
-    /// No call is allowed yet. Pause and try again.
+    /// No call is allowed yet, because all slots are taken. Pause and try again.
     NoSlot,
     /// No row is ready. Pause and try again.
     NoRows,
 }
 
-/// Describes the slots. An ended lease needs no sweep, because it counts as ended on each read.
+/// Describes the table of slots. A call holds a slot while it runs and for a window afterwards. An ended lease needs no
+/// sweep, because it counts as ended on each read.
 ///
 /// # Errors
 ///

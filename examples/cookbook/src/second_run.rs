@@ -1,4 +1,4 @@
-//! A second run that corrects the writes of the first to another system: `docs/cookbook/second-run.md`.
+//! Lets a second run correct what the first has written to another system: `docs/cookbook/second-run.md`.
 
 use sqlx::PgPool;
 
