@@ -19,7 +19,7 @@ use crate::{identity, waiting};
 const URL: &str = "LEASEHOLD_URL";
 /// The variable with the path of a file that has the store's URL in its first line.
 const URL_FILE: &str = "LEASEHOLD_URL_FILE";
-/// At most so many bytes of that file are read, which is above the length of any URL.
+/// The largest number of bytes that are read from that file, above the length of any URL.
 const LONGEST: u64 = 64 * 1024;
 
 /// The chosen store, with its URL. Without a URL, it is the default directory of files.

@@ -18,7 +18,7 @@ use crate::waiting::{EnclosingRuns, INSPECT_LIMIT};
 /// Prefix of the keys that publish a wait.
 const PREFIX: &str = "leasehold:nested:";
 
-/// The text between holder and key in such a label.
+/// The text between the holder and the key in the label that publishes a wait.
 const WAITS_FOR: &str = " waits for ";
 
 /// Maximum number of runs in a detected cycle.
@@ -110,8 +110,7 @@ fn waits_for(label: &str) -> Option<(HolderId, LockKey)> {
     Some((holder.parse().ok()?, key.parse().ok()?))
 }
 
-/// Returns the path from `key` to a key held by an enclosing run, each key with its holder. `None` if there is no such
-/// path.
+/// Returns the path from `key` to a key held by an enclosing run, each key with its holder. `None` if no path exists.
 async fn find_path(
     lock: &dyn Lock,
     enclosing: &EnclosingRuns,

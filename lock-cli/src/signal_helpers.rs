@@ -86,9 +86,9 @@ impl SignalHelpers {
 /// How a helper ended.
 #[derive(Clone, Copy, Debug)]
 enum HelperEnd {
-    /// This signal has ended the helper.
+    /// The helper ended by this signal.
     Signal(i32),
-    /// The end of its input has ended the helper.
+    /// The helper ended because its input ended.
     Input,
     /// The helper was missing, or does not end.
     Unknown,

@@ -166,7 +166,7 @@ impl ClaimStore for PgClaims {
         let mut wanted = ClaimParameters::default();
         for (at, claim) in claims.iter().enumerate() {
             match claim.rows.first().filter(|_| !claim.fits(self.parts().inner())) {
-                // Lost, because the claim is of another table.
+                // Reports the claim as lost, because it is of another table.
                 Some((row, _)) => {
                     renewals[at] = Renewal::Lost { row: row.clone(), current_epoch: None, state: None };
                 }

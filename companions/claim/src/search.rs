@@ -43,7 +43,7 @@ pub(crate) trait SearchTransaction: Send {
         found: Vec<Candidate>,
     ) -> impl Future<Output = Result<Vec<Claimed>, Self::Error>> + Send;
 
-    /// Prepares a query for rows. The search calls it before each.
+    /// Prepares a query for rows. The search calls it before each query.
     fn begin_look(&mut self) -> impl Future<Output = Result<(), Self::Error>> + Send;
 
     /// Undoes the effects of a query for rows, such as places. The search calls it before the next query, if nothing

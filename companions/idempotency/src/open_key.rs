@@ -35,7 +35,7 @@ pub(crate) struct KeyStatements {
     finish: Arc<str>,
 }
 
-/// Settings that [`begin`] needs beside the key.
+/// The settings that [`begin`] needs, besides the key.
 #[derive(Clone, Debug)]
 pub(crate) struct Terms {
     /// Number of the key's advisory lock.

@@ -1,4 +1,4 @@
-//! Locks with a timeout: an id, a timestamp, a number of seconds.
+//! Locks that end by timeout: an id, a timestamp, a number of seconds.
 
 use std::marker::PhantomData;
 use std::sync::Arc;

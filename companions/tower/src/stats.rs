@@ -17,7 +17,7 @@ pub struct LayerStats {
     pub no_key: u64,
     /// Requests that did not get the lock within the maximum wait.
     pub contended: u64,
-    /// Requests refused because too many waited.
+    /// Requests refused because too many requests already waited.
     pub too_many: u64,
     /// Requests refused because an outer layer holds their key.
     pub nested: u64,

@@ -90,8 +90,8 @@ pub async fn replay(url: &str, start: impl Fn(&str) -> Command) -> Result<Vec<St
         ("A", "take"),   // A takes row 1, the creation of 10, and starts the work.
         ("B", "take"),   // B takes row 4, because rows 2 and 3 wait for row 1.
         ("B", "settle"), // B ends row 4.
-        ("B", "take"),   // B gets nothing, because row 5 waits too. In the next pass
-        ("B", "take"),   // rows 2 and 3 still wait for row 1.
+        ("B", "take"),   // B gets nothing, because row 5 waits too.
+        ("B", "take"),   // Nor in the next pass, because rows 2 and 3 still wait for row 1.
         ("A", "settle"), // A ends row 1.
         ("B", "take"),   // B takes rows 2, 3 and 5 together.
         ("A", "take"),   // A gets nothing, because B has the sheet.
@@ -115,8 +115,8 @@ pub async fn replay_held(url: &str, start: impl Fn(&str) -> Command) -> Result<V
         ("B", "try"),    // B is refused at once, because row 1 is locked, and rolls back.
         ("B", "take"),   // B takes row 5 of sheet 20, because rows 2 and 3 wait for row 1.
         ("B", "settle"), // B ends row 5, while A is still at work.
-        ("B", "take"),   // B finds nothing more in this pass,
-        ("B", "take"),   // and in the next one rows 2 and 3 wait for row 1. B rolls back.
+        ("B", "take"),   // B finds nothing more in this pass.
+        ("B", "take"),   // Nor in the next pass, because rows 2 and 3 wait for row 1. B rolls back.
         ("A", "settle"), // A ends row 1.
         ("B", "take"),   // B takes rows 2 and 3 together.
         ("A", "take"),   // A gets nothing, because B has the sheet.

@@ -111,7 +111,7 @@ impl Claim {
 
     /// Returns the number of this attempt, from 1. For several rows it is the greatest. `None` if the spec has no
     /// [`max_attempts`](crate::ClaimSpecBuilder::max_attempts), or the row has no limit. If a row was given more
-    /// attempts, this is 1 for longer.
+    /// attempts than the spec's number, its first attempts are all number 1.
     #[must_use]
     pub fn attempt(&self) -> Option<u32> {
         self.hold.attempt(self.shared.store.spec())

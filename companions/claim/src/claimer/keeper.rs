@@ -138,7 +138,8 @@ impl Keeper {
         let store = Arc::clone(&self.shared.store);
         let sent = self.shared.clock.now();
         let lease = self.shared.config.lease;
-        // The keeper retries renewals unanswered within `limit` on another connection.
+        // Limits the call to a quarter of the shortest lease, because an unanswered renewal must be retried on another
+        // connection while the lease lasts.
         let shortest = holds.iter().map(|hold| hold.lease()).min().unwrap_or(lease);
         let limit = (shortest / 4).max(Duration::from_millis(10));
         self.calls.push(Box::pin(async move {

@@ -203,7 +203,7 @@ impl Settler {
             // Ignores a failed send, because the caller might have stopped waiting.
             (Some(reply), answer) => drop(reply.send(answer)),
             (None, Ok(_)) => {}
-            // Not an error, because the claim was only to be put back and already is.
+            // Reports no error, because the claim was only to be put back and already is.
             (None, Err(ClaimError::Superseded { .. })) if is_return => {}
             // Reports the error, because either no caller waits for it or it is the last of several refused ends.
             (None, Err(error)) => self.shared.report(&hold.named(error)),

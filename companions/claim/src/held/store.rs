@@ -71,7 +71,7 @@ pub(crate) struct HeldStore {
     held: PgHeld,
     open: Mutex<HashMap<OwnerToken, PgHold>>,
     watches: AtomicBool,
-    /// For each transaction, what another session needs to end it if its worker does not release it.
+    /// What another session needs to end each transaction, if its worker does not release it.
     watched: Mutex<HashMap<OwnerToken, OpenTransaction>>,
 }
 

@@ -409,7 +409,7 @@ impl ClaimSpecBuilder {
         if let Some((_, message)) = mistakes.into_iter().find(|(is_made, _)| *is_made) {
             return wrong(message);
         }
-        // These columns can have a second meaning.
+        // Allows a second meaning for these columns, for example in the order and as work.
         let is_free =
             |what: &str| matches!(what, "the order" | "the limit" | "work" | "the time of the next try");
         let parts = inner.parts(None).into_iter().filter(|part| !is_free(part.what));

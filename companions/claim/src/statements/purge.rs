@@ -25,8 +25,8 @@ pub(crate) fn oldest(parts: &SqlParts, columns: &str) -> String {
     format!("SELECT {columns} FROM {} t WHERE {} ORDER BY {first} LIMIT $1", parts.table, old(parts))
 }
 
-/// Builds the query for the keys of those rows with the keys `$2` (ids) and `$3` (queues) that can be deleted, at most
-/// `$1`.
+/// Builds the query for the keys of rows to delete: at most `$1` of the rows with the keys `$2` (ids) and `$3`
+/// (queues), if their retention is over.
 pub(crate) fn picked_by_key(parts: &SqlParts) -> String {
     format!(
         "SELECT {} FROM {} WHERE {} LIMIT $1",

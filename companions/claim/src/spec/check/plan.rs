@@ -95,7 +95,8 @@ impl TakePlan {
 
     fn visit(&mut self, node: &Value) {
         let text = |key: &str| node[key].as_str().unwrap_or_default();
-        // Only the claimed table `t` and its partitions count, because the plan also reads preconditions and leases.
+        // Only considers the claimed table `t` and its partitions, because the plan also reads preconditions and
+        // leases.
         let is_picked = text("Alias") == "t" || text("Alias").starts_with("t_");
         match text("Node Type") {
             "Sort" => self.sorts = true,

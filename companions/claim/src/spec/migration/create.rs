@@ -43,7 +43,7 @@ impl ClaimSpec {
         let writer = Writer::new(self, &choices);
         let mut script =
             format!("{}\n", comment(&format!("The table {}, for claims on its rows.", self.table())));
-        // Writing to a string cannot fail.
+        // Ignores the result, because writing to a string cannot fail.
         let _ = writer.script(&mut script);
         script
     }
@@ -84,7 +84,8 @@ impl Writer<'_> {
 }
 
 impl Index {
-    /// Writes the index of a table that no one uses yet. It exists only if the side table did.
+    /// Writes the statement that creates the index without CONCURRENTLY, because no one uses the table yet. The index
+    /// exists only if an existing side table has it.
     fn create(&self, out: &mut String, on: &Table) -> std::fmt::Result {
         let (what, name) = (comment(self.what), quote(&self.name));
         write!(out, "\n{what}\nCREATE INDEX IF NOT EXISTS {name} ON {} {};\n", on.quoted(), self.definition)
@@ -131,7 +132,8 @@ impl Inner {
 }
 
 impl OrderType {
-    /// Returns the definition of such a column. It is never NULL, because such rows would come last unnoticed.
+    /// Returns the definition of an order column of this type. It is NOT NULL, because rows with NULL would come last
+    /// unnoticed.
     fn definition(self) -> &'static str {
         match self {
             Self::Int => "bigint NOT NULL DEFAULT 0",
