@@ -11,8 +11,10 @@ use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 use tower_service::Service as _;
 
+use crate::domain::Unavailable;
+use crate::lanes;
 use crate::mode::Mode;
-use crate::service::{GRACE, Service};
+use crate::service::{Error, GRACE, Service};
 use crate::store::Account;
 use crate::tally::Tallied;
 
@@ -27,6 +29,7 @@ pub(crate) fn routes(service: Arc<Service>) -> Router {
         .route("/figures", get(figures))
         .route("/lock", post(switch))
         .route("/load", post(load))
+        .merge(lanes::routes())
         .fallback(accounts)
         .with_state(service)
 }
@@ -59,15 +62,15 @@ struct Figures {
 
 async fn figures(State(service): State<Arc<Service>>) -> Result<Json<Figures>, Refusal> {
     let current = Arc::clone(&*service.current.read().await);
-    let accounts = service.store.accounts().await?;
+    let accounts = service.parts.store.accounts().await?;
     let waiting = match current.waiting() {
         Some(waiting) => waiting,
-        None => service.store.waiting().await?,
+        None => service.parts.store.waiting().await?,
     };
     Ok(Json(Figures {
-        store: service.store.name(),
+        store: service.parts.store.name(),
         lock: current.mode,
-        locks: service.guards.iter().map(|guarded| guarded.mode).collect(),
+        locks: service.parts.guards.iter().map(|guarded| guarded.mode).collect(),
         load: service.load.is_running(),
         waiting,
         tallied: service.tally.read(),
@@ -94,16 +97,16 @@ impl Service {
     /// Guards spending by `mode` and resets the accounts. Waits until no request runs, because requests before and
     /// after the switch use different locks.
     async fn switch(&self, mode: Mode) -> Result<(), Refusal> {
-        let next = self.guards.iter().find(|guarded| guarded.mode == mode).ok_or(Refusal::NotThere(mode))?;
+        let next = self.parts.guarded_by(mode).ok_or(Refusal::NotThere(mode))?;
         let alone = async {
             let current = self.current.write().await;
             current.idle().await;
             current
         };
         let mut current = timeout(GRACE, alone).await.map_err(|_| Refusal::Busy)?;
-        self.store.start_over().await?;
+        self.parts.store.start_over().await?;
         self.tally.reset();
-        *current = Arc::clone(next);
+        *current = next;
         Ok(())
     }
 }
@@ -123,13 +126,17 @@ async fn load(State(service): State<Arc<Service>>, Json(Run { run }): Json<Run>)
 }
 
 #[derive(Debug, thiserror::Error)]
-enum Refusal {
+pub(crate) enum Refusal {
     #[error("this service has no lock {0}; see `locks` of GET /figures")]
     NotThere(Mode),
     #[error("requests still run; try again")]
     Busy,
     #[error("the ledger cannot be read or written")]
-    Store(#[from] sqlx::Error),
+    Store(#[from] Unavailable),
+    #[error("the instances of the page do not start")]
+    Lanes(#[from] Error),
+    #[error("there is no such round; it was too long ago")]
+    NoRound,
     #[error("the switch has failed")]
     Panicked,
 }
@@ -139,7 +146,8 @@ impl IntoResponse for Refusal {
         let status = match self {
             Self::NotThere(_) => StatusCode::BAD_REQUEST,
             Self::Busy => StatusCode::SERVICE_UNAVAILABLE,
-            Self::Store(_) | Self::Panicked => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::NoRound => StatusCode::NOT_FOUND,
+            Self::Store(_) | Self::Lanes(_) | Self::Panicked => StatusCode::INTERNAL_SERVER_ERROR,
         };
         if status.is_server_error() {
             tracing::error!(error = &self as &dyn std::error::Error, "the page was not served");

@@ -7,14 +7,17 @@ use axum::extract::{Path, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Form, Json};
+use leasehold::idempotency::IdemTx;
 use leasehold::postgres_advisory::XactLocks;
-use leasehold::{ErrorKind, key};
-use leasehold_tower::SharedTx;
+use leasehold::postgres_ttl::LeaseFence;
+use leasehold::{Error, ErrorKind, key};
+use leasehold_tower::{Held, SharedTx};
 use serde::{Deserialize, Serialize};
 use sqlx::PgPool;
 
-use crate::domain::{self, Entries as _, SpendError};
+use crate::domain::{self, Entries as _, SpendError, Unavailable};
 use crate::store::Store;
+use crate::trace::Trace;
 
 #[derive(Deserialize)]
 pub(crate) struct Amount {
@@ -27,14 +30,47 @@ pub(crate) struct Balance {
     balance: i64,
 }
 
-/// Handles `POST /accounts/{holder}/spend`, either without a lock or with a lock layer around it.
+/// Handles `POST /accounts/{holder}/spend`, either without a lock or with a lock layer around it. `trace` records the
+/// request for the page.
 pub(crate) async fn spend(
     State(store): State<Store>,
     Path(holder): Path<i64>,
+    trace: Trace,
     Form(Amount { amount }): Form<Amount>,
 ) -> Result<Json<Balance>, Refusal> {
     let mut entries = store.entries().await?;
-    let balance = domain::spend(&mut entries, holder, amount).await?;
+    let balance = domain::spend(&mut trace.over(&mut entries), holder, amount).await?;
+    Ok(Json(Balance { holder, balance }))
+}
+
+/// Handles `POST /accounts/{holder}/spend` with the lock layer around it, in a transaction that is committed only while the lease
+/// is held.
+pub(crate) async fn spend_fenced(
+    State(pool): State<PgPool>,
+    held: Held,
+    Path(holder): Path<i64>,
+    trace: Trace,
+    Form(Amount { amount }): Form<Amount>,
+) -> Result<Json<Balance>, Refusal> {
+    let fence = held.extension::<LeaseFence>();
+    let fence = fence.ok_or_else(|| Error::unsupported("leases in Postgres to fence a transaction with"))?;
+    let mut tx = pool.begin_with("BEGIN ISOLATION LEVEL READ COMMITTED").await?;
+    let balance = domain::spend(&mut trace.over(&mut *tx), holder, amount).await?;
+    // Last, because the next holder waits for a fenced transaction. The server compares the token with its present one.
+    fence.fence(&mut tx).await?;
+    tx.commit().await?;
+    Ok(Json(Balance { holder, balance }))
+}
+
+/// Handles `POST /accounts/{holder}/spend` in the transaction of an `IdempotencyLayer`, which commits entry, key and
+/// response.
+pub(crate) async fn spend_once(
+    mut tx: IdemTx,
+    Path(holder): Path<i64>,
+    trace: Trace,
+    Form(Amount { amount }): Form<Amount>,
+) -> Result<Json<Balance>, Refusal> {
+    let balance = domain::spend(&mut trace.over(&mut *tx), holder, amount).await?;
     Ok(Json(Balance { holder, balance }))
 }
 
@@ -50,12 +86,13 @@ pub(crate) struct Transactions {
 pub(crate) async fn spend_in_own_tx(
     State(transactions): State<Transactions>,
     Path(holder): Path<i64>,
+    trace: Trace,
     Form(Amount { amount }): Form<Amount>,
 ) -> Result<Json<Balance>, Refusal> {
     let Transactions { locks, pool, wait } = transactions;
     let mut tx = locks.begin(&pool, &key!["ledger", holder]?, wait).await?;
     // If this returns early, the transaction is dropped, which rolls back and releases the lock.
-    let balance = domain::spend(&mut *tx, holder, amount).await?;
+    let balance = domain::spend(&mut trace.over(&mut *tx), holder, amount).await?;
     tx.commit().await?;
     Ok(Json(Balance { holder, balance }))
 }
@@ -64,9 +101,10 @@ pub(crate) async fn spend_in_own_tx(
 pub(crate) async fn spend_in_shared_tx(
     mut tx: SharedTx,
     Path(holder): Path<i64>,
+    trace: Trace,
     Form(Amount { amount }): Form<Amount>,
 ) -> Result<Json<Balance>, Refusal> {
-    let balance = domain::spend(&mut *tx, holder, amount).await?;
+    let balance = domain::spend(&mut trace.over(&mut *tx), holder, amount).await?;
     Ok(Json(Balance { holder, balance }))
 }
 
@@ -95,12 +133,18 @@ pub(crate) enum Refusal {
     #[error(transparent)]
     Spend(#[from] SpendError),
     #[error(transparent)]
-    Lock(#[from] leasehold::Error),
+    Lock(#[from] Error),
+}
+
+impl From<Unavailable> for Refusal {
+    fn from(error: Unavailable) -> Self {
+        Self::Spend(error.into())
+    }
 }
 
 impl From<sqlx::Error> for Refusal {
     fn from(error: sqlx::Error) -> Self {
-        Self::Spend(error.into())
+        Unavailable::from(error).into()
     }
 }
 
@@ -119,6 +163,12 @@ impl IntoResponse for Refusal {
             Self::Lock(error) if error.kind() == ErrorKind::Timeout => {
                 let problem = Problem { error: "another request holds the lock; try again".to_owned() };
                 (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, "1")], Json(problem)).into_response()
+            }
+            Self::Lock(error) if error.kind() == ErrorKind::Lost => {
+                let problem = Problem {
+                    error: "this request lost its lock, and nothing was spent; try again".to_owned(),
+                };
+                (StatusCode::CONFLICT, Json(problem)).into_response()
             }
             Self::Spend(SpendError::Store(_)) | Self::Lock(_) => {
                 tracing::error!(error = &self as &dyn std::error::Error, "a request failed");

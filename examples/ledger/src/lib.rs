@@ -6,6 +6,7 @@
 mod control;
 mod domain;
 mod handlers;
+mod lanes;
 mod load;
 mod memory;
 mod mode;
@@ -14,6 +15,7 @@ mod routes;
 mod service;
 mod store;
 mod tally;
+mod trace;
 
 pub use mode::Mode;
 pub use service::{Error, Options, Running, start};

@@ -81,11 +81,13 @@ impl OneClient {
     async fn run(&self, stop: &CancellationToken) {
         while !stop.is_cancelled() {
             let holder = fastrand::i64(1..=HOLDERS);
-            // Sends every spend twice, like a double click.
-            let (a, b) = tokio::join!(self.post(holder, "spend", 10), self.post(holder, "spend", 10));
+            // Sends every spend twice, like a double click, with one idempotency key.
+            let key = fastrand::u128(..).to_string();
+            let (a, b) =
+                tokio::join!(self.post(holder, "spend", 10, &key), self.post(holder, "spend", 10, &key));
             let is_short = [a, b].contains(&Some(StatusCode::PAYMENT_REQUIRED));
             if is_short && fastrand::u8(..4) == 0 {
-                self.post(holder, "top-up", 50).await;
+                self.post(holder, "top-up", 50, &key).await;
             }
             let pause = sleep(Duration::from_millis(fastrand::u64(10..50)));
             stop.run_until_cancelled(pause).await;
@@ -93,9 +95,10 @@ impl OneClient {
     }
 
     /// Sends a request and returns its status, or `None` without a response.
-    async fn post(&self, holder: i64, action: &str, amount: u32) -> Option<StatusCode> {
+    async fn post(&self, holder: i64, action: &str, amount: u32, key: &str) -> Option<StatusCode> {
         let request = Request::post(format!("http://{}/accounts/{holder}/{action}", self.address))
             .header(header::CONTENT_TYPE, "application/x-www-form-urlencoded")
+            .header("idempotency-key", key)
             .body(Body::from(format!("amount={amount}")))
             .ok()?;
         let answer = async {

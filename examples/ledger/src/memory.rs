@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use crate::domain::Entries;
+use crate::domain::{Entries, Unavailable};
 use crate::store::{Account, HOLDERS, OPENING};
+use std::ops::RangeInclusive;
 
 /// Simulates the round trip to a database. Without that pause, no two requests would overlap.
 const ROUND_TRIP: Duration = Duration::from_millis(1);
@@ -22,8 +23,8 @@ impl Memory {
         memory
     }
 
-    pub(crate) fn accounts(&self) -> Vec<Account> {
-        self.state().values().copied().collect()
+    pub(crate) fn accounts(&self, holders: RangeInclusive<i64>) -> Vec<Account> {
+        self.state().range(holders).map(|(_, account)| *account).collect()
     }
 
     pub(crate) fn start_over(&self) {
@@ -37,13 +38,13 @@ impl Memory {
 }
 
 impl Entries for Memory {
-    async fn balance(&mut self, holder: i64) -> Result<i64, sqlx::Error> {
+    async fn balance(&mut self, holder: i64) -> Result<i64, Unavailable> {
         let balance = self.state().get(&holder).map_or(0, |account| account.balance);
         tokio::time::sleep(ROUND_TRIP).await;
         Ok(balance)
     }
 
-    async fn append(&mut self, holder: i64, amount: i64) -> Result<(), sqlx::Error> {
+    async fn append(&mut self, holder: i64, amount: i64) -> Result<(), Unavailable> {
         tokio::time::sleep(ROUND_TRIP).await;
         let mut state = self.state();
         let account = state.entry(holder).or_insert(Account { holder, balance: 0, double_spends: 0 });

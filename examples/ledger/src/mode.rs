@@ -15,6 +15,10 @@ pub enum Mode {
     Session,
     /// The layer, with lease rows.
     Lease,
+    /// The layer, with lease rows, and a commit that fails if the lease has ended.
+    Fence,
+    /// Idempotency keys, whose layer runs the handler in its transaction. They stop repetitions alone.
+    Key,
     /// The handler's own transaction, which begins with the lock.
     Tx,
     /// The layer that runs the handler in its transaction.
@@ -29,6 +33,8 @@ impl std::fmt::Display for Mode {
             Self::Memory => "memory",
             Self::Session => "session",
             Self::Lease => "lease",
+            Self::Fence => "fence",
+            Self::Key => "key",
             Self::Tx => "tx",
             Self::LayerTx => "layer-tx",
         })

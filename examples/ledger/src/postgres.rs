@@ -1,11 +1,12 @@
 //! Stores the ledger in a Postgres database.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{Connection as _, Executor as _, FromRow as _, PgConnection, PgPool, Row as _};
 
-use crate::domain::Entries;
+use crate::domain::{Entries, Unavailable};
 use crate::store::{Account, HOLDERS, OPENING};
 
 /// The application name of this program's sessions at the server.
@@ -32,7 +33,7 @@ const ACCOUNTS: &str = "
     SELECT holder, sum(amount)::bigint AS balance,
            count(*) FILTER (WHERE amount < 0 AND running < 0) AS double_spends
     FROM (SELECT holder, amount, sum(amount) OVER (PARTITION BY holder ORDER BY id) AS running
-          FROM ledger_example.entry) AS entry
+          FROM ledger_example.entry WHERE holder BETWEEN $1 AND $2) AS entry
     GROUP BY holder ORDER BY holder LIMIT 100";
 
 const WAITING: &str = "
@@ -64,8 +65,9 @@ impl Database {
         Ok(())
     }
 
-    pub(crate) async fn accounts(&self) -> Result<Vec<Account>, sqlx::Error> {
-        let rows = sqlx::query(ACCOUNTS).fetch_all(&self.observer).await?;
+    pub(crate) async fn accounts(&self, holders: RangeInclusive<i64>) -> Result<Vec<Account>, sqlx::Error> {
+        let (first, last) = holders.into_inner();
+        let rows = sqlx::query(ACCOUNTS).bind(first).bind(last).fetch_all(&self.observer).await?;
         rows.iter().map(Account::from_row).collect()
     }
 
@@ -114,12 +116,19 @@ impl sqlx::FromRow<'_, sqlx::postgres::PgRow> for Account {
     }
 }
 
+impl From<sqlx::Error> for Unavailable {
+    fn from(error: sqlx::Error) -> Self {
+        Self::new(error)
+    }
+}
+
 impl Entries for PgConnection {
-    async fn balance(&mut self, holder: i64) -> Result<i64, sqlx::Error> {
-        sqlx::query_scalar(BALANCE).bind(holder).fetch_one(self).await
+    async fn balance(&mut self, holder: i64) -> Result<i64, Unavailable> {
+        Ok(sqlx::query_scalar(BALANCE).bind(holder).fetch_one(self).await?)
     }
 
-    async fn append(&mut self, holder: i64, amount: i64) -> Result<(), sqlx::Error> {
-        sqlx::query(APPEND).bind(holder).bind(amount).execute(self).await.map(drop)
+    async fn append(&mut self, holder: i64, amount: i64) -> Result<(), Unavailable> {
+        sqlx::query(APPEND).bind(holder).bind(amount).execute(self).await?;
+        Ok(())
     }
 }

@@ -1,9 +1,11 @@
 //! Where entries are stored: in this process, or in Postgres.
 
+use std::ops::RangeInclusive;
+
 use serde::Serialize;
 use sqlx::pool::PoolConnection;
 
-use crate::domain::Entries;
+use crate::domain::{Entries, Unavailable};
 use crate::memory::Memory;
 use crate::postgres::Database;
 
@@ -11,6 +13,8 @@ use crate::postgres::Database;
 pub(crate) const HOLDERS: i64 = 6;
 /// The initial balance of each account.
 pub(crate) const OPENING: i64 = 100;
+/// The accounts of rounds on the page have this number or a larger one.
+pub(crate) const ROUNDS: i64 = 1_000_000;
 
 #[derive(Clone, Debug)]
 pub(crate) enum Store {
@@ -41,30 +45,40 @@ impl Store {
         }
     }
 
-    pub(crate) async fn entries(&self) -> Result<Connection, sqlx::Error> {
+    pub(crate) async fn entries(&self) -> Result<Connection, Unavailable> {
         match self {
             Self::Memory(memory) => Ok(Connection::Memory(memory.clone())),
             Self::Postgres(database) => Ok(Connection::Postgres(database.pool.acquire().await?)),
         }
     }
 
-    pub(crate) async fn accounts(&self) -> Result<Vec<Account>, sqlx::Error> {
+    /// Returns the accounts, without those of rounds.
+    pub(crate) async fn accounts(&self) -> Result<Vec<Account>, Unavailable> {
+        self.within(0..=ROUNDS - 1).await
+    }
+
+    /// Returns one account, or `None` without entries.
+    pub(crate) async fn account(&self, holder: i64) -> Result<Option<Account>, Unavailable> {
+        Ok(self.within(holder..=holder).await?.pop())
+    }
+
+    async fn within(&self, holders: RangeInclusive<i64>) -> Result<Vec<Account>, Unavailable> {
         match self {
-            Self::Memory(memory) => Ok(memory.accounts()),
-            Self::Postgres(database) => database.accounts().await,
+            Self::Memory(memory) => Ok(memory.accounts(holders)),
+            Self::Postgres(database) => Ok(database.accounts(holders).await?),
         }
     }
 
     /// Returns the number of transactions that wait for a lock at the server.
-    pub(crate) async fn waiting(&self) -> Result<usize, sqlx::Error> {
+    pub(crate) async fn waiting(&self) -> Result<usize, Unavailable> {
         match self {
             Self::Memory(_) => Ok(0),
-            Self::Postgres(database) => database.waiting().await,
+            Self::Postgres(database) => Ok(database.waiting().await?),
         }
     }
 
     /// Deletes all entries and resets the accounts.
-    pub(crate) async fn start_over(&self) -> Result<(), sqlx::Error> {
+    pub(crate) async fn start_over(&self) -> Result<(), Unavailable> {
         match self {
             Self::Memory(memory) => memory.start_over(),
             Self::Postgres(database) => database.start_over().await?,
@@ -80,14 +94,14 @@ impl Store {
 }
 
 impl Entries for Connection {
-    async fn balance(&mut self, holder: i64) -> Result<i64, sqlx::Error> {
+    async fn balance(&mut self, holder: i64) -> Result<i64, Unavailable> {
         match self {
             Self::Memory(memory) => memory.balance(holder).await,
             Self::Postgres(connection) => connection.balance(holder).await,
         }
     }
 
-    async fn append(&mut self, holder: i64, amount: i64) -> Result<(), sqlx::Error> {
+    async fn append(&mut self, holder: i64, amount: i64) -> Result<(), Unavailable> {
         match self {
             Self::Memory(memory) => memory.append(holder, amount).await,
             Self::Postgres(connection) => connection.append(holder, amount).await,

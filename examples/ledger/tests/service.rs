@@ -90,7 +90,7 @@ async fn no_lock_lets_credit_be_spent_twice_while_switched_under_load() {
     let running = service(Some(&database), Mode::None, true).await;
     let browser = Browser::of(&running);
     browser.until("some spent", |figures| at_least(figures, "spent", 30)).await;
-    for mode in [Mode::Lease, Mode::Tx, Mode::Session, Mode::LayerTx, Mode::Lease] {
+    for mode in [Mode::Lease, Mode::Tx, Mode::Session, Mode::Fence, Mode::LayerTx, Mode::Lease] {
         let lock = format!("{{\"lock\":\"{mode}\"}}");
         assert_eq!(browser.json("/lock", &lock).await, StatusCode::NO_CONTENT, "{mode}");
         let enough = |figures: &Value| at_least(figures, "spent", 60) && at_least(figures, "refused", 10);
@@ -130,14 +130,14 @@ async fn assert_nothing_is_left(database: &Database) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn stopping_waits_for_a_handler_whose_client_left() {
-    for mode in [Mode::Session, Mode::Lease, Mode::LayerTx] {
+    for mode in [Mode::Session, Mode::Lease, Mode::Fence, Mode::Key, Mode::LayerTx] {
         let database = fresh_database().await;
         let running = service(Some(&database), mode, false).await;
         let address = running.address();
         let mut gate = Gate::close(&database).await;
         let mut client = TcpStream::connect(address).await.unwrap();
         let request = "POST /accounts/1/spend HTTP/1.1\r\nhost: ledger\r\ncontent-length: 9\r\n\
-            content-type: application/x-www-form-urlencoded\r\n\r\namount=40";
+            idempotency-key: a\r\ncontent-type: application/x-www-form-urlencoded\r\n\r\namount=40";
         client.write_all(request.as_bytes()).await.unwrap();
         gate.reached(1).await;
         drop(client);

@@ -59,6 +59,11 @@ async fn with_a_lease_ten_of_a_hundred_spends_succeed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn with_a_fenced_lease_ten_of_a_hundred_spends_succeed() {
+    ten_of_a_hundred(Mode::Fence).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn with_a_transaction_lock_ten_of_a_hundred_spends_succeed() {
     ten_of_a_hundred(Mode::Tx).await;
 }
@@ -144,6 +149,37 @@ async fn with_a_session_lock_two_spellings_of_an_account_spend_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn with_a_lease_two_spellings_of_an_account_spend_once() {
     a_pair_spends_once(Mode::Lease).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn with_a_fenced_lease_two_spellings_of_an_account_spend_once() {
+    a_pair_spends_once(Mode::Fence).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_payment_with_an_idempotency_key_is_done_once_however_often_it_is_sent() {
+    let database = fresh_database().await;
+    let instances =
+        [service(Some(&database), Mode::Key, false).await, service(Some(&database), Mode::Key, false).await];
+    let [browser, other] = instances.each_ref().map(Browser::of);
+    assert_eq!(browser.spend("1", 40).await, StatusCode::BAD_REQUEST, "no key");
+    let mut gate = Gate::close(&database).await;
+    let first_try = tokio::spawn({
+        let browser = browser.clone();
+        async move { browser.spend_keyed("1", 40, "a").await }
+    });
+    gate.reached(1).await;
+    assert_eq!(other.spend_keyed("1", 40, "a").await, StatusCode::CONFLICT, "the first one is running");
+    gate.open().await;
+    assert_eq!(first_try.await.unwrap(), StatusCode::OK);
+    assert_eq!(other.spend_keyed("1", 40, "a").await, StatusCode::OK, "the stored answer");
+    assert_eq!(first(&browser.figures().await), (60, 0));
+    assert_eq!(other.spend_keyed("1", 80, "b").await, StatusCode::PAYMENT_REQUIRED);
+    assert_eq!(other.spend_keyed("1", 40, "c").await, StatusCode::OK, "another key is another payment");
+    assert_eq!(first(&browser.figures().await), (20, 0));
+    for instance in instances {
+        instance.stop().await.unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,4 +1,4 @@
-//! Finds the programs of the servers that tests start.
+//! Finds the programs that tests start: servers and a browser.
 
 use std::env;
 use std::fs;
@@ -16,6 +16,16 @@ const INSTALL_PGBOUNCER: &str = "no pgbouncer found. Install it:
   Fedora, Red Hat: dnf install pgbouncer
   macOS:           brew install pgbouncer
 or let LEASEHOLD_PGBOUNCER name the program";
+
+const INSTALL_CHROMIUM: &str = "no Chromium found. Install it:
+  Debian:          apt-get install chromium-headless-shell
+  Fedora:          dnf install chromium-headless
+  macOS:           brew install --cask chromium
+or let LEASEHOLD_CHROMIUM name the program, such as that of Google Chrome";
+
+/// Names of the browser's program, the smallest one first.
+const CHROMIUM: [&str; 5] =
+    ["chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable"];
 
 /// Returns the directory with `postgres` and `initdb`.
 ///
@@ -52,6 +62,23 @@ pub fn pgbouncer() -> Result<PathBuf, String> {
     let usual = ["/usr/sbin", "/usr/bin", "/opt/homebrew/bin", "/usr/local/bin"].map(PathBuf::from);
     let mut programs = search_path().into_iter().chain(usual).map(|directory| directory.join("pgbouncer"));
     programs.find(|program| program.is_file()).ok_or_else(|| INSTALL_PGBOUNCER.to_owned())
+}
+
+/// Returns the path of Chromium, or of a browser made from it.
+///
+/// # Errors
+///
+/// A message with the package to install, if it is missing.
+pub fn chromium() -> Result<PathBuf, String> {
+    if let Some(chosen) = env::var_os("LEASEHOLD_CHROMIUM").map(PathBuf::from) {
+        let missing = || format!("LEASEHOLD_CHROMIUM names {}, which is no file", chosen.display());
+        return chosen.is_file().then(|| chosen.clone()).ok_or_else(missing);
+    }
+    let directories: Vec<PathBuf> = search_path().into_iter().chain(["/usr/bin".into()]).collect();
+    let on_path = CHROMIUM.iter().flat_map(|name| directories.iter().map(move |place| place.join(name)));
+    let apps = ["Chromium", "Google Chrome"];
+    let apps = apps.map(|name| PathBuf::from(format!("/Applications/{name}.app/Contents/MacOS/{name}")));
+    on_path.chain(apps).find(|program| program.is_file()).ok_or_else(|| INSTALL_CHROMIUM.to_owned())
 }
 
 fn pg_config() -> Option<PathBuf> {

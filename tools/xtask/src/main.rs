@@ -30,9 +30,10 @@ const USAGE: &str = "\
 usage: cargo xtask JOB
 
   test [--strict]
-              every test: unit, documentation, conformance, mutants, the command end to end; installs
-              PostgreSQL and PgBouncer if they are missing and apt-get may, or says how; runs a test that only
-              passed a bound in real time again alone if other programs used the machine, not with --strict
+              every test: unit, documentation, conformance, mutants, the command end to end, a page in a browser;
+              installs PostgreSQL, PgBouncer and Chromium if they are missing and apt-get may, or says how; runs
+              a test that only passed a bound in real time again alone if other programs used the machine, not
+              with --strict
   test --postgres VERSION [--core]
               the tests that start servers, on a Postgres of that major version (15 to 18, by npm); with
               --core those of exclusion, fencing, release and crashes alone, and one suite of claims
@@ -95,6 +96,7 @@ fn main() -> ExitCode {
 const TESTS: &str = "unit, integration, conformance, mutant and command tests";
 
 fn test(late: LateTests) -> Outcome {
+    servers::ensure_browser()?;
     let programs = built(&[])?;
     // Both run even if one fails, so one run shows all failures. The programs run last, because their output ends with the
     // results of reruns.
@@ -108,6 +110,7 @@ fn test(late: LateTests) -> Outcome {
 fn ci() -> Outcome {
     lint_of_all()?;
     dependencies::check()?;
+    servers::ensure_browser()?;
     let programs = built(&[])?;
     let passed = thread::scope(|scope| {
         let compiled = scope.spawn(|| {
@@ -175,6 +178,7 @@ fn core_on_the_newest_postgres(programs: &[Program]) -> Outcome<u64> {
 
 /// Runs the tests that start servers on a Postgres of another major version. After [`test()`], nothing is compiled again.
 fn test_on(version: &str) -> Outcome {
+    servers::ensure_browser()?;
     let targets = Metadata::read()?.tests_with_servers();
     let targets: Vec<&str> =
         ["--lib"].into_iter().chain(targets.iter().flat_map(|target| ["--test", target])).collect();

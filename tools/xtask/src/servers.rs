@@ -1,4 +1,4 @@
-//! Installation of the servers that the tests start: Postgres and `PgBouncer`.
+//! Installation of the programs that the tests start: Postgres, `PgBouncer` and a browser.
 
 use std::process::{Command, Stdio};
 
@@ -8,19 +8,26 @@ use crate::step::Outcome;
 
 /// Checks that the servers are installed. Installs missing ones if `apt-get` can run as root without a password.
 pub(crate) fn ensure() -> Outcome {
-    let Err(missing) = find() else { return Ok(()) };
-    let Some(prefix) = privilege() else { return Err(missing) };
-    println!("\n== installing what the tests start: PostgreSQL and PgBouncer");
-    let install = ["install", "-y", "--no-install-recommends", "postgresql", "pgbouncer"];
-    // Updates the lists of packages only after a failure, because they are big.
-    if apt_get(prefix, &install).is_err() {
-        apt_get(prefix, &["update"]).and_then(|()| apt_get(prefix, &install))?;
-    }
-    find()
+    let find = || programs::postgres().and_then(|_| programs::pgbouncer()).map(drop);
+    ensure_found(find, &["postgresql", "pgbouncer"])
 }
 
-fn find() -> Outcome {
-    programs::postgres().and_then(|_| programs::pgbouncer()).map(drop)
+/// Checks that a browser is installed, as [`ensure`] does.
+pub(crate) fn ensure_browser() -> Outcome {
+    ensure_found(|| programs::chromium().map(drop), &["chromium-headless-shell"])
+}
+
+fn ensure_found(find: impl Fn() -> Outcome, packages: &[&str]) -> Outcome {
+    let Err(missing) = find() else { return Ok(()) };
+    let Some(prefix) = privilege() else { return Err(missing) };
+    println!("\n== installing what the tests start: {}", packages.join(", "));
+    let install = [&["install", "-y", "--no-install-recommends"], packages].concat();
+    // Updates the lists of packages only after a failure, because they are big.
+    if apt_get(prefix, &install).is_err() {
+        let updated = apt_get(prefix, &["update"]).and_then(|()| apt_get(prefix, &install));
+        updated.map_err(|error| format!("{error}\n{missing}"))?;
+    }
+    find()
 }
 
 /// Returns the command prefix that runs `apt-get` as root. `None` without `apt-get` or a way to become root.

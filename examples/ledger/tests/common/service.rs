@@ -76,6 +76,13 @@ impl Browser {
         self.form(&format!("/accounts/{holder}/spend"), &format!("amount={amount}")).await
     }
 
+    pub async fn spend_keyed(&self, holder: &str, amount: u32, key: &str) -> StatusCode {
+        let request = Request::post(self.url(&format!("/accounts/{holder}/spend")))
+            .header(header::CONTENT_TYPE, "application/x-www-form-urlencoded")
+            .header("idempotency-key", key);
+        self.send(request.body(Body::from(format!("amount={amount}"))).unwrap()).await.status()
+    }
+
     pub async fn form(&self, path: &str, body: &str) -> StatusCode {
         self.post(path, "application/x-www-form-urlencoded", body).await
     }
