@@ -18,7 +18,7 @@ use leasehold_tower::OnLost;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tower_service::Service as _;
 
 use crate::control::Refusal;
@@ -49,7 +49,10 @@ pub(crate) struct Lanes {
     a: Lane,
     b: Lane,
     rounds: Mutex<VecDeque<Arc<Round>>>,
+    /// Ends the time for which an instance stands still.
     stop: CancellationToken,
+    /// Closes both instances, also when this value is dropped.
+    close: DropGuard,
 }
 
 struct Lane {
@@ -82,22 +85,23 @@ impl Lanes {
             (None, Some(lock)) => Shared::Process { store: store.clone(), lock: Arc::clone(lock) },
             (url, _) => Shared::Database { url: url.clone().unwrap_or_default() },
         };
-        let stop = CancellationToken::new();
-        // Stops an instance if the other one does not start.
-        let started = stop.clone().drop_guard();
+        // Dropped if an instance does not start, which closes the other one.
+        let close = CancellationToken::new().drop_guard();
+        let token = close.token();
         let wait = service.options.wait;
         let (a, b) =
-            tokio::try_join!(Lane::start(shared.clone(), wait, &stop), Lane::start(shared, wait, &stop))?;
-        Ok(Self { a, b, rounds: Mutex::default(), stop: started.disarm() })
+            tokio::try_join!(Lane::start(shared.clone(), wait, token), Lane::start(shared, wait, token))?;
+        Ok(Self { a, b, rounds: Mutex::default(), stop: CancellationToken::new(), close })
     }
 
-    /// Ends the time for which an instance stands still, and lets both close when their requests are done.
+    /// Ends the time for which an instance stands still, because its requests have to end before the service does.
     pub(crate) fn stop(&self) {
         self.stop.cancel();
     }
 
-    /// Waits until both instances are closed, after [`stop`](Self::stop).
+    /// Closes both instances, after their last requests.
     pub(crate) async fn close(&self) -> Result<(), Error> {
+        self.close.token().cancel();
         let mut outcome = Ok(());
         for lane in [&self.a, &self.b] {
             let closed = lane.closed.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -125,8 +129,8 @@ impl Lanes {
 }
 
 impl Lane {
-    async fn start(shared: Shared, wait: Duration, stop: &CancellationToken) -> Result<Self, Error> {
-        let stop = stop.clone();
+    async fn start(shared: Shared, wait: Duration, close: &CancellationToken) -> Result<Self, Error> {
+        let close = close.clone();
         let (ready, started) = oneshot::channel();
         let (closing, closed) = oneshot::channel();
         let runtime = Builder::new_current_thread().enable_all().build()?;
@@ -139,7 +143,7 @@ impl Lane {
                 match begun {
                     Ok((mut parts, brief, guards)) => {
                         let _ = ready.send(Ok((Handle::current(), guards)));
-                        stop.cancelled().await;
+                        close.cancelled().await;
                         parts.guards.extend(brief);
                         let _ = closing.send(parts.close().await);
                     }

@@ -18,7 +18,7 @@ use test_servers::{Database, fresh_database};
 
 /// The usual width of a window.
 const WIDE: u32 = 1200;
-const DONE: &str = "document.body.dataset.state === 'idle'";
+const DONE: &str = "document.body?.dataset.state === 'idle'";
 
 async fn service(database: Option<&Database>, work: Duration) -> Running {
     let mut options = Options::default();
@@ -228,7 +228,8 @@ async fn it_is_readable_in_light_and_dark_and_on_a_narrow_screen() {
             grounds.push(page.evaluate("getComputedStyle(document.body).backgroundColor"));
         }
         assert_ne!(grounds[0], grounds[1]);
-        let beyond = page.evaluate("document.documentElement.scrollWidth - innerWidth");
+        let beyond =
+            page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth");
         assert_eq!(beyond, 0, "the page is wider than {width}");
         assert_eq!(page.complaints(), [""; 0]);
     }
