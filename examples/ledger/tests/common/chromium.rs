@@ -1,4 +1,4 @@
-//! A real browser without a window, driven by its DevTools protocol over a pipe.
+//! A real browser without a window, driven by its `DevTools` protocol over a pipe.
 
 #![allow(clippy::unwrap_used, unreachable_pub)] // Of tests, which are to fail here.
 
@@ -94,7 +94,7 @@ impl Page {
         page
     }
 
-    /// Calls a method of the DevTools protocol and returns its result.
+    /// Calls a method of the `DevTools` protocol and returns its result.
     pub fn call(&mut self, method: &str, params: Value) -> Value {
         self.calls += 1;
         let mut message = json!({ "id": self.calls, "method": method, "params": params });
