@@ -43,8 +43,8 @@ pub(crate) async fn spend(
     Ok(Json(Balance { holder, balance }))
 }
 
-/// Handles `POST /accounts/{holder}/spend` with the lock layer around it, in a transaction that is committed only while the lease
-/// is held.
+/// Handles `POST /accounts/{holder}/spend` with the lock layer around it, in a transaction that is committed only while
+/// the lease is held.
 pub(crate) async fn spend_fenced(
     State(pool): State<PgPool>,
     held: Held,
