@@ -91,7 +91,7 @@ pub async fn limited(url: &str, plan: Plan, start: impl Fn() -> Command) -> Resu
         let mut child = children.remove(&number).ok_or("killed twice")?;
         child.kill().await?;
     }
-    let left = "SELECT count(*) FROM mail WHERE state <> 'sent'";
+    let left = "SELECT count(*) FROM mail WHERE state NOT IN ('sent', 'unsent')";
     while sqlx::query_scalar::<_, i64>(left).fetch_one(&pool).await? > 0 {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -249,7 +249,7 @@ impl Service {
         let (mut calls, at) = (self.calls.lock().unwrap_or_else(PoisonError::into_inner), SystemTime::now());
         let is_recent =
             |call: &&Call| at.duration_since(call.at).is_ok_and(|age| age < self.plan.limit.window);
-        let recent = calls.iter().rev().take_while(is_recent).count();
+        let recent = calls.iter().rev().take_while(is_recent).filter(|call| !call.is_refused).count();
         let is_refused = recent >= self.plan.allowed as usize;
         let before = calls.len();
         calls.push(Call { at, process, rows, is_refused });
