@@ -40,7 +40,8 @@ const TABLES_WITH_RETRIES_AND_QUEUES: &str = "
         retries_left integer DEFAULT 0, queue_id text DEFAULT 'default', UNIQUE (queue_id, id));
     CREATE TABLE leasehold_transition.task (id text, status leasehold_transition.task_status,
         retries_left integer DEFAULT 0, queue_id text DEFAULT 'default', UNIQUE (queue_id, id));
-    INSERT INTO leasehold_mutex.task_state VALUES ('a', false, 2, 'default'), ('a', false, 1, 'mail'), ('b', false, 1, 'mail');
+    INSERT INTO leasehold_mutex.task_state VALUES
+        ('a', false, 2, 'default'), ('c', false, 1, 'default'), ('a', false, 1, 'mail'), ('b', false, 1, 'mail');
     INSERT INTO leasehold_timeout.task VALUES ('a', 0, 3600, 2, 'default'), ('a', 0, 3600, 1, 'mail');
     INSERT INTO leasehold_transition.task VALUES
         ('a', 'done', 2, 'default'), ('a', 'done', 1, 'mail'), ('b', 'failed', 0, 'mail')";

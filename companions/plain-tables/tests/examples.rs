@@ -85,7 +85,7 @@ async fn the_three_tables_with_retries_and_queues() {
         "SELECT string_agg(queue_id || ' ' || id || ' ' || retries_left, ', ' ORDER BY queue_id, id) FROM ";
     assert_eq!(
         text(&mut a, format!("{left} leasehold_mutex.task_state")).await,
-        "default a 0, mail a 0, mail b 0"
+        "default a 0, default c 1, mail a 0, mail b 0"
     );
     assert_eq!(text(&mut a, format!("{left} leasehold_timeout.task")).await, "default a 0, mail a 0");
     assert_eq!(
