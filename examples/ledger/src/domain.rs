@@ -54,7 +54,7 @@ pub(crate) async fn spend(
 mod tests {
     use super::*;
 
-    /// A storage that the domain does not know, with an error of its own.
+    /// A storage that is unknown to the domain, with a separate error.
     struct Amounts(Vec<i64>);
 
     impl Entries for Amounts {

@@ -31,7 +31,7 @@ use crate::service::{Error, Parts, Service};
 use crate::store::{OPENING, ROUNDS, Store};
 use crate::trace::{LaneName, Round, TracedRequest};
 
-/// TTL of the leases in a round with an instance that stands still, because nobody wants to watch it for 30 seconds.
+/// TTL of the leases in a round with an instance that stands still, because 30 seconds, the default, are long to watch.
 const BRIEF: Duration = Duration::from_secs(1);
 /// Number of rounds whose records are kept.
 const KEPT: usize = 100;
@@ -44,7 +44,7 @@ pub(crate) fn routes() -> Router<Arc<Service>> {
         .route("/rounds/{account}", get(round))
 }
 
-/// Two instances, each with its own thread, connections and locks, so that one of them can stand still.
+/// Two instances. Each has its own thread, connections and locks, because one of them stands still in some rounds.
 pub(crate) struct Lanes {
     a: Lane,
     b: Lane,
@@ -65,7 +65,7 @@ struct Lane {
     closed: Mutex<Option<oneshot::Receiver<Result<(), Error>>>>,
 }
 
-/// What the instances share: the storage in this process with its lock, or a database.
+/// The shared parts of the instances: the storage in this process with its lock, or a database.
 #[derive(Clone)]
 enum Shared {
     Process { store: Store, lock: Arc<dyn Lock> },
@@ -167,7 +167,7 @@ impl Shared {
             Self::Process { store, lock } => {
                 let guarded =
                     [Guarded::by_nothing(&store), Guarded::by_lock(Mode::Memory, &store, &lock, usual)?];
-                // The service closes what the instances share.
+                // The service closes the shared parts.
                 Ok((Parts { store, locks: Vec::new(), guards: guarded.map(Arc::new).into() }, Vec::new()))
             }
             Self::Database { url } => {
@@ -230,7 +230,7 @@ async fn begin(
     Json(NewRound { freezes }): Json<NewRound>,
 ) -> Result<Json<Begun>, Refusal> {
     let lanes = service.lanes().await?;
-    // Below the integers that JavaScript cannot tell apart.
+    // At most the largest integer that JavaScript represents exactly.
     let account = fastrand::i64(ROUNDS..1 << 53);
     service.parts.store.entries().await?.append(account, OPENING).await?;
     let round = Round::new(account, freezes, service.options.work, lanes.stop.clone());

@@ -52,7 +52,7 @@ impl Store {
         }
     }
 
-    /// Returns the accounts, without those of rounds.
+    /// Returns the accounts, except the accounts of rounds.
     pub(crate) async fn accounts(&self) -> Result<Vec<Account>, Unavailable> {
         self.within(0..=ROUNDS - 1).await
     }

@@ -1,4 +1,4 @@
-//! The record of a round on the page: two requests for one account, and what each did when.
+//! The record of a round on the page: two requests for one account, and the time of each of their steps.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -43,7 +43,7 @@ pub(crate) struct Round {
     stop: CancellationToken,
 }
 
-/// What a request has done so far. Times are milliseconds since the round began.
+/// The steps of a request so far. Times are milliseconds since the round began.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct TracedRequest {
     lane: LaneName,
@@ -114,7 +114,7 @@ impl Round {
     }
 }
 
-/// Records a request of the page. Of other requests it records nothing, and delays nothing.
+/// Records a request of the page. Has no effect on other requests.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Trace(Option<RequestTrace>);
 
@@ -189,7 +189,7 @@ impl<S: Sync> FromRequestParts<S> for Trace {
     }
 }
 
-/// Entries that record what is read and written.
+/// Entries that record each read and write.
 pub(crate) struct Traced<'a, E> {
     entries: &'a mut E,
     trace: &'a Trace,

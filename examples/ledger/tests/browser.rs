@@ -1,4 +1,4 @@
-//! The page in a real browser: what it shows of real requests to two real instances.
+//! The page in a real browser, with real requests to two real instances.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -51,7 +51,7 @@ fn start(page: &mut Page, story: &str, way: &str) {
     }
 }
 
-/// What the page shows at the end of a round: the balance, the cell of the table, and the number of marks.
+/// Returns the end of a round as the page shows it: the balance, the cell of the table, and the number of marks.
 fn shown(page: &mut Page, story: &str, way: &str) -> (String, String, u64) {
     let marks = page.count(".piece.double");
     assert_eq!(page.count(".mark.writes.double"), marks, "{story} {way}");

@@ -30,7 +30,7 @@ const NOBODY: u32 = 65_534;
 /// Time limit for the end of the browser.
 const ENDS: Duration = Duration::from_secs(10);
 
-/// A page in a browser of its own.
+/// A page in a separate browser.
 pub struct Page {
     browser: Child,
     input: Option<ChildStdin>,
@@ -126,7 +126,7 @@ impl Page {
         }
     }
 
-    /// Keeps what the console of a developer would show in red. Statuses such as 402 are answers.
+    /// Keeps an exception or a violation of the policy. Statuses such as 402 are answers, and not kept.
     fn note(&mut self, event: &Value) {
         let entry = &event["params"]["entry"];
         let is_error =
