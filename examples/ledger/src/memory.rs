@@ -11,8 +11,7 @@ use std::ops::RangeInclusive;
 /// Simulates the round trip to a database. Without that pause, no two requests would overlap.
 const ROUND_TRIP: Duration = Duration::from_millis(1);
 
-/// Stores sums and counts instead of entries, because nothing reads the entries and their number would grow without
-/// limit.
+/// Stores sums and counts instead of entries, because entries would be unread and grow without limit.
 #[derive(Clone, Debug)]
 pub(crate) struct Memory(Arc<Mutex<BTreeMap<i64, Account>>>);
 

@@ -156,6 +156,38 @@ async fn stopping_waits_for_a_handler_whose_client_left() {
     }
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn stopping_does_not_wait_for_an_instance_that_stands_still() {
+    let database = fresh_database().await;
+    let running = service(Some(&database), Mode::Session, false).await;
+    let browser = Browser::of(&running);
+    let (status, begun) = browser.json_text("/rounds", r#"{"freezes":true}"#).await;
+    assert_eq!(status, StatusCode::OK, "{begun}");
+    let account = serde_json::from_str::<Value>(&begun).unwrap()["account"].clone();
+    let spend = tokio::spawn({
+        let (browser, path) = (browser.clone(), format!("/lanes/a/tx/accounts/{account}/spend"));
+        async move { browser.form(&path, "amount=100").await }
+    });
+    let round = format!("/rounds/{account}");
+    let frozen = async {
+        loop {
+            let progress: Value = serde_json::from_str(&browser.get(&round).await.2).unwrap();
+            if progress["requests"][0]["frozen"].is_u64() {
+                return progress;
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    };
+    let progress = within(LONG, "does not stand still", frozen).await;
+    assert_eq!(
+        (&progress["balance"], &progress["requests"][0]["read"]["balance"]),
+        (&json!(100), &json!(100))
+    );
+    running.stop().await.unwrap();
+    assert_eq!(spend.await.unwrap(), StatusCode::OK, "what was begun was done");
+    assert_nothing_is_left(&database).await;
+}
+
 #[tokio::test]
 async fn a_mode_of_the_other_store_says_what_to_do() {
     let mut options = Options::default();

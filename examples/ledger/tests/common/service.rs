@@ -91,9 +91,20 @@ impl Browser {
         self.post(path, "application/json", body).await
     }
 
+    /// Returns the answer with its body.
+    pub async fn json_text(&self, path: &str, body: &str) -> (StatusCode, String) {
+        let (parts, body) = self.send_as(path, "application/json", body).await.into_parts();
+        let bytes = body.collect().await.unwrap().to_bytes();
+        (parts.status, String::from_utf8(bytes.to_vec()).unwrap())
+    }
+
     async fn post(&self, path: &str, content: &str, body: &str) -> StatusCode {
+        self.send_as(path, content, body).await.status()
+    }
+
+    async fn send_as(&self, path: &str, content: &str, body: &str) -> Response<Body> {
         let request = Request::post(self.url(path)).header(header::CONTENT_TYPE, content);
-        self.send(request.body(Body::from(body.to_owned())).unwrap()).await.status()
+        self.send(request.body(Body::from(body.to_owned())).unwrap()).await
     }
 
     async fn send(&self, request: Request<Body>) -> Response<Body> {
