@@ -65,6 +65,7 @@
 pub(crate) mod guard;
 pub(crate) mod max_hold;
 mod query;
+mod shared;
 pub(crate) mod sql;
 
 use std::fmt;
@@ -81,6 +82,7 @@ use sqlx::{AssertSqlSafe, Executor as _, PgConnection, PgPool, Row as _, raw_sql
 
 use self::max_hold::{MaxHold, MaxHoldWatch};
 use self::query::{ANSWER_LIMIT, last_row, within};
+use self::sql::XactMode;
 
 const TAKE: &str = "take the lock";
 
@@ -182,12 +184,21 @@ impl XactLocks {
         key: &LockKey,
         wait: LockWait,
     ) -> Result<Option<XactProof>, Error> {
-        let proof = self.proof(key)?;
-        let attempt = sql::attempt(proof.number, proof.space);
-        let granted =
-            self.take(connection, &proof, attempt, wait).await.map_err(|error| error.with_key(key))?;
+        self.lock_proven(connection, self.proof(key)?, wait).await
+    }
+
+    /// Takes the lock of `proof` in the transaction of `connection`. Returns `None` only with [`LockWait::Skip`].
+    async fn lock_proven(
+        &self,
+        connection: &mut PgConnection,
+        proof: XactProof,
+        wait: LockWait,
+    ) -> Result<Option<XactProof>, Error> {
+        let attempt = sql::attempt(proof.number, proof.space, proof.mode);
+        let named = |error: Error| error.with_key(&proof.key);
+        let granted = self.take(connection, &proof, attempt, wait).await.map_err(named)?;
         if granted {
-            self.watch(connection).await.map_err(|error| error.with_key(key))?;
+            self.watch(connection).await.map_err(named)?;
         }
         Ok(granted.then_some(proof))
     }
@@ -318,7 +329,7 @@ impl XactLocks {
 
     pub(crate) fn proof(&self, key: &LockKey) -> Result<XactProof, Error> {
         let number = self.numbers.number(&self.schema, key).map_err(|error| error.with_key(key))?;
-        Ok(XactProof { key: key.clone(), number, space: self.numbers.space() })
+        Ok(XactProof { key: key.clone(), number, space: self.numbers.space(), mode: XactMode::Exclusive })
     }
 
     /// Waits for the locks in the server's queue, one after the other.
@@ -329,8 +340,9 @@ impl XactLocks {
         budget: Duration,
     ) -> Result<(), Error> {
         let numbers: Vec<i64> = ordered.iter().map(|proof| proof.number).collect();
+        let mode = ordered.first().map_or(XactMode::Exclusive, |proof| proof.mode);
         let millis = i32::try_from(budget.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX);
-        let statement = sql::wait(&numbers, self.numbers.space(), millis);
+        let statement = sql::wait(&numbers, self.numbers.space(), mode, millis);
         let named = |error: Error, position: usize| match ordered.get(position) {
             Some(proof) => error.with_key(&proof.key),
             None => error,
@@ -356,6 +368,7 @@ pub struct XactProof {
     key: LockKey,
     number: i64,
     pub(crate) space: KeySpace,
+    mode: XactMode,
 }
 
 impl XactProof {
@@ -383,7 +396,8 @@ impl XactProof {
     /// The call only reads.
     pub async fn check(&self, connection: &mut PgConnection) -> Result<(), Error> {
         const LOOK: &str = "look for the lock";
-        let row = last_row(connection, sql::held(self.number, self.space), ANSWER_LIMIT, LOOK).await?;
+        let row =
+            last_row(connection, sql::held(self.number, self.space, self.mode), ANSWER_LIMIT, LOOK).await?;
         match row.try_get(0) {
             Ok(true) => Ok(()),
             Ok(false) => Err(Error::lost(LossReason::Gone).with_key(&self.key)),

@@ -8,6 +8,32 @@ use std::fmt::Write as _;
 
 use leasehold_postgres::{KeySpace, unpack};
 
+/// Which other transactions a lock excludes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum XactMode {
+    /// Excludes all other holders.
+    Exclusive,
+    /// Excludes exclusive holders.
+    Shared,
+}
+
+impl XactMode {
+    /// Returns the end of the names of the server's functions.
+    const fn suffix(self) -> &'static str {
+        match self {
+            Self::Exclusive => "",
+            Self::Shared => "_shared",
+        }
+    }
+
+    const fn in_pg_locks(self) -> &'static str {
+        match self {
+            Self::Exclusive => "ExclusiveLock",
+            Self::Shared => "ShareLock",
+        }
+    }
+}
+
 /// Returns the name of the first condition that would make the lock worthless, before any lock is taken.
 const CHECKS: &str = "\
 SELECT CASE
@@ -65,14 +91,14 @@ DECLARE
 BEGIN
     FOREACH k SLICE 1 IN ARRAY pg_catalog.current_setting('leasehold.keys')::pg_catalog.int8[] LOOP
         position_of_k := position_of_k + 1;
-        CONTINUE WHEN pg_catalog.pg_try_advisory_xact_lock({args});
+        CONTINUE WHEN pg_catalog.pg_try_advisory_xact_lock{shared}({args});
         budget := total - 1000 * pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() - started);
         IF budget <= 0 THEN
             RAISE EXCEPTION USING ERRCODE = '55P03', MESSAGE = 'another session holds the lock';
         END IF;
         PERFORM pg_catalog.set_config(
             'lock_timeout', pg_catalog.ceil(LEAST(budget, total))::pg_catalog.int4::pg_catalog.text, true);
-        PERFORM pg_catalog.pg_advisory_xact_lock({args});
+        PERFORM pg_catalog.pg_advisory_xact_lock{shared}({args});
     END LOOP;
     PERFORM pg_catalog.set_config('lock_timeout', saved, true),
         pg_catalog.set_config('leasehold.outcome', 'granted', true);
@@ -93,7 +119,7 @@ SELECT pg_catalog.current_setting('leasehold.outcome'),
 /// Returns whether the session holds the lock, according to `pg_locks`.
 const HELD: &str = "\
 SELECT EXISTS (SELECT FROM pg_catalog.pg_locks l
-    WHERE l.locktype = 'advisory' AND l.granted AND l.mode = 'ExclusiveLock'
+    WHERE l.locktype = 'advisory' AND l.granted AND l.mode = '{mode}'
     AND l.pid = pg_catalog.pg_backend_pid()
     AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())
     AND l.classid = '{high}'::pg_catalog.oid AND l.objid = '{low}'::pg_catalog.oid AND l.objsubid = {space})";
@@ -122,16 +148,16 @@ pub(crate) fn checks() -> String {
 }
 
 /// Renders the checks and one attempt: `granted`, `contended`, or a result of [`checks`].
-pub(crate) fn attempt(number: i64, space: KeySpace) -> String {
-    format!("{CHECKS}{INSIDE}{}", try_one(number, space))
+pub(crate) fn attempt(number: i64, space: KeySpace, mode: XactMode) -> String {
+    format!("{CHECKS}{INSIDE}{}", try_one(number, space, mode))
 }
 
 /// Renders the checks and one attempt in a new transaction.
 pub(crate) fn begin(number: i64, space: KeySpace) -> String {
-    format!("{BEGIN}; {CHECKS}{}", try_one(number, space))
+    format!("{BEGIN}; {CHECKS}{}", try_one(number, space, XactMode::Exclusive))
 }
 
-fn try_one(number: i64, space: KeySpace) -> String {
+fn try_one(number: i64, space: KeySpace, mode: XactMode) -> String {
     let args = match space {
         // Puts the number in quotes, because the server parses the smallest number as the negation of a
         // number that is too large.
@@ -141,12 +167,13 @@ fn try_one(number: i64, space: KeySpace) -> String {
             format!("'{first}'::pg_catalog.int4, '{second}'::pg_catalog.int4")
         }
     };
-    format!("WHEN pg_catalog.pg_try_advisory_xact_lock({args}) THEN 'granted' ELSE 'contended' END")
+    let shared = mode.suffix();
+    format!("WHEN pg_catalog.pg_try_advisory_xact_lock{shared}({args}) THEN 'granted' ELSE 'contended' END")
 }
 
 /// Renders a wait for all of `numbers`, in this order, within `budget` milliseconds in total. Returns `granted`, or
 /// code, position and message of the error.
-pub(crate) fn wait(numbers: &[i64], space: KeySpace, budget: i32) -> String {
+pub(crate) fn wait(numbers: &[i64], space: KeySpace, mode: XactMode, budget: i32) -> String {
     let mut keys = String::from("{");
     for number in numbers {
         let comma = if keys.len() > 1 { "," } else { "" };
@@ -164,12 +191,12 @@ pub(crate) fn wait(numbers: &[i64], space: KeySpace, budget: i32) -> String {
         KeySpace::Pair => "k[1]::pg_catalog.int4, k[2]::pg_catalog.int4",
     };
     let order = ORDER.replace("{keys}", &keys).replace("{budget}", &budget.to_string());
-    let wait = WAIT.replace("{args}", args);
+    let wait = WAIT.replace("{args}", args).replace("{shared}", mode.suffix());
     format!("{PREPARE}{order}{wait}{FINISH}")
 }
 
 /// Renders the check whether the session holds the lock.
-pub(crate) fn held(number: i64, space: KeySpace) -> String {
+pub(crate) fn held(number: i64, space: KeySpace, mode: XactMode) -> String {
     let bits = number.cast_unsigned();
     let space = match space {
         KeySpace::Big => 1,
@@ -178,4 +205,5 @@ pub(crate) fn held(number: i64, space: KeySpace) -> String {
     HELD.replace("{high}", &(bits >> 32).to_string())
         .replace("{low}", &(bits & u64::from(u32::MAX)).to_string())
         .replace("{space}", &space.to_string())
+        .replace("{mode}", mode.in_pg_locks())
 }

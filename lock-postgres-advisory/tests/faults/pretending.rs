@@ -1,7 +1,7 @@
 //! Servers whose functions of advisory locks do not lock (`docs/hazards.md` H59).
 
 use crate::common::*;
-use leasehold_api::ErrorKind;
+use leasehold_api::{ErrorKind, LockExt as _};
 use test_servers::{Cluster, Database, PgBouncer, Proxy};
 
 /// The functions that take a lock, with the definitions that replace them.
@@ -95,4 +95,51 @@ async fn to_try_a_lock_takes_no_further_round_trip_and_leaves_none() {
     // Without the comparison, one statement reads the process.
     let (detects, knows) = (trips("detect").await, trips("known").await);
     assert!(detects - knows < 2 + 10, "{detects} instead of {knows}");
+}
+
+/// The functions are replaced before the client has prepared the statements that release.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_release_believes_the_servers_answer_that_it_held_nothing() {
+    let database = Cluster::shared().fresh_database().await;
+    let lock = std::sync::Arc::new(session(database.url()).await);
+    let holder = session(database.url()).await;
+    let held = take(&holder, "3").await;
+    let waiting = waiter(&lock, "3");
+    until_queued(Cluster::shared(), database.name(), 1).await;
+    held.release().await.unwrap();
+    let waited = waiting.await.unwrap().unwrap();
+    let free = take(&lock, "1").await;
+    pretend(&database, "pg_advisory_unlock", "bigint", "boolean LANGUAGE sql AS 'SELECT false'").await;
+    for guard in [free, waited] {
+        let key = guard.key().clone();
+        let error = guard.release().await.unwrap_err();
+        assert_eq!((error.kind(), error.key()), (ErrorKind::Lost, Some(&key)), "{error}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_lock_outlives_committed_and_failed_transactions_of_its_session() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    // All locks of the client are in one session.
+    let lock = numbers(server(database.url())).connections(1).connect().await.unwrap();
+    let guard = take(&lock, "1").await;
+    let session = pid_of(cluster, database.name(), 1).await;
+    guard.confirm().await.unwrap();
+    // The next grant waits for the sequence of tokens, and is cancelled there.
+    let mut other = database.connect().await;
+    run(&mut other, "BEGIN; ALTER SEQUENCE leasehold.token INCREMENT BY 1").await;
+    let failed = lock.key("2").wait(LONG).give_up_on_failure().acquire();
+    let cancel = async {
+        let waits = format!("SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = {session}");
+        let mut observer = database.connect().await;
+        until_true(&mut observer, &waits).await;
+        run(&mut other, &format!("SELECT pg_cancel_backend({session}); ROLLBACK")).await;
+    };
+    tokio::join!(failed, cancel).0.unwrap_err();
+    guard.confirm().await.unwrap();
+    assert_eq!(pid_of(cluster, database.name(), 1).await, session);
+    assert_eq!(held(cluster, database.name()).await, [1]);
+    guard.release().await.unwrap();
+    assert_eq!(held(cluster, database.name()).await, [0i64; 0]);
 }

@@ -6,3 +6,4 @@ mod common;
 mod faults;
 mod locks;
 mod max_hold;
+mod shared;
