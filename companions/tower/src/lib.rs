@@ -43,7 +43,7 @@ pub use message::Message;
 pub use service::Locked;
 pub use settings::{OnGone, OnLost, Until};
 pub use stats::LayerStats;
-pub use template::{BodyTemplate, Template, TemplateBuilder, TemplateError};
+pub use template::{BodyTemplate, MessageTemplate, Template, TemplateBuilder, TemplateError};
 pub use transport::{Refused, Transport};
 #[cfg(feature = "postgres")]
 pub use tx::{InTx, SharedTx, SharedTxError, TxLayer};

@@ -4,6 +4,7 @@ mod form;
 #[cfg(test)]
 mod fuzz;
 mod json;
+mod message;
 mod parse;
 mod source;
 
@@ -20,7 +21,8 @@ use tracing::debug;
 
 use crate::BoxError;
 use crate::key::{KeyError, KeyFor};
-use parse::KeyPart;
+pub use message::MessageTemplate;
+use parse::{KeyPart, Subject};
 
 /// A key made of a request's values, such as `ledger:{path.holder|int}`. It is parsed once, at start-up.
 ///
@@ -197,7 +199,7 @@ impl TemplateBuilder {
     ///
     /// As [`Template::parse`], or if an extension in the template has no value.
     pub fn build(self) -> Result<Template, TemplateError> {
-        self.parse(false)
+        self.parse(Subject::Request)
     }
 
     /// Parses a template with fields of the JSON body. See [`Template::parse_with_body`].
@@ -206,11 +208,11 @@ impl TemplateBuilder {
     ///
     /// As [`build`](Self::build).
     pub fn build_with_body(self, limit: usize) -> Result<BodyTemplate, TemplateError> {
-        Ok(self.parse(true)?.buffer_body(limit))
+        Ok(self.parse(Subject::RequestWithBody)?.buffer_body(limit))
     }
 
-    fn parse(self, has_body: bool) -> Result<Template, TemplateError> {
-        let parts = parse::template(&self.text, &self.extensions, has_body)?;
+    fn parse(self, subject: Subject) -> Result<Template, TemplateError> {
+        let parts = parse::template(&self.text, &self.extensions, subject)?;
         Ok(Template { text: self.text, parts: parts.into() })
     }
 }

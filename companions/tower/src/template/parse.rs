@@ -31,17 +31,25 @@ impl fmt::Debug for ValueSource {
     }
 }
 
+/// The subject of a template, which decides about its sources.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Subject {
+    Request,
+    RequestWithBody,
+    Message,
+}
+
 pub(super) fn template(
     text: &str,
     extensions: &[(String, FromExtensions)],
-    has_body: bool,
+    subject: Subject,
 ) -> Result<Vec<KeyPart>, TemplateError> {
     if text.len() > MAX_KEY_BYTES {
         let message = format!("a key has at most {MAX_KEY_BYTES} bytes, and the template alone has more");
         let at = (0..=MAX_KEY_BYTES).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
         return Err(TemplateError::new(at, message));
     }
-    let mut parser = Parser { text, at: 0, extensions, has_body };
+    let mut parser = Parser { text, at: 0, extensions, subject };
     let mut parts = Vec::new();
     loop {
         parts.push(parser.part()?);
@@ -55,7 +63,7 @@ struct Parser<'t> {
     text: &'t str,
     at: usize,
     extensions: &'t [(String, FromExtensions)],
-    has_body: bool,
+    subject: Subject,
 }
 
 impl Parser<'_> {
@@ -124,6 +132,11 @@ impl Parser<'_> {
     fn source(&self, kind: &str, field: &str) -> Result<ValueSource, TemplateError> {
         let at_field = self.at + kind.len() + 1;
         let source = match kind {
+            "event" if self.subject == Subject::Message => ValueSource::Json(Self::names(field, at_field)?),
+            _ if self.subject == Subject::Message => {
+                let message = format!("`{kind}` is no source of a message; there is only event");
+                return Err(self.wrong(message));
+            }
             "path" if cfg!(not(feature = "axum")) => {
                 return Err(self.wrong("parameters of the path need the feature `axum`"));
             }
@@ -133,16 +146,10 @@ impl Parser<'_> {
                 HeaderName::try_from(field)
                     .map_err(|_| TemplateError::new(at_field, format!("`{field}` is no name of a header")))?,
             ),
-            "json" if !self.has_body => {
+            "json" if self.subject != Subject::RequestWithBody => {
                 return Err(self.wrong("fields of the body need a limit: use Template::parse_with_body"));
             }
-            "json" => {
-                let names: Vec<_> = field.split('.').map(str::to_owned).collect();
-                if names.iter().any(String::is_empty) && !field.is_empty() {
-                    return Err(TemplateError::new(at_field, "a name is empty"));
-                }
-                ValueSource::Json(names)
-            }
+            "json" => ValueSource::Json(Self::names(field, at_field)?),
             "ext" if !field.is_empty() => {
                 let known = self.extensions.iter().find(|(name, _)| name == field).ok_or_else(|| {
                     let message = format!("no extension `{field}` was given; use Template::builder");
@@ -160,6 +167,15 @@ impl Parser<'_> {
             return Err(self.wrong(format!("`{kind}` needs a name, such as {kind}.id")));
         }
         Ok(source)
+    }
+
+    /// Splits the path to a field. An empty path is an error of the caller.
+    fn names(field: &str, at: usize) -> Result<Vec<String>, TemplateError> {
+        let names: Vec<_> = field.split('.').map(str::to_owned).collect();
+        match names.iter().any(String::is_empty) && !field.is_empty() {
+            true => Err(TemplateError::new(at, "a name is empty")),
+            false => Ok(names),
+        }
     }
 
     fn rest(&self) -> &str {

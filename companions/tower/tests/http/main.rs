@@ -6,6 +6,7 @@ mod apps;
 mod commit;
 #[path = "../common/layers.rs"]
 mod common;
+mod failed_release;
 mod leaks;
 mod ledger;
 mod races;

@@ -1,0 +1,109 @@
+//! A release that fails on its way to the server, on each store in Postgres.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::common::{Gate, LONG, get, layer, text};
+use http::{StatusCode, header};
+use leasehold_api::{ListQuery, Lock};
+
+use leasehold_postgres::{Liveness, PgConfig};
+use leasehold_postgres_advisory::AdvisoryConfig;
+use leasehold_postgres_row::RowConfig;
+use leasehold_postgres_ttl::TtlConfig;
+use test_bounds::within;
+use test_servers::{Cluster, Proxy};
+use tower::{Layer as _, ServiceExt as _};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::layer::{Context, SubscriberExt as _};
+
+/// The messages of the layer's warnings.
+#[derive(Clone, Default)]
+struct Warnings(Arc<Mutex<Vec<String>>>);
+
+impl<S: Subscriber> tracing_subscriber::Layer<S> for Warnings {
+    fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+        let about = event.metadata();
+        if about.target().starts_with("leasehold_tower") && *about.level() <= Level::WARN {
+            let mut message = String::new();
+            event.record(&mut |field: &tracing::field::Field, value: &dyn std::fmt::Debug| {
+                if field.name() == "message" {
+                    message = format!("{value:?}");
+                }
+            });
+            self.0.lock().unwrap().push(message);
+        }
+    }
+}
+
+/// How the way to the server fails as the handler ends.
+#[derive(Clone, Copy, Debug)]
+enum Failure {
+    /// The server's replies are late.
+    Silence,
+    /// The server's reply is lost, and its connection with it.
+    LostReply,
+}
+
+async fn leaves_the_response_alone(lock: Arc<dyn Lock>, proxy: &Proxy, database: &str, failure: Failure) {
+    let warnings = Warnings::default();
+    let _subscriber = tracing::subscriber::set_default(tracing_subscriber::registry().with(warnings.clone()));
+    let layer = layer(&lock).release_within(Duration::from_millis(20));
+    let gate = Gate::new();
+    let mut request = Box::pin(layer.layer(gate.service()).oneshot(get("/k")));
+    tokio::select! {
+        _ = &mut request => panic!("the handler waits at the gate"),
+        () = gate.reached() => {}
+    }
+    match failure {
+        Failure::Silence => proxy.stall_replies(),
+        Failure::LostReply => proxy.drop_next_reply(),
+    }
+    gate.open();
+    let response = within(LONG, "no response", request).await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK, "{failure:?}");
+    assert!(!response.headers().contains_key(header::RETRY_AFTER));
+    assert_eq!(text(response).await, "done");
+    within(LONG, "not ended", layer.idle()).await;
+    // A connection that was closed is a loss, or a release without an answer: told once, either way.
+    let stats = layer.stats();
+    assert_eq!((stats.release_failed + stats.lost, stats.in_flight), (1, 0), "{failure:?}");
+    let told = warnings.0.lock().unwrap().clone();
+    assert!(told.len() == 1 && (told[0].contains("release") || told[0].contains("lost")), "{told:?}");
+
+    proxy.restore();
+    let admin = lock.admin().unwrap();
+    let nothing_held = async {
+        while !matches!(admin.list(&ListQuery::new()).await, Ok(held) if held.is_empty()) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    within(LONG, "a hold is left", nothing_held).await;
+    within(LONG, "not closed", lock.close()).await.unwrap();
+    let look = async {
+        while !Cluster::shared().advisory_locks(database).await.is_empty() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    within(LONG, "an advisory lock is left", look).await;
+}
+
+#[tokio::test]
+async fn a_failed_release_over_the_network_is_told_once_and_leaves_response_and_server_clean() {
+    for failure in [Failure::Silence, Failure::LostReply] {
+        for store in ["session", "row", "lease"] {
+            let database = Cluster::shared().fresh_database().await;
+            let proxy = Proxy::start(Cluster::shared().address()).await;
+            // The loss of a session is noticed much later than the release is given up.
+            let liveness = Liveness::new(LONG / 6, LONG, LONG * 2);
+            let config = PgConfig::from_url(&proxy.url(database.url())).unwrap().liveness(liveness);
+            let config = config.install_schema(true).connect_timeout(LONG).statement_timeout(LONG);
+            let lock: Arc<dyn Lock> = match store {
+                "session" => Arc::new(AdvisoryConfig::new(config).connect().await.unwrap()),
+                "row" => Arc::new(RowConfig::new(config).connect().await.unwrap()),
+                _ => Arc::new(TtlConfig::new(config).connect().await.unwrap()),
+            };
+            leaves_the_response_alone(lock, &proxy, database.name(), failure).await;
+        }
+    }
+}
