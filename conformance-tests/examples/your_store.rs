@@ -83,8 +83,9 @@ impl SingleKey for TableClient {
         let now = Instant::now();
         let (rows, last) = &mut *self.table.lock();
         match rows.get_mut(&request.key) {
-            // Two requests of the same attempt are one grant.
+            // Two requests of the same attempt are one grant, whose lease lasts from the later one.
             Some(row) if row.holder == request.holder && row.ends > now => {
+                row.ends = row.ends.max(now + request.ttl.unwrap_or(DEFAULT_TTL));
                 Ok(Attempt::Granted(Granted::with_token(row.token)))
             }
             Some(row) if row.ends > now => {

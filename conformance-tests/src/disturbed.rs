@@ -81,7 +81,7 @@ impl<B: Backend> Disturbed<B> {
         Some(answer)
     }
 
-    /// Makes one call for all `items` except those whose fault replaces their request. Returns one reply per
+    /// Makes one call for all `items`, except items whose fault replaces their request. Returns one reply per
     /// item, in order.
     async fn each<I, T, F>(
         &self,

@@ -239,8 +239,8 @@ impl FaultyClient {
 
 /// Disturbs one client. The suite calls no method whose fault is missing from [`FaultSet`].
 pub trait ClientFaults: Debug + Send + Sync {
-    /// Cuts the client off from the store while `silent` is set. No request reaches the store, no event
-    /// arrives, and calls hang. Calls that still hang at the end of the silence are then carried out.
+    /// Cuts the client off from the store while `silent` is set. No request reaches the store, and calls hang.
+    /// Events may still arrive. Calls that still hang at the end of the silence are then carried out.
     fn silence(&self, silent: bool) {
         let _ = silent;
     }

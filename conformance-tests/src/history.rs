@@ -174,7 +174,7 @@ pub enum ViolationKind {
     TimedOutEarly,
     /// An unlimited wait timed out.
     TimeoutUnasked,
-    /// The time of an event is before that of its predecessor.
+    /// An event has an earlier time than its predecessor.
     TimeWentBack,
     /// A call never returned, or a guard never ended, in a complete history.
     NeverEnded,

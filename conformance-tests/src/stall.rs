@@ -21,6 +21,8 @@ const PART: u32 = 10;
 pub(crate) struct StallWatch {
     seen: Arc<WakeupDelays>,
     start: Instant,
+    /// Whether the thread has started. Without it no failure is excused.
+    measures: bool,
 }
 
 #[derive(Debug, Default)]
@@ -44,10 +46,9 @@ impl StallWatch {
     pub(crate) fn start() -> Self {
         let seen = Arc::<WakeupDelays>::default();
         let watched = Arc::clone(&seen);
-        // If no thread starts, `awake` stays 0 and the whole case counts as one stop.
         let start = Instant::now();
-        let _ = thread::Builder::new().name("stall-watch".to_owned()).spawn(move || watched.look(start));
-        Self { seen, start }
+        let thread = thread::Builder::new().name("stall-watch".to_owned()).spawn(move || watched.look(start));
+        Self { seen, start, measures: thread.is_ok() }
     }
 
     pub(crate) fn end(self) -> Stall {
@@ -56,7 +57,7 @@ impl StallWatch {
         let of = self.start.elapsed();
         // Adds the stop that the thread has not measured yet, because the case can end before the thread
         // wakes up.
-        let late = of.saturating_sub(awake + EVERY);
+        let late = if self.measures { of.saturating_sub(awake + EVERY) } else { Duration::ZERO };
         Stall { longest: longest.max(late), total: total + late, of }
     }
 }
@@ -133,8 +134,11 @@ mod tests {
         assert!(stall.longest <= stall.total && stall.total <= stall.of, "{stall}");
         // A thread that has not run since the start.
         let start = Instant::now() - Duration::from_secs(3);
-        let stall = StallWatch { seen: Arc::default(), start }.end();
+        let watch = |measures| StallWatch { seen: Arc::default(), start, measures };
+        let stall = watch(true).end();
         assert!(stall.longest > Duration::from_secs(2), "{stall}");
+        // A thread that did not start.
+        assert!(!watch(false).end().may_excuse(1));
         while Arc::strong_count(&seen) > 1 {
             thread::yield_now();
         }

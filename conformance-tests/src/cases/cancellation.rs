@@ -146,7 +146,7 @@ pub(crate) async fn unpolled_releases(cx: &Context) {
     drop(cx.take(&a, &key).await.release());
     cx.undone(&b, &key).await;
     // Drops the release future of a bare grant too, because wrappers hold grants. `free_within` waits, because the
-    // client learns of its own release slightly after the store.
+    // client learns of the release slightly after the store.
     let undo = cx.capabilities().undo;
     drop(cx.free_within(&a, &key, undo).await.into_grant().release());
     cx.undone(&b, &key).await;

@@ -309,7 +309,7 @@ pub(crate) async fn a_release_tells_of_the_one_that_was_lost(cx: &Context) {
     }
 }
 
-/// As above, but no loss was reported before. The release itself finds the purged hold, at any position among the
+/// Repeats the case above without an earlier report of the loss. The release itself finds the purged hold, at any position among the
 /// keys.
 pub(crate) async fn a_release_frees_the_others_of_one_that_was_purged(cx: &Context) {
     for purged in 0..3 {

@@ -149,10 +149,11 @@ pub(crate) async fn an_attempt_whose_undoing_fails_is_nobody_else(cx: &Context) 
     let b = cx.client().await;
     let failures = cx.many(12, 5) as u64;
     let slow = Duration::from_millis(if cx.is_virtual() { 900 } else { 40 });
+    let lease = cx.capabilities().lease.and_then(|lease| lease.default);
     for kind in [ErrorKind::Unavailable, ErrorKind::OutcomeUnknown] {
         for gone in [false, true] {
             let key = cx.key();
-            let before = a.faults.calls(Op::Release);
+            let (before, begun) = (a.faults.calls(Op::Release), Instant::now());
             a.faults.script(Op::Acquire, if gone { Fault::DelayReply(slow) } else { Fault::LoseReply });
             for _ in 0..failures {
                 a.faults.script(Op::Release, Fault::Error(kind));
@@ -176,8 +177,9 @@ pub(crate) async fn an_attempt_whose_undoing_fails_is_nobody_else(cx: &Context) 
                     1 => acquire_for(&a.lock, &key, Duration::ZERO).await.map(Some),
                     _ => acquire_for(&a.lock, &key, cx.interval() * 5).await.map(Some),
                 };
-                if a.faults.calls(Op::Release) - before >= failures {
-                    // The attempt might already be undone, so the result of this call shows nothing.
+                let has_expired = lease.is_some_and(|ttl| begun.elapsed() >= ttl);
+                if a.faults.calls(Op::Release) - before >= failures || has_expired {
+                    // The attempt might already be undone or expired, so the result of this call shows nothing.
                     drop(asked);
                     break;
                 }
