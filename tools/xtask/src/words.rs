@@ -13,13 +13,16 @@ use signs::{OPENING, SIGNS, SUMMED};
 
 const USAGE: &str = "usage: cargo xtask words [--list SIGN | --sample N [--seed S] | --update]";
 
-/// Limits of the hits of each package and document, one `NAME FORBIDDEN SUMMED` per line. They only fall.
+/// The most hits of S01 to S13 in each package and document, one `NAME NUMBER` per line. They only fall.
 const CEILINGS: &str = "tools/xtask/src/words/ceilings.txt";
+/// The most words of the README and of all documents together.
+const MOST_WORDS: [(&str, usize); 2] = [("README.md", 750), ("*.md", 60_000)];
 /// Accepted hits, one `PATH | PHRASE | REASON` per line. A passage of the file that contains the phrase does not count.
 const EXCEPTIONS: &str = "tools/xtask/src/words/exceptions.txt";
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Hits {
+    /// Hits of the signs that are faults.
     forbidden: usize,
     /// Hits of the signs S01 to S13.
     summed: usize,
@@ -38,31 +41,35 @@ pub(crate) fn run(arguments: &[&str]) -> Outcome {
     }
 }
 
-/// Fails if a package or a document has more hits than its ceiling allows.
+/// Fails if a sign that is a fault occurs, if a package or a document has more hits than its ceiling allows, or if the
+/// documents have too many words.
 pub(crate) fn check() -> Outcome {
-    let ceilings = ceilings()?;
-    let wrong = above(&rooms(&all()?), &ceilings);
+    let mut wrong = above(&rooms(&all()?), &ceilings()?);
+    for (documents, most) in MOST_WORDS {
+        let words = passages::total(&root(), documents)?;
+        if words > most {
+            wrong.push(format!(
+                "{documents}: {words} words, at most {most}; shorten what the change makes needless"
+            ));
+        }
+    }
     if wrong.is_empty() {
-        println!("-- words: no package or document is above its ceiling ({CEILINGS})");
+        println!("-- words: no faults, and no package or document is above its ceiling ({CEILINGS})");
         return Ok(());
     }
     Err(format!("{}\nlist the places with: cargo xtask words --list SIGN", wrong.join("\n")))
 }
 
-fn above(rooms: &BTreeMap<String, Hits>, ceilings: &BTreeMap<String, Hits>) -> Vec<String> {
+fn above(rooms: &BTreeMap<String, Hits>, ceilings: &BTreeMap<String, usize>) -> Vec<String> {
     let mut wrong = Vec::new();
-    for (name, hits) in rooms {
-        // A new package or document has a ceiling of zero.
-        let most = ceilings.get(name).copied().unwrap_or_default();
-        for (what, hits, most) in [
-            ("signs that are faults", hits.forbidden, most.forbidden),
-            ("signs S01 to S13", hits.summed, most.summed),
-        ] {
-            // A new page may have up to four hits of S01 to S13, because single hits can be right.
-            let is_small = what.starts_with("signs S01") && !ceilings.contains_key(name) && hits <= 4;
-            if hits > most && !is_small {
-                wrong.push(format!("{name}: {hits} {what}, at most {most}"));
-            }
+    for (name, Hits { forbidden, summed }) in rooms {
+        if *forbidden > 0 {
+            wrong.push(format!("{name}: {forbidden} signs that are faults"));
+        }
+        // A new package or page may have up to four hits, because single hits can be right.
+        let most = ceilings.get(name).copied().unwrap_or(4);
+        if *summed > most {
+            wrong.push(format!("{name}: {summed} signs S01 to S13, at most {most}"));
         }
     }
     wrong
@@ -189,24 +196,18 @@ fn update() -> Outcome {
             return Err(format!("a ceiling only falls\n{}", wrong.join("\n")));
         }
     }
-    let lines = rooms.iter().filter(|(_, hits)| **hits != Hits::default());
-    let text: String =
-        lines.map(|(name, hits)| format!("{name} {} {}\n", hits.forbidden, hits.summed)).collect();
+    let text: String = rooms.iter().map(|(name, hits)| format!("{name} {}\n", hits.summed)).collect();
     fs::write(root().join(CEILINGS), text).map_err(|error| format!("cannot write {CEILINGS}: {error}"))
 }
 
-fn ceilings() -> Outcome<BTreeMap<String, Hits>> {
+fn ceilings() -> Outcome<BTreeMap<String, usize>> {
     let text = fs::read_to_string(root().join(CEILINGS))
         .map_err(|error| format!("cannot read {CEILINGS}: {error}"))?;
-    let parsed = text.lines().map(|line| match line.split(' ').collect::<Vec<_>>()[..] {
-        [name, forbidden, summed] => {
-            Some((name.to_owned(), Hits { forbidden: forbidden.parse().ok()?, summed: summed.parse().ok()? }))
-        }
-        _ => None,
+    let parsed = text.lines().map(|line| {
+        let (name, summed) = line.split_once(' ')?;
+        Some((name.to_owned(), summed.parse().ok()?))
     });
-    parsed
-        .collect::<Option<_>>()
-        .ok_or_else(|| format!("{CEILINGS} is not `NAME NUMBER NUMBER` in each line"))
+    parsed.collect::<Option<_>>().ok_or_else(|| format!("{CEILINGS} is not `NAME NUMBER` in each line"))
 }
 
 fn exceptions(root: &Path) -> Outcome<Vec<(String, String)>> {
@@ -233,15 +234,18 @@ mod tests {
     }
 
     #[test]
-    fn a_package_above_its_ceiling_is_named_and_a_new_one_starts_plain() {
+    fn faults_are_none_and_other_signs_stay_below_the_ceiling() {
         let riddles =
             [passage("Whether whoever has it lets go of it.", true), passage("Says `what` it is.", false)];
         let rooms = rooms(&riddles);
         assert_eq!(rooms["a"], Hits { forbidden: 3, summed: 1 });
-        let known = BTreeMap::from([("a".to_owned(), Hits { forbidden: 3, summed: 1 })]);
-        assert_eq!(above(&rooms, &known), [""; 0]);
-        let lower = BTreeMap::from([("a".to_owned(), Hits { forbidden: 2, summed: 0 })]);
-        assert_eq!(above(&rooms, &lower).len(), 2);
-        assert_eq!(above(&rooms, &BTreeMap::new()), ["a: 3 signs that are faults, at most 0"]);
+        let faults = "a: 3 signs that are faults";
+        for (ceilings, wrong) in [
+            (BTreeMap::new(), vec![faults]),
+            (BTreeMap::from([("a".to_owned(), 1)]), vec![faults]),
+            (BTreeMap::from([("a".to_owned(), 0)]), vec![faults, "a: 1 signs S01 to S13, at most 0"]),
+        ] {
+            assert_eq!(above(&rooms, &ceilings), wrong);
+        }
     }
 }
