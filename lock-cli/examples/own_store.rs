@@ -12,7 +12,7 @@ fn main() -> ExitCode {
 
 /// Runs the command. Returns its exit code.
 pub fn run() -> ExitCode {
-    // Opens a store of files for the scheme `shelf:`, because this example has no store of its own.
+    // Opens a store of files for the scheme `shelf:`, because this example does not implement a store.
     let open = |url: String| async move { leasehold::connect(&url.replacen("shelf:", "file:", 1)).await };
     if let Err(error) = leasehold::register_scheme("shelf", open) {
         eprintln!("{error}");

@@ -26,7 +26,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         sqlx::raw_sql(cookbook::sql(PAGE, "schema")).execute(&pool).await?;
         sqlx::query("INSERT INTO entry VALUES (42, 100)").execute(&pool).await?;
     }
-    // The lock store opens two connections of its own, beside the application's pool.
+    // The lock store opens two connections, beside the application's pool.
     let config = PgConfig::from_url(&url)?.install_schema(true);
     let lock: Arc<dyn Lock> = Arc::new(TtlConfig::new(config).connect().await?);
     let locks = XactLocks::new(Identifier::new(DEFAULT_SCHEMA)?);

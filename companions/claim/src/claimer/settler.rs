@@ -132,7 +132,7 @@ impl Settler {
         }
     }
 
-    /// Handles a call that failed and whose ends might be written all the same. Retries the ends until their leases
+    /// Handles a call that failed and whose ends might be written nevertheless. Retries the ends until their leases
     /// end. If the error is not one to retry, sends them one by one, because a single claim might have caused it.
     fn failed(&mut self, jobs: Vec<PendingSettlement>, error: ClaimError) {
         let now = self.shared.clock.now();

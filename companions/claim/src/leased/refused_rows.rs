@@ -16,7 +16,7 @@ use crate::statements::row::key_of;
 pub(super) const BEYOND: i64 = 1_000;
 
 impl PgClaims {
-    /// Writes due rows and skips those that the table refuses. `all` is the SQL that lists due rows, and `some` the SQL
+    /// Writes due rows and skips rows that the table refuses. `all` is the SQL that lists due rows, and `some` the SQL
     /// that writes some of them. Returns the errors of [`write_in_halves`](Self::write_in_halves).
     pub(super) async fn skip_refused(
         &self,

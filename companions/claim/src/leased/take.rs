@@ -73,7 +73,7 @@ impl PgClaims {
         Ok(taken(self.parts(), &rows.await?, request, order)?)
     }
 
-    /// Reads the keys of the first rows and takes those that are not locked. The returned cursor is behind all of them.
+    /// Reads the keys of the first rows and takes the rows that are not locked. The returned cursor is behind all of them.
     async fn take_named(&self, request: &TakeRequest<'_>, order: &RowOrder) -> Result<Taken, TakeFault> {
         let parts = self.parts();
         let rows = self.behind(request, order, |nulls| first(parts, order, request, nulls).into()).await?;
@@ -124,7 +124,7 @@ impl PgClaims {
 /// The reason why no rows were taken.
 pub(super) struct TakeFault {
     error: ClaimError,
-    /// Whether the rows might have been taken all the same.
+    /// Whether the rows might have been taken nevertheless.
     may_be_taken: bool,
     /// Whether the table refused to write one of the rows.
     is_of_row: bool,

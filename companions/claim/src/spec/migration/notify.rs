@@ -111,7 +111,7 @@ impl NotifyTrigger {
     }
 }
 
-/// Condition on `pg_trigger`: fires after each inserting statement, without a condition of its own.
+/// Condition on `pg_trigger`: fires after each inserting statement, without a `WHEN` condition.
 const EACH_INSERT: &str = "tgtype = 4 AND tgqual IS NULL";
 
 /// Condition on `pg_trigger`: the trigger is neither disabled nor only for replicas.
