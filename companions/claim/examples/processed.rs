@@ -95,7 +95,7 @@ async fn work(held: &PgHeld, worker: &str) -> Result<()> {
     }
 }
 
-/// Books payments and then stops without a commit, which leaves no trace.
+/// Books payments and then stops without a commit, so every change is rolled back.
 async fn die_in_between(held: &PgHeld) -> Result<()> {
     let mut hold = held.begin(&Take::up_to(10)).await?.ok_or("there are payments")?;
     for claimed in hold.taken().claims.clone() {

@@ -39,8 +39,8 @@ use shared::{ClaimerCore, WaitingWorker};
 /// at the same time are written together. With a claimer per worker, each would send its own statements and step over
 /// rows that the others have claimed.
 ///
-/// While there is no work, it sends next to nothing. Notifications of the store, ends of this process's claims, the
-/// end of the first lease and an occasional poll wake it. The poll alone is enough to get all work done.
+/// An idle claimer sends next to nothing. Notifications of the store, ends of this process's claims, the end of the
+/// first lease and an occasional poll wake it. The poll alone is enough to get all work done.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -64,7 +64,7 @@ use shared::{ClaimerCore, WaitingWorker};
 /// }
 /// ```
 ///
-/// When the last handle is dropped, the claimer takes nothing more and puts back claims that no worker has started.
+/// When the last handle is dropped, the claimer stops taking rows and puts back claims that no worker has started.
 /// Claims that workers already have are renewed and can be settled, while the runtime lives.
 #[derive(Clone)]
 pub struct Claimer {
@@ -102,7 +102,8 @@ impl Claimer {
         let mut waiting = None;
         loop {
             let mut arrived = std::pin::pin!(shared.arrived.notified());
-            // Registers for the notification before it checks the queue, so that no arrival is missed.
+            // Registers for the notification before it checks the queue, because an arrival between the two would be
+            // missed.
             arrived.as_mut().enable();
             if shared.stop.is_cancelled() {
                 return None;
@@ -115,7 +116,7 @@ impl Claimer {
         }
     }
 
-    /// Closes all handles. The claimer takes nothing more, puts back claims that no worker has started, and waits until
+    /// Closes all handles. The claimer stops taking rows, puts back claims that no worker has started, and waits until
     /// workers have ended theirs, up to [`close_limit`](ClaimerBuilder::close_limit).
     ///
     /// # Errors

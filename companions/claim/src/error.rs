@@ -29,7 +29,7 @@ pub enum ClaimError {
         row: RowKey,
         /// The epoch of the row when it was claimed.
         epoch: i64,
-        /// The current epoch of the row. `None` if the row does not exist, or has no epoch.
+        /// The current epoch of the row. `None` for a missing row, and for a row without an epoch.
         current_epoch: Option<i64>,
         /// The current state of the row. `None` if the row does not exist.
         state: Option<State>,
@@ -47,7 +47,7 @@ pub enum ClaimError {
     #[error("{what} is locked by somebody else; go on with the next row and come back")]
     #[non_exhaustive]
     Busy {
-        /// What is locked, for the message.
+        /// The locked thing, for the message.
         what: String,
     },
 
@@ -110,8 +110,8 @@ pub enum ClaimError {
         to: State,
     },
 
-    /// The row has no attempts left, so it is not granted. Only locks of plain tables return this error, and `top_up`
-    /// gives them further attempts. Exhausted rows of claims are [listed](crate::ClaimStore::exhausted) and
+    /// The row is not granted, because its attempts are used up. Only locks of plain tables return this error, and
+    /// `top_up` gives them further attempts. Exhausted rows of claims are [listed](crate::ClaimStore::exhausted) and
     /// [requeued](crate::ClaimStore::requeue).
     #[error("row {row} has no attempts left; give it further attempts to have it tried again")]
     Exhausted {
@@ -123,7 +123,7 @@ pub enum ClaimError {
     #[error("this is no text of {what}: {why}; pass it on as it was written")]
     #[non_exhaustive]
     Malformed {
-        /// What the text should have been, for the message.
+        /// The expected kind of text, for the message.
         what: &'static str,
         /// The mistake in the text.
         why: String,

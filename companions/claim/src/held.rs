@@ -54,9 +54,8 @@ use crate::store::{Take, Taken};
 ///
 /// # What to know
 ///
-/// - **A take writes nothing** except the row lock. If the transaction ends without a commit (an error, a crash of
-///   the worker, its machine or the server), the row is unchanged and free as soon as the server notices. No cleanup
-///   is needed.
+/// - **A take writes nothing** except the row lock. If the transaction ends without a commit (an error, a crash of the
+///   worker, its machine or the server), the row is unchanged and free once the server notices. No cleanup is needed.
 /// - **Attempts roll back too.** The attempt is written at the end of the claim, so a crash does not count, and a row
 ///   that kills its worker is tried indefinitely. If crashes must count, use a lease.
 /// - **An epoch needs a sequence** ([`epoch_sequence`](crate::ClaimSpecBuilder::epoch_sequence)), because a number in
@@ -64,8 +63,8 @@ use crate::store::{Take, Taken};
 ///   [`dedupe_key`](crate::ClaimedRow::dedupe_key). Pass both to resources outside this database, which do not roll
 ///   back. The sequence must not cache (`CACHE 1`, the default). After a crash of the server, numbers without a
 ///   durable commit can be drawn again.
-/// - **The table does not show that a row is taken**, because readers see only committed data and never wait for the
-///   lock. Query `pg_locks`, or use a lease.
+/// - **A taken row looks free in the table**, because readers see only committed data and never wait for the lock.
+///   Query `pg_locks`, or use a lease.
 /// - **Other writers of the row wait**, or get 55P03 if they use NOWAIT.
 /// - **READ COMMITTED only.** At REPEATABLE READ and SERIALIZABLE every row settled since the transaction's first
 ///   statement would fail the take (40001), and a group would be judged by data from before its lock. Such a
@@ -81,7 +80,7 @@ pub struct PgHeld {
     sql: Arc<HeldSql>,
 }
 
-/// SQL that was built from the spec and the table's columns, so that it is built once.
+/// A cache of SQL built from the spec and the table's columns.
 #[derive(Debug)]
 struct HeldSql {
     parts: SqlParts,

@@ -63,7 +63,7 @@ pub struct PgClaims {
     sql: Arc<LeasedSql>,
 }
 
-/// SQL that was built from the spec and the table's columns, so that it is built once.
+/// A cache of SQL built from the spec and the table's columns.
 struct LeasedSql {
     spec: ClaimSpec,
     parts: SqlParts,
@@ -257,7 +257,7 @@ impl ClaimStore for PgClaims {
             let sql = self.remembered("use up".to_owned(), || sql);
             match self.server().rows(&Query::new(sql).bind(left)?).await {
                 Ok(rows) => self.add_swept(&mut swept, &rows)?,
-                // Logs the error and returns what was swept, because the caller must learn of the rows that were put
+                // Logs the error and returns the swept rows, because the caller must learn of the rows that were put
                 // back before.
                 Err(fault) if swept != Swept::default() => {
                     tracing::warn!(error = %fault.error(SWEEP), "rows without attempts were not looked for");

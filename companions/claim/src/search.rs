@@ -1,9 +1,9 @@
 //! Takes rows of groups and of tenants, under leases and in open transactions. A tenant is a value of the column by
 //! which the spec limits the rows in progress.
 //!
-//! A take is a transaction of three statements. The first finds rows. The second locks their groups or tenants, so
-//! that each goes to one of several workers. The third sees the commits of other workers before the lock, and takes
-//! the rows. A single statement would see the table as it was before the lock.
+//! A take is a transaction of three statements. The first finds rows. The second locks their groups or tenants, so each
+//! goes to one of several workers. The third sees the commits of other workers before the lock, and takes the rows. A
+//! single statement would see the table as it was before the lock.
 //!
 //! The first statement reads a limited number of rows, its window, and this module counts each group once. A statement
 //! that did so itself would read every row of a very large group.
@@ -131,7 +131,7 @@ impl<'a> Search<'a> {
         Ok(Taken { claims, skipped, cursor, ..Taken::default() })
     }
 
-    /// Returns the first row of each group that was not found before, without locks, and whether no more rows are left.
+    /// Finds the first row of each further group, without locks. Returns these rows, and whether they are the last.
     async fn look<T: SearchTransaction>(
         &mut self,
         transaction: &mut T,
@@ -153,7 +153,8 @@ impl<'a> Search<'a> {
         Ok((found, !is_full))
     }
 
-    /// Returns the first rows behind the cursor whose tenants have room, without locks, and whether no such row exists.
+    /// Finds the first rows behind the cursor whose tenants have room, without locks. Returns these rows, and whether
+    /// there are none.
     async fn look_for_room<T: SearchTransaction>(
         &mut self,
         transaction: &mut T,

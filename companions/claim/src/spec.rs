@@ -46,7 +46,7 @@ pub(crate) struct Order {
     pub(crate) descending: bool,
 }
 
-/// Where owner, epoch and end of a lease are stored.
+/// The place of a lease's owner, epoch and end.
 #[derive(Clone, Debug)]
 pub(crate) enum Tracking {
     /// Nowhere: rows can only be claimed in open transactions.
@@ -76,7 +76,7 @@ pub(crate) struct Precondition {
     pub(crate) missing: Unmet,
 }
 
-/// The treatment of a row whose precondition cannot become true without intervention.
+/// The treatment of a row whose precondition can become true only by intervention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Unmet {
@@ -114,7 +114,7 @@ pub(crate) struct Inner {
     pub(crate) id_type: IdType,
     pub(crate) state: Column,
     pub(crate) states: States,
-    /// The columns of the order before the id. The id always comes last, so that no two rows are equal.
+    /// The columns of the order before the id. The id always comes last, so no two rows are equal.
     pub(crate) order: Vec<Order>,
     pub(crate) queue: Option<Column>,
     pub(crate) group: Option<Column>,

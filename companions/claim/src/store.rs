@@ -37,7 +37,7 @@ pub enum Renewal {
     Lost {
         /// The row that was lost.
         row: RowKey,
-        /// The row's current epoch. `None` if the row does not exist or has no epoch.
+        /// The row's current epoch. `None` for a missing row, and for a row without an epoch.
         current_epoch: Option<i64>,
         /// The row's current state. `None` if the row does not exist.
         state: Option<State>,
@@ -53,13 +53,13 @@ pub trait Sealed {}
 /// # Contract
 ///
 /// - A row is in at most one claim whose lease has not ended, by the store's clock.
-/// - [`take`](Self::take) takes at most the requested number of rows (or groups). It never waits for a row that
-///   another transaction has locked. It takes no row with an unmet precondition or without attempts left.
+/// - [`take`](Self::take) takes at most the requested number of rows (or groups). It never waits for a row that another
+///   transaction has locked. It skips rows with an unmet precondition and rows without attempts left.
 /// - Each claim has a unique owner, and the epoch of a row grows with each claim of it.
 /// - [`settle`](Self::settle) and [`renew`](Self::renew) write only if row, owner, epoch and state match the
 ///   claim. Either all rows of a claim are settled or none.
-/// - A row whose lease has ended can be taken again after a [`sweep`](Self::sweep) by any worker. A sweep never
-///   touches a lease that has not ended.
+/// - A row whose lease has ended can be taken again after a [`sweep`](Self::sweep) by any worker. A sweep only touches
+///   leases that have ended.
 #[async_trait]
 pub trait ClaimStore: Sealed + fmt::Debug + fmt::Display + Send + Sync + 'static {
     /// Returns the spec of the claimed table.
@@ -92,8 +92,8 @@ pub trait ClaimStore: Sealed + fmt::Debug + fmt::Display + Send + Sync + 'static
     async fn take(&self, take: &Take) -> Result<Taken, ClaimError>;
 
     /// Returns whether a row is claimable now, or will be when other workers finish with the row or with a row that it
-    /// depends on. The cursor in `take` does not matter. Rows that are blocked, exhausted or not yet ready do not
-    /// count, and neither do rows that depend on such a row.
+    /// depends on. The cursor in `take` does not matter. Rows that are blocked, exhausted or only ready later are
+    /// ignored, as are rows that depend on such a row.
     ///
     /// # Errors
     ///
@@ -269,8 +269,8 @@ pub trait ClaimStore: Sealed + fmt::Debug + fmt::Display + Send + Sync + 'static
     async fn cancel(&self, rows: &[RowKey], message: &str) -> Result<u64, ClaimError>;
 
     /// Gives each of `rows` that has failed or is exhausted `attempts` more, and makes it claimable at once. The
-    /// message of the row stays. Other rows do not change, so a second call does nothing. If the spec counts no
-    /// attempts, or a row has no limit, `attempts` has no effect. Returns the number of requeued rows.
+    /// message of the row stays. Other rows stay unchanged, so a second call does nothing. `attempts` is ignored if the
+    /// spec counts no attempts, and for rows with unlimited attempts. Returns the number of requeued rows.
     ///
     /// ```
     /// use leasehold_claim::{ClaimError, ClaimStore};

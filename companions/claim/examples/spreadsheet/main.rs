@@ -81,7 +81,7 @@ pub async fn hand_over(url: &str, start: impl Fn(&str) -> Command) -> Result<Vec
     Ok(told)
 }
 
-/// Runs two processes on one table. The schedule orders each step, so that the result is the same each time.
+/// Runs two processes on one table. The schedule orders each step, so the result is the same each time.
 pub async fn replay(url: &str, start: impl Fn(&str) -> Command) -> Result<Vec<String>> {
     prepare(url).await?;
     let changes = ["create 10", "update 10", "update 10", "create 20", "update 10"];

@@ -30,10 +30,9 @@ impl Backoff {
         Self { first: pause, longest: pause, grows: false }
     }
 
-    /// Pauses for this time after the first attempt, and twice as long after each further one, up to an hour. A
-    /// random part of up to half is subtracted, so that rows which failed together do not come back together.
-    /// Attempts count as in [`Claim::attempt`](crate::Claim::attempt). If it is unknown, each claim of the row
-    /// counts.
+    /// Pauses for this time after the first attempt, and twice as long after each further one, up to an hour. A random
+    /// part of up to half is subtracted, so rows that failed together come back at different times. Attempts count as
+    /// in [`Claim::attempt`](crate::Claim::attempt). If it is unknown, each claim of the row counts.
     #[must_use]
     pub const fn exponential(first: Duration) -> Self {
         Self { first, longest: Duration::from_secs(3600), grows: true }

@@ -21,7 +21,7 @@ use crate::store::{ClaimStore, Claimed, Take};
 const ANNOUNCED: Duration = Duration::from_secs(30);
 const UNANNOUNCED: Duration = Duration::from_secs(2);
 
-/// The longest interval for sweeps: a year, which is as good as never.
+/// The longest interval for sweeps: a year, which in practice means never.
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
 pub(crate) type OnExhausted = Arc<dyn Fn(&[RowKey]) + Send + Sync>;
@@ -142,8 +142,7 @@ impl ClaimerBuilder {
 
     /// Sets the largest number of claims that are taken before a worker requests them. The default is 0. Many tiny
     /// claims are faster with some prefetch, but each costs an attempt if the process is killed before a worker has
-    /// started it. The actual number adapts to the workers, so that no claim waits for more than a tenth of its
-    /// lease.
+    /// started it. The actual number adapts to the workers, so no claim waits for more than a tenth of its lease.
     pub fn ahead(mut self, claims: u32) -> Self {
         self.config.ahead = claims;
         self

@@ -54,7 +54,7 @@ impl Claim {
     }
 
     /// Waits until the claim is lost, and returns the reason. If the end is being written, waits indefinitely, because
-    /// the result of that write says more, unless the worker has had the claim for too long.
+    /// the result of that write is more precise, unless the worker has had the claim for too long.
     pub(crate) async fn lost_in_hand(&self) -> LossReason {
         let reason = self.lost().await;
         if reason != LossReason::HeldTooLong && !self.hold.is_begun() {
@@ -170,8 +170,8 @@ impl Claim {
         !self.remaining().is_zero()
     }
 
-    /// Returns the time for which no other worker can have the row without a renewal. The time counts from the request
-    /// of the claim or of its last renewal, and is a tenth shorter than the lease. Returns zero if the claim is lost.
+    /// Returns how long the row is safe from other workers without a renewal. The time counts from the request of the
+    /// claim or of its last renewal, and is a tenth shorter than the lease. Returns zero if the claim is lost.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         self.hold.remaining(&*self.shared.clock)
@@ -236,7 +236,7 @@ impl Claim {
         self.settle(Outcome::PutBack).await
     }
 
-    /// Postpones the rows untried. They are not taken before the pause has passed, and the attempt does not count.
+    /// Postpones the rows untried. They can be taken after the pause, and the attempt does not count.
     ///
     /// # Errors
     ///
@@ -278,7 +278,7 @@ impl Claim {
         Some(answer.await.unwrap_or_else(|_| Err(closed())))
     }
 
-    /// Builds the error that tells why the claim can no longer be ended.
+    /// Builds the error that states why the claim can no longer be ended.
     fn ended(&self) -> ClaimError {
         match self.hold.signal.reason() {
             Some(LossReason::HeldTooLong) => Error::lost(LossReason::HeldTooLong).into(),

@@ -13,7 +13,7 @@ use crate::claimer::pass::{Pass, PassEnd};
 use crate::error::ClaimError;
 use crate::store::Outcome;
 
-/// The time for which the first take waits for the listener, so that no notification is missed.
+/// The time for which the first take waits for the listener, because earlier notifications would be missed.
 const PRIMING: Duration = Duration::from_secs(1);
 
 /// The longest time that a pass runs while it still finds work. Then the next pass starts at the top, because new rows
@@ -30,10 +30,10 @@ const LONGEST_FAILURE: Duration = Duration::from_secs(10);
 /// pauses.
 const FRUITLESS: u32 = 8;
 
-/// The shortest time from a pass that found nothing to the next, so that many notifications in a row cause few passes.
+/// The shortest time from a pass that found nothing to the next, so many notifications in a row cause few passes.
 const GAP: Duration = Duration::from_millis(10);
 
-/// What the feeder does after a step.
+/// The feeder's action after a step.
 enum Next {
     Go,
     Pause(Duration),
@@ -163,7 +163,7 @@ impl Feeder {
     /// Sleeps until woken, at most until the next poll. Returns whether only the poll ended the sleep.
     async fn sleep(&mut self) -> bool {
         let gap = Instant::now() + GAP;
-        // Polls up to a fifth earlier, so that processes do not poll together.
+        // Polls up to a fifth earlier, so processes do not poll together.
         let poll = self.shared.config.poll(self.shared.announced.load(Ordering::Acquire));
         let poll = Instant::now() + poll.mul_f64(1.0 - fastrand::f64() / 5.0);
         let is_news = loop {

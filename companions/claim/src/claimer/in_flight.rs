@@ -37,7 +37,7 @@ pub(crate) struct InFlight {
     deadline: AtomicU64,
     /// The time of the next renewal, in nanoseconds of the claimer's clock.
     due: AtomicU64,
-    /// Whether a renewal is in flight. There is at most one, so that no older reply overtakes a newer one.
+    /// Whether a renewal is in flight. There is at most one, so an older reply cannot overtake a newer one.
     pub(crate) renewing: AtomicBool,
 }
 

@@ -1,7 +1,7 @@
 //! Renews the leases of all claims in one statement, and reports lost claims.
 //!
-//! Its loop does not wait for the store: calls are futures in a separate set, so that a silent store delays neither the
-//! report of a loss nor the next renewal.
+//! Its loop does not wait for the store: calls are futures in a separate set, so a silent store cannot delay the report
+//! of a loss or the next renewal.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -35,8 +35,8 @@ struct Entry {
 pub(super) struct LeftAlone(HashMap<LeftAloneKey, Entry>);
 
 impl LeftAlone {
-    /// Skips the row, or its group if the spec groups rows, for about twice as long as the last time. Returns the
-    /// length of this pause.
+    /// Skips the row, or its group if the spec groups rows, for about twice the last pause. Returns the length of this
+    /// pause.
     pub(super) fn leave(&mut self, spec: &ClaimSpec, row: &RowKey, group: Option<&Arc<str>>) -> Duration {
         let (what, now) = (of(spec, row, group), Instant::now());
         let times = self.0.get(&what).map_or(1, |entry| entry.times.saturating_add(1));

@@ -3,12 +3,12 @@
 use crate::store::{PassCursor, Taken};
 
 /// A pass over the table in order, with a cursor. One pass consists of several calls of
-/// [`take`](crate::ClaimStore::take). It does not offer a row twice, so a row that is put back or skipped does not
+/// [`take`](crate::ClaimStore::take). It offers each row at most once, so a row that is put back or skipped does not
 /// block the rows behind it.
 ///
-/// A worker must only idle after a whole pass *from the start* that found nothing and skipped nothing. After any other
-/// pass it starts a new one. Another reason for a new pass is that rows can become visible out of order, because a
-/// transaction with a smaller id can commit later.
+/// A worker must only idle after a whole pass *from the start* that found and skipped no rows. After any other pass it
+/// starts a new one. Another reason for a new pass is that rows can become visible out of order, because a transaction
+/// with a smaller id can commit later.
 ///
 /// ```
 /// use leasehold_claim::{Pass, PassEnd};
@@ -27,7 +27,7 @@ pub struct Pass {
     returned: u64,
 }
 
-/// The result of a pass, which says what the worker does next.
+/// The result of a pass, which determines the worker's next step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums)] // A worker must handle each result, so a new one has to break its `match`.
 pub enum PassEnd {
@@ -62,14 +62,14 @@ impl Pass {
     }
 
     /// Returns whether the caller must query [`pending`](crate::ClaimStore::pending) before [`end`](Self::end). This is
-    /// so only if the pass found nothing and skipped nothing.
+    /// so only if the pass found and skipped no rows.
     #[must_use]
     pub fn must_ask(&self) -> bool {
         self.found == 0 && self.skipped == 0 && self.returned == 0
     }
 
-    /// Records claims of this or an earlier pass that were put back since the last pass ended. A pass that found no
-    /// more claims than were put back has made no progress.
+    /// Records claims of this or an earlier pass that were put back since the last pass ended. A pass makes progress
+    /// only if it finds more claims than were put back.
     pub fn returned(&mut self, claims: u64) {
         self.returned += claims;
     }
@@ -85,8 +85,8 @@ impl Pass {
         self.skipped += rows;
     }
 
-    /// Ends the pass, whose last call found nothing behind the cursor, and starts the next one. `pending` says whether
-    /// the store has rows that would be claimable if other workers had not claimed them.
+    /// Ends the pass, whose last call found nothing behind the cursor, and starts the next one. `pending` states
+    /// whether the store has rows that would be claimable if other workers had not claimed them.
     pub fn end(&mut self, pending: bool) -> PassEnd {
         let pass = std::mem::take(self);
         if pass.net_claims() > 0 {

@@ -20,7 +20,7 @@ const SELDOM: Duration = Duration::from_secs(3600);
 pub(crate) async fn run(shared: Arc<ClaimerCore>) {
     let Retention::KeepFor(keep) = shared.store.spec().inner.retention else { return };
     let every = (keep / 10).clamp(OFTEN, SELDOM);
-    // Waits for half to all of the interval, at random, so that processes do not purge together.
+    // Waits for half to all of the interval, at random, so processes do not purge together.
     while shared.rest(every.mul_f64(1.0 - fastrand::f64() / 2.0)).await {
         if let Err(error) = purge(&shared).await {
             shared.report(&error);

@@ -37,7 +37,7 @@ impl Claimer {
     ///
     /// # Errors
     ///
-    /// [`Unsupported`](ClaimError::Unsupported) at once if the spec has no state for failed claims and `on_failure`
+    /// [`Unsupported`](ClaimError::Unsupported) at once if the spec lacks a state for failed claims and `on_failure`
     /// was not called.
     ///
     /// # Cancel safety

@@ -132,8 +132,8 @@ impl Settler {
         }
     }
 
-    /// Handles a call that failed and whose ends might be written nevertheless. Retries the ends until their leases
-    /// end. If the error is not one to retry, sends them one by one, because a single claim might have caused it.
+    /// Handles a call that failed, although its ends might be written. Retries the ends until their leases end. If the
+    /// error is not one to retry, sends them one by one, because a single claim might have caused it.
     fn failed(&mut self, jobs: Vec<PendingSettlement>, error: ClaimError) {
         let now = self.shared.clock.now();
         let (is_many, is_retryable) = (jobs.len() > 1, error.is_retryable());
@@ -210,10 +210,9 @@ impl Settler {
         }
     }
 
-    /// Returns the end that replaces a refused one, because nothing was written and the row must not wait for the end
-    /// of its lease. The replacement follows the failure policy, because the work counts as tried. Further
-    /// replacements omit first the message and then the pause, which might be the refused part. `None` if no simpler
-    /// end exists.
+    /// Returns the end that replaces a refused one. Without it, the row would wait for the end of its lease. The
+    /// replacement follows the failure policy, because the work counts as tried. Further replacements omit first the
+    /// message and then the pause, which might be the refused part. `None` if no simpler end exists.
     fn instead(&self, hold: &InFlight, outcome: &Outcome, refusal: &ClaimError) -> Option<Outcome> {
         let (policy, spec) = (self.shared.config.on_failure, self.shared.store.spec());
         let retry = |error: Option<String>| {
@@ -306,7 +305,7 @@ fn is_lacking(refusal: &ClaimError) -> bool {
     matches!(refusal, ClaimError::Unsupported(_))
 }
 
-/// Returns whether the store has refused the end, so that nothing was written.
+/// Returns whether the store has refused the end, so nothing was written.
 fn is_refusal(error: &ClaimError) -> bool {
     !matches!(error, ClaimError::Store(_) | ClaimError::Busy { .. })
 }

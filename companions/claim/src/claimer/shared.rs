@@ -26,7 +26,7 @@ mod waiting;
 
 pub(crate) use waiting::WaitingWorker;
 
-/// Wake times are rounded up to this precision, so that a thousand retries after the same pause cause one take.
+/// Wake times are rounded up to this precision, so a thousand retries after the same pause cause one take.
 const GRAIN: Duration = Duration::from_millis(20);
 
 /// The time within which a worker must release the transaction of a claim that it held for too long.
@@ -184,7 +184,7 @@ impl ClaimerCore {
         };
         if found.is_some() {
             // Deregisters the worker under the lock. Otherwise the feeder could see a waiting worker and no claim, and
-            // take a row that no worker wants.
+            // take an unwanted row.
             *waiting = None;
         }
         let is_low = ready.queue.len() <= ready.ahead as usize / 2;
@@ -338,8 +338,8 @@ impl ClaimerCore {
         self.report(&ClaimError::Row { row: key, source: error });
     }
 
-    /// Skips the rows of a claim whose end was not written, for a growing pause, so that its handler does not run
-    /// again at once.
+    /// Skips the rows of a claim whose end was not written, for a growing pause. Otherwise its handler would run again
+    /// at once.
     pub(crate) fn leave(&self, hold: &InFlight) {
         if let Some(pause) = self.set_apart(hold) {
             let claim = &hold.claimed.claim;

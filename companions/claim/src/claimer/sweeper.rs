@@ -13,7 +13,7 @@ use crate::store::{Swept, Upkeep};
 /// The largest number of rows in one sweep.
 const LIMIT: u32 = 1000;
 
-/// The longest random delay before a sweep, so that processes do not all sweep when the same lease ends.
+/// The longest random delay before a sweep, so processes do not all sweep when the same lease ends.
 const SPREAD: Duration = Duration::from_millis(250);
 
 /// The number of times that the pause doubles after consecutive fruitless sweeps.

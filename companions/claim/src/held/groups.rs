@@ -135,7 +135,7 @@ impl HeldSearch<'_> {
     }
 
     /// Takes a place of the candidate's tenant, if one is left beside the rows under leases. Returns whether the
-    /// candidate can be taken. A row without a tenant needs no place.
+    /// candidate can be taken. Only a row with a tenant needs a place.
     async fn place(&mut self, search: &Search<'_>, one: &Candidate) -> Result<bool, ClaimError> {
         if one.group.is_none() {
             return Ok(true);

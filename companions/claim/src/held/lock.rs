@@ -56,7 +56,7 @@ impl PgHeld {
     /// other writers of the row wait or get 55P03. Readers are not affected. Returns `None` only with
     /// [`LockWait::Skip`], if another transaction has locked the row.
     ///
-    /// The call is not a claim: it counts no attempt and draws no epoch. An existing lease on the row stays.
+    /// The call is not a claim: the attempts and the epoch stay unchanged. An existing lease on the row stays.
     ///
     /// # Errors
     ///
@@ -81,7 +81,7 @@ impl PgHeld {
         wait: LockWait,
     ) -> Result<Option<ClaimedRow>, ClaimError> {
         self.inside(connection).await?;
-        // First tries without a wait, because that usually suffices and its failure does not end the transaction.
+        // First tries without a wait, because that usually suffices and its failure leaves the transaction usable.
         if let Some(row) = self.try_row(connection, key).await? {
             return Ok(Some(row));
         }
@@ -163,7 +163,7 @@ fn is_row(inner: &Inner, key: &RowKey) -> String {
     let id = format!("t.{} = {}::{}", inner.id.quoted(), literal(&key.id.to_string()), inner.id_type.sql());
     match (&inner.queue, &key.queue) {
         (Some(column), Some(queue)) => format!("{id} AND t.{} = {}", column.quoted(), literal(queue)),
-        // If the spec has queues, a key without a queue matches no row, as in the other statements.
+        // If the spec has queues, only keys with a queue match rows, as in the other statements.
         (Some(_), None) => format!("{id} AND false"),
         (None, _) => id,
     }

@@ -22,8 +22,8 @@ use crate::store::{
     Wake,
 };
 
-/// The length of lease that the claimer is given. It needs no renewals, because the claim lasts as long as its
-/// transaction.
+/// The length of lease that the claimer is given. It needs no renewals, because the claim lasts until its transaction
+/// ends.
 const YEAR: Duration = Duration::from_secs(366 * 24 * 60 * 60);
 
 impl PgHeld {
@@ -71,7 +71,7 @@ pub(crate) struct HeldStore {
     held: PgHeld,
     open: Mutex<HashMap<OwnerToken, PgHold>>,
     watches: AtomicBool,
-    /// What another session needs to end each transaction, if its worker does not release it.
+    /// The data that another session needs to end each transaction, if its worker does not release it.
     watched: Mutex<HashMap<OwnerToken, OpenTransaction>>,
 }
 
@@ -81,7 +81,7 @@ impl HeldStore {
         self.open().remove(&owner)
     }
 
-    /// Puts a transaction back that a worker has released, so that the store can end it.
+    /// Puts a transaction back that a worker has released, so the store can end it.
     pub(crate) fn take_back(&self, owner: OwnerToken, hold: PgHold) {
         self.open().insert(owner, hold);
     }
@@ -96,7 +96,7 @@ impl HeldStore {
         self.lend(owner)
     }
 
-    /// Makes the store record, for new claims, what another session needs to end their transactions.
+    /// Makes the store record, for new claims, the data that another session needs to end their transactions.
     pub(crate) fn watch(&self) {
         self.watches.store(true, Ordering::Relaxed);
     }
@@ -131,7 +131,7 @@ impl HeldStore {
         match hold.settle(claim, outcome).await {
             Ok(settled) => hold.commit().await.map(|()| settled),
             Err(error) => {
-                // Keeps the transaction, so that another end can be written.
+                // Keeps the transaction, so another end can be written.
                 self.take_back(claim.owner, hold);
                 Err(error)
             }

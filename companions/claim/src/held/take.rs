@@ -25,7 +25,7 @@ const ISOLATION: &str = "SELECT CASE \
 #[derive(Default)]
 pub(super) struct TakeAttempt {
     pub(super) taken: Taken,
-    /// What blocked a skipped row, for the error. `None` if no row was skipped as locked or waiting.
+    /// The reason why a row was skipped, for the error. `None` if no row was skipped as locked or waiting.
     pub(super) busy: Option<String>,
 }
 
@@ -63,7 +63,7 @@ impl PgHeld {
         Ok(taking)
     }
 
-    /// Checks that a transaction is open. The driver knows the transactions that it began. For others it asks the
+    /// Checks that a transaction is open. The driver knows the transactions that it began. For others it queries the
     /// server: if the transaction started when the statement was received, none was open.
     pub(super) async fn inside(&self, connection: &mut PgConnection) -> Result<(), ClaimError> {
         if connection.is_in_transaction() {
@@ -271,8 +271,8 @@ pub(super) fn until_transaction_ends(mut taken: Taken) -> Taken {
     taken
 }
 
-/// Returns an error if the column `verdict` of the reply says that no transaction is open, or that its isolation level
-/// is not READ COMMITTED. Without a row or a verdict the transaction is usable.
+/// Returns an error if the column `verdict` of the reply reports a missing transaction, or an isolation level other
+/// than READ COMMITTED. Without a row or a verdict the transaction is usable.
 pub(super) fn check_transaction(row: Option<&PgRow>) -> Result<(), ClaimError> {
     let verdict: Option<String> =
         row.map_or(Ok(None), |row| row.try_get("verdict")).map_err(|error| failed(error, TAKE))?;

@@ -95,10 +95,10 @@ pub struct PgHold {
     transaction: Transaction<'static, Postgres>,
     held: PgHeld,
     taken: Taken,
-    /// Whether the caller has used the connection since the last successful statement of this type, so that the
-    /// transaction might have failed.
+    /// Whether the caller has used the connection since the last successful statement of this type, so the transaction
+    /// might have failed.
     unsure: bool,
-    /// Whether a statement was started and not finished, so that the transaction can only be rolled back.
+    /// Whether a statement was started and not finished, so the transaction can only be rolled back.
     broken: bool,
 }
 

@@ -22,7 +22,7 @@ const LISTEN: &str = "listen for new work";
 const PROOF: Duration = Duration::from_secs(2);
 
 /// The shortest time between two checks whether the session still listens. The actual time is once to twice this long,
-/// at random, so that listeners of many processes do not check together.
+/// at random, so listeners of many processes do not check together.
 const CHECK: Duration = Duration::from_secs(15);
 
 /// The time limit of the session's reply to a check.

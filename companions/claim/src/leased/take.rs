@@ -41,8 +41,8 @@ impl PgClaims {
         Err(fault.error)
     }
 
-    /// Takes rows. If the reply was lost, puts them back. With `named`, reads the keys of the rows first, so that a
-    /// fault can list them.
+    /// Takes rows. If the reply was lost, puts them back. With `named`, reads the keys of the rows first, so a fault
+    /// can list them.
     pub(super) async fn try_take(&self, take: &Take, named: bool) -> Result<Taken, TakeFault> {
         let order = self.order().await?;
         let request = TakeRequest::new(self.parts(), take)?;
@@ -73,7 +73,8 @@ impl PgClaims {
         Ok(taken(self.parts(), &rows.await?, request, order)?)
     }
 
-    /// Reads the keys of the first rows and takes the rows that are not locked. The returned cursor is behind all of them.
+    /// Reads the keys of the first rows and takes the unlocked rows among them. The returned cursor is behind all of
+    /// them.
     async fn take_named(&self, request: &TakeRequest<'_>, order: &RowOrder) -> Result<Taken, TakeFault> {
         let parts = self.parts();
         let rows = self.behind(request, order, |nulls| first(parts, order, request, nulls).into()).await?;
@@ -124,7 +125,7 @@ impl PgClaims {
 /// The reason why no rows were taken.
 pub(super) struct TakeFault {
     error: ClaimError,
-    /// Whether the rows might have been taken nevertheless.
+    /// Whether the rows might have been taken despite the error.
     may_be_taken: bool,
     /// Whether the table refused to write one of the rows.
     is_of_row: bool,

@@ -58,7 +58,7 @@ fn is_of(spec: &Inner, row: &MemoryRow, owner: OwnerToken, epoch: i64) -> bool {
     row.owner == Some(owner) && row.epoch == epoch && spec.is_taken(row)
 }
 
-/// Returns what the claim's rows become by `outcome`. The claim must still have the rows.
+/// Returns the claim's rows as they are after `outcome`. The claim must still have the rows.
 pub(super) fn end(
     spec: &Inner,
     rows: Vec<MemoryRow>,

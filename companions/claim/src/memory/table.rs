@@ -74,7 +74,7 @@ impl Locks {
         self.transactions
     }
 
-    /// Returns whether no transaction has locked the row, so that it can be changed.
+    /// Returns whether no transaction has locked the row, so it can be changed.
     pub(super) fn is_free(&self, row: &RowKey) -> bool {
         !self.rows.contains_key(row)
     }
@@ -166,7 +166,7 @@ impl Inner {
         named || (waits && !self.is_taken(row) && !Self::has_attempts(row))
     }
 
-    /// Returns the epoch of the row as callers see it. `None` if the spec has no epochs, or a side table that has no
+    /// Returns the epoch of the row as callers see it. `None` if the spec has no epochs, or a side table that lacks a
     /// lease of the row.
     pub(super) fn visible_epoch(&self, row: &MemoryRow) -> Option<i64> {
         match self.tracking {
@@ -187,7 +187,7 @@ impl Inner {
     }
 }
 
-/// What the rules of groups and preconditions need to know of other rows, computed once per call.
+/// Facts about other rows for the rules of groups and preconditions, computed once per call.
 #[derive(Debug, Default)]
 pub(super) struct Siblings {
     /// Facts about the rows of each group and kind.

@@ -9,7 +9,7 @@ pub(super) type Micros = i64;
 
 const DAY: i64 = 86_400 * 1_000_000;
 
-/// The clock by which leases in memory end. Clones are the same clock, so that several tables can share one.
+/// The clock by which leases in memory end. Clones are the same clock, so several tables can share one.
 ///
 /// ```
 /// use std::time::Duration;

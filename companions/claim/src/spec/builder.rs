@@ -133,7 +133,7 @@ impl ClaimSpecBuilder {
     }
 
     /// Limits the rows in progress with the same value in `column`, for example a tenant or a queue, to `most` across
-    /// all processes. Rows with NULL in it have no limit. A tenant without room does not block the rows behind it.
+    /// all processes. Rows with NULL in it have no limit. A full tenant does not block the rows behind it.
     ///
     /// Rows held in an open transaction count, and rows under a lease until they are settled. An ended lease counts
     /// until a sweep returns the row, or until it expires on read with [`expire_on_read`](Self::expire_on_read). All
@@ -220,7 +220,7 @@ impl ClaimSpecBuilder {
     }
 
     /// Uses the next numbers of `sequence` as epochs instead of a counter per row. Epochs then also grow from one row
-    /// to the next, so that a resource can fence by entity. Held claims have an epoch only with a sequence.
+    /// to the next, so a resource can fence by entity. Held claims have an epoch only with a sequence.
     pub fn epoch_sequence(mut self, sequence: Table) -> Self {
         self.inner.epoch_sequence = Some(sequence);
         self
@@ -306,8 +306,8 @@ impl ClaimSpecBuilder {
         self
     }
 
-    /// Makes an ended lease count as ended on every read, also for claims, so that no worker waits for a sweep. Needs
-    /// the function and the index of [`ClaimSpec::migration`].
+    /// Makes an ended lease count as ended on every read, also for claims, so no worker waits for a sweep. Needs the
+    /// function and the index of [`ClaimSpec::migration`].
     pub fn expire_on_read(mut self) -> Self {
         self.inner.on_read = true;
         self

@@ -26,7 +26,7 @@ impl ClaimSpec {
     ///
     /// # Errors
     ///
-    /// [`Store`](ClaimError::Store) if the server cannot answer. A table that does not fit is not an error here: see
+    /// [`Store`](ClaimError::Store) if the server cannot answer. A required change is not an error here: see
     /// [`ensure`](Self::ensure).
     ///
     /// # Cancel safety

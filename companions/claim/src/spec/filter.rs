@@ -1,7 +1,7 @@
 //! The condition that a spec adds to its claims.
 
-/// A piece of SQL that becomes a part of statements unchanged. **Never build one from external input**, because no name
-/// in it is quoted and no value is bound.
+/// A piece of SQL that becomes a part of statements unchanged. **Never build one from external input**, because its
+/// names are unquoted and its values unbound.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sql(String);
 

@@ -152,7 +152,7 @@ impl fmt::Display for RowKey {
     }
 }
 
-/// The owner of a claim. Each claim gets a new one, so that two claims of one process have different owners.
+/// The owner of a claim. Each claim gets a new one, so two claims of one process have different owners.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum OwnerToken {

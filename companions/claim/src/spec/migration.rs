@@ -24,7 +24,7 @@ const LONGEST: Duration = Duration::from_secs(3600);
 /// SQL that gives a table the parts that its spec needs: columns, constraints, indexes, functions, a trigger, a side
 /// table. It is additive, can be run again at any time, and does not stop reads and writes:
 ///
-/// - New columns have constant defaults, so that no row is rewritten.
+/// - New columns have constant defaults, so no row is rewritten.
 /// - Statements that would block others give up after a second and are tried again.
 /// - Constraints first apply to new writes, and are then checked for existing rows.
 /// - Indexes are built without locking out writers. Remains of an interrupted build are removed.
@@ -34,14 +34,14 @@ const LONGEST: Duration = Duration::from_secs(3600);
 /// their constraint. Deploy statements that name queue and id first.
 ///
 /// Existing rows get the default of a column, as new rows do. If they need another value, add the column yourself in
-/// one statement, so that no row comes in between. The migration does the rest: `ALTER TABLE job ADD COLUMN
+/// one statement, because a row could be inserted between two. The migration does the rest: `ALTER TABLE job ADD COLUMN
 /// attempts_left integer NOT NULL DEFAULT 1, ALTER COLUMN attempts_left SET DEFAULT 5`.
 ///
 /// The column of the state is not added, because its default decides whether old rows are work.
 ///
 /// The SQL function `<table>_claim_state(state, lease_until)` returns the effective state of a row: for a row whose
 /// lease has ended, the state to which it returns. Without a state for taken rows it returns NULL while a lease runs.
-/// Use it in views, so that they and the claims always agree.
+/// Use it in views, so they and the claims always agree.
 #[derive(Clone, Debug)]
 pub struct Migration {
     spec: ClaimSpec,
@@ -73,8 +73,8 @@ impl ClaimSpec {
 }
 
 impl Migration {
-    /// Sets the default number of attempts, instead of the number in the spec. Without either, the column is added
-    /// without a default, and rows without a value can be tried indefinitely.
+    /// Sets the default number of attempts, instead of the number in the spec. If both are missing, the column gets no
+    /// default, and rows with NULL can be tried indefinitely.
     #[must_use]
     pub fn attempts(mut self, count: u32) -> Self {
         self.choices.attempts = Some(count.min(i32::MAX.unsigned_abs()));

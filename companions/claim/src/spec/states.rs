@@ -166,8 +166,8 @@ impl States {
         self
     }
 
-    /// Allows the state of done rows to be claimable, so that rows are worked on again and again, for example if new
-    /// rows start as `done`. Restrict the claimed states with [`Take::from`](crate::Take::from), or delay rows with
+    /// Allows the state of done rows to be claimable, so rows are worked on again and again, for example if new rows
+    /// start as `done`. Restrict the claimed states with [`Take::from`](crate::Take::from), or delay rows with
     /// [`ready_at`](crate::ClaimSpecBuilder::ready_at), because otherwise a worker never runs out of rows.
     #[must_use]
     pub fn cyclic(mut self) -> Self {

@@ -13,7 +13,7 @@ pub(crate) fn checked(condition: &str) -> String {
 }
 
 /// Builds an SQL expression for `time`, limited to a century around `now`. NULL stays NULL. Before PostgreSQL 17 the
-/// server cannot subtract infinite times, and one row with such a time must not stop the work on all others.
+/// server cannot subtract infinite times. One row with such a time must not stop the work on all others.
 pub(crate) fn near(time: &str, now: &str) -> String {
     format!(
         "CASE WHEN {time} IS NOT NULL THEN LEAST(GREATEST({time}, {now} - interval '100 years'), {now} + interval '100 years') END"
@@ -28,7 +28,7 @@ pub(crate) fn hashed(text: &str) -> String {
 }
 
 /// Builds an SQL expression for the owner of claim `number`. It is derived from the batch (the UUID of the call), so
-/// that the batch alone is enough to find the claim again.
+/// the batch alone is enough to find the claim again.
 pub(crate) fn owner_of_batch(batch: &str, number: &str) -> String {
     format!("{}::uuid", hashed(&format!("{batch} || ':' || {number}")))
 }
@@ -38,8 +38,7 @@ pub(crate) fn column(alias: &str, column: &Column) -> String {
     format!("{alias}.{}", column.quoted())
 }
 
-/// Joins the states to an SQL list for `IN`. Untyped literals take the type of the column, so that partial indexes
-/// match.
+/// Joins the states to an SQL list for `IN`. Untyped literals take the type of the column, so partial indexes match.
 pub(crate) fn list(states: &[State]) -> String {
     let literals: Vec<String> = states.iter().map(|state| literal(state.as_str())).collect();
     literals.join(", ")

@@ -15,7 +15,7 @@ use crate::error::ClaimError;
 pub(crate) const LOCK: &str = "SELECT CASE WHEN u.n IS NULL THEN true ELSE pg_catalog.pg_try_advisory_xact_lock(u.n) END AS locked \
      FROM pg_catalog.unnest($1::bigint[]) WITH ORDINALITY AS u(n, place) ORDER BY u.place";
 
-/// What a statement does with rows that other transactions have locked.
+/// The treatment of rows that other transactions have locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Locked {
     /// Skip the rows.
@@ -57,8 +57,8 @@ impl<'a> Selection<'a> {
     }
 
     /// Builds the statement that finds rows of groups behind the cursor, without the groups that the call has already
-    /// found. `nulls` says which values of the cursor are NULL. In the reply, `passed` marks groups whose first row is
-    /// before the cursor, because this pass has already offered them.
+    /// found. `nulls` marks the values of the cursor that are NULL. In the reply, `passed` marks groups whose first row
+    /// is before the cursor, because this pass has already offered them.
     pub(crate) fn look(&self, nulls: Option<&[bool]>) -> String {
         let Self { parts, order, request, group, .. } = *self;
         let (table, grp) = (&parts.table, column("t", group));

@@ -21,8 +21,8 @@ const COLUMNS: &str = "SELECT a.attname::text AS name, a.attnotnull AS is_given,
     pg_catalog.format_type(a.atttypid, NULL) AS kind FROM pg_catalog.pg_attribute a \
     WHERE a.attrelid = pg_catalog.to_regclass($1::text) AND a.attnum > 0 AND NOT a.attisdropped";
 
-/// The columns by which the spec orders rows. The id, and the queue if there are queues, come last, so that no two rows
-/// are equal.
+/// The columns by which the spec orders rows. The id, and the queue if there are queues, come last, so no two rows are
+/// equal.
 #[derive(Debug)]
 pub(crate) struct RowOrder {
     columns: Vec<OrderColumn>,

@@ -134,7 +134,7 @@ impl SqlParts {
     }
 
     /// Builds an SQL expression for a text that identifies the row `t` in this database. It is a hash, because ids can
-    /// contain any character. The queue's length is part of it, so that queue and id cannot be confused.
+    /// contain any character. The queue's length is part of it, so queue and id cannot be confused.
     pub(crate) fn mark(&self) -> String {
         let queue = match &self.queue {
             Some(queue) => format!("pg_catalog.length({queue}) || ':' || {queue}"),

@@ -33,7 +33,7 @@ impl Heard {
         } else if let Some(of) = payload.strip_prefix(RETURNED) {
             (Self::Returned, of)
         } else if payload == "returned" {
-            // Accepts a payload without a schema for every schema, because an early version sent none.
+            // Accepts a payload without a schema for every schema, because an early version omitted it.
             return Self::Returned;
         } else if payload.starts_with(ECHO) {
             return Self::Nothing;

@@ -45,7 +45,7 @@ impl<'a> TakeRequest<'a> {
         parts.claimable_now_or_soon(self.from) + &self.in_queue(parts) + &self.chosen(parts)
     }
 
-    /// Returns whether the statement names or excludes certain rows, so that it is used only once.
+    /// Returns whether the statement names or excludes certain rows, and is therefore used only once.
     pub(crate) fn is_special(&self) -> bool {
         self.take.only.is_some() || !self.take.excluded.is_empty()
     }
@@ -100,9 +100,9 @@ fn named(parts: &SqlParts, rows: &[RowKey]) -> String {
     if keys.is_empty() { "false".to_owned() } else { format!("({own} IN ({}))", keys.join(", ")) }
 }
 
-/// Begins a statement with the step `picked`, which picks and locks single rows behind the cursor. `nulls` says which
-/// values of the cursor are NULL, and its other values are parameters from [`FREE`]. With `single`, the limit is one
-/// row.
+/// Begins a statement with the step `picked`, which picks and locks single rows behind the cursor. `nulls` marks the
+/// values of the cursor that are NULL, and its other values are parameters from [`FREE`]. With `single`, the limit is
+/// one row.
 pub(crate) fn alone(
     parts: &SqlParts,
     order: &RowOrder,

@@ -21,7 +21,7 @@ const LONGEST: Duration = Duration::from_secs(100 * 366 * 86_400);
 pub(crate) struct Query {
     pub(crate) sql: Arc<str>,
     values: PgArguments,
-    /// Whether the statement is used only once, so that it is not prepared.
+    /// Whether the statement is used only once, and therefore not prepared.
     is_once: bool,
 }
 
@@ -30,7 +30,7 @@ impl Query {
         Self { sql: sql.into(), values: PgArguments::default(), is_once: false }
     }
 
-    /// Builds a statement that is used only once. It is not prepared, so it displaces no prepared statement.
+    /// Builds a statement that is used only once. It stays unprepared, so it displaces no prepared statement.
     pub(crate) fn once(sql: impl Into<Arc<str>>) -> Self {
         Self { is_once: true, ..Self::new(sql) }
     }
@@ -78,7 +78,7 @@ pub(crate) fn millis(time: Duration) -> i64 {
     i64::try_from(rounded).unwrap_or(i64::MAX)
 }
 
-/// Converts the error of a statement. If the table does not fit the spec, the error says so.
+/// Converts the error of a statement. If the table does not fit the spec, the error states this.
 pub(crate) fn failed(error: sqlx::Error, doing: &'static str) -> ClaimError {
     let state = sqlstate(&error).unwrap_or_default();
     match state.as_str() {

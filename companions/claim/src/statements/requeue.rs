@@ -9,7 +9,7 @@ use crate::spec::Tracking;
 use crate::spec::states::State;
 
 /// Builds the statement that sets unsettled rows with the keys `$2` (ids) and `$3` (queues) to failed, with the message
-/// `$1`. It clears the lease of a taken row, so that its claim is superseded.
+/// `$1`. It clears the lease of a taken row, so its claim is superseded.
 pub(crate) fn cancel(parts: &SqlParts, failed: &State) -> String {
     let inner = parts.inner();
     let unsettled: Vec<State> = inner.states.takeable.iter().chain(&inner.states.taken).cloned().collect();
@@ -42,7 +42,7 @@ pub(crate) fn given_up(parts: &SqlParts) -> String {
     )
 }
 
-/// Builds the query for at most `limit` rows in this state. The limit is in the text, so that the planner knows it.
+/// Builds the query for at most `limit` rows in this state. The limit is in the text, so the planner knows it.
 pub(crate) fn in_state(parts: &SqlParts, state: &State, limit: u32) -> String {
     format!(
         "SELECT {} FROM {} t{} LIMIT {limit} FOR NO KEY UPDATE OF t SKIP LOCKED",
@@ -58,7 +58,7 @@ pub(crate) fn keys_in_state(parts: &SqlParts, state: &State) -> String {
 }
 
 /// Builds the statement that makes the rows which `picked` returns claimable, with `$1` more attempts. A row without a
-/// limit of attempts keeps having none.
+/// limit of attempts stays unlimited.
 pub(crate) fn requeue(parts: &SqlParts, picked: &str) -> String {
     let inner = parts.inner();
     let mut set = vec![format!("{} = {}", inner.state.quoted(), parts.home())];

@@ -12,7 +12,7 @@ use crate::spec::states::State;
 use crate::spec::{Retention, Tracking};
 use crate::store::Outcome;
 
-/// What a statement writes at the end of claims. Claims with the same ending are written together.
+/// The change that a statement writes at the end of claims. Claims with the same ending are written together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
     /// The row gets this state. With `noted`, also a message.
@@ -92,7 +92,7 @@ fn assignments(parts: &SqlParts, ending: &Ending, by: &str, error: &str, delay: 
     let counts = !matches!(ending, Ending::PutBack { .. });
     set.extend(counted(parts, counts));
     if let (Mode::Held, Tracking::Columns { epoch, .. }) = (parts.mode, &inner.tracking) {
-        // Raises the epoch, so that an earlier leaseholder of the row is superseded.
+        // Raises the epoch, so an earlier leaseholder of the row is superseded.
         set.push(format!("{0} = GREATEST(l.epoch, COALESCE(t.{0}, 0) + 1)", epoch.quoted()));
     }
     let note = |noted: bool, set: &mut Vec<String>| {
@@ -130,7 +130,7 @@ fn assignments(parts: &SqlParts, ending: &Ending, by: &str, error: &str, delay: 
     set.join(", ")
 }
 
-/// Builds the assignment of the attempts left. `counts` says whether the attempt counts. `None` if the number stays.
+/// Builds the assignment of the attempts left. `counts` states whether the attempt counts. `None` if the number stays.
 fn counted(parts: &SqlParts, counts: bool) -> Option<String> {
     let left = parts.inner().attempts.as_ref()?;
     let (name, now) = (left.quoted(), column("t", left));

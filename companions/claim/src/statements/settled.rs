@@ -85,7 +85,7 @@ impl ClaimParameters {
     }
 }
 
-/// Returns the message without NUL, which the server's text cannot contain.
+/// Removes NUL from the message, because the server's text cannot contain it.
 pub(crate) fn storable(message: &str) -> String {
     message.replace('\0', "\u{fffd}")
 }
@@ -108,7 +108,7 @@ pub(crate) fn written(
     Ok(written)
 }
 
-/// Returns the error that tells why the claim with this number was not settled. `rows` is the reply of the statement
+/// Returns the error that states why the claim with this number was not settled. `rows` is the reply of the statement
 /// that reads the claims' rows.
 pub(crate) fn lost(
     parts: &SqlParts,

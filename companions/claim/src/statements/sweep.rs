@@ -113,8 +113,8 @@ pub(crate) fn use_up(parts: &SqlParts) -> Option<String> {
     Some(parts.change(&due, false, &set, &format!("{}, true AS used", parts.key_text())))
 }
 
-/// Builds the end of a query (from FROM on) for rows that are not taken and have no attempts left. `None` if the spec
-/// has no state for them.
+/// Builds the end of a query (from FROM on) for rows that are not taken and whose attempts are used up. `None` if the
+/// spec has no state for them.
 fn exhausted_rows_from(parts: &SqlParts) -> Option<String> {
     let inner = parts.inner();
     inner.states.exhausted.as_ref()?;

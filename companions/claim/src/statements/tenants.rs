@@ -18,8 +18,8 @@ use super::with::With;
 use crate::spec::TenantLimit;
 
 /// Takes for the open transaction the first free place, from 1 to `$2`, of the tenant with the lock number `$1`, and
-/// notes it in the setting `leasehold.places`. Places that the transaction already has are skipped. Returns no row if
-/// no place is free.
+/// notes it in the setting `leasehold.places`. Places that the transaction already has are skipped. Returns a row only
+/// if a place is free.
 pub(crate) const PLACE: &str = "SELECT p.place, pg_catalog.set_config('leasehold.places', \
      pg_catalog.concat(pg_catalog.current_setting('leasehold.places', true), ' ', $1::int4, ':', p.place, ' '), true) \
      FROM (SELECT n AS place FROM pg_catalog.generate_series(1, $2::int4) n WHERE CASE WHEN pg_catalog.strpos( \
@@ -103,8 +103,7 @@ impl Selection<'_> {
         ))
     }
 
-    /// Builds the statement that finds the first rows of each tenant that has room and was not seen before, and rows
-    /// without a tenant.
+    /// Builds the statement that finds the first rows of each new tenant that has room, and rows without a tenant.
     pub(crate) fn look_by_tenant(&self, nulls: Option<&[bool]>) -> String {
         let (parts, inner) = (self.parts, self.parts.inner());
         let (table, tenant, by) = (&parts.table, column("t", self.group), self.order.order());
@@ -189,6 +188,6 @@ const ROOMY: &str = "SELECT f.g, f.top - COALESCE((SELECT n FROM pg_catalog.gene
      GREATEST(f.top - f.wanted, 0) + 1, -1) n WHERE NOT pg_catalog.pg_try_advisory_xact_lock(f.class, n::int4) LIMIT 1), \
      GREATEST(f.top - f.wanted, 0)) AS room FROM tenant f";
 
-/// Query for the rows to take: of each tenant the first ones, as many as have room, and all rows without a tenant.
+/// Query for the rows to take: of each tenant the first rows that have room, and all rows without a tenant.
 const PICKED: &str = "SELECT l.* FROM (SELECT k.*, pg_catalog.row_number() OVER (PARTITION BY k.g ORDER BY k.claim) AS nth \
      FROM locked k) l LEFT JOIN roomy r ON r.g = l.g WHERE l.g IS NULL OR l.nth <= r.room ORDER BY l.claim";

@@ -42,8 +42,8 @@ const LONGEST: usize = 1 << 20;
 /// of a character other than an ASCII letter, a digit or `-` takes three. A text above 1 MiB is refused: a group
 /// of 10,000 rows fits unless its ids are long.
 ///
-/// The holder of the text can end the claim, so give it only to trusted parties. It cannot be guessed if owners
-/// are random, which is the case unless they are numbers of a sequence.
+/// The holder of the text can end the claim, so give it only to trusted parties. It cannot be guessed if owners are
+/// random. Only owners that are numbers of a sequence are predictable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ClaimRef {
@@ -130,7 +130,7 @@ fn row(text: &str) -> Option<(RowKey, i64)> {
     let mut parts = text.split('~');
     let (epoch, id, queue) = (number(parts.next()?)?, typed(parts.next()?)?, parts.next());
     let queue = queue.map(unescape);
-    // Whether the text has no further parts, and no queue that cannot be read.
+    // Whether the text ends after these parts, and its queue, if any, can be read.
     let is_whole = parts.next().is_none() && queue.as_ref().is_none_or(Option::is_some);
     is_whole.then(|| (RowKey { queue: queue.flatten().map(Arc::from), id }, epoch))
 }

@@ -82,9 +82,8 @@ impl ClaimedRow {
         })
     }
 
-    /// Returns a text that is the same each time the row is worked on, so that another service can recognise a
-    /// repetition. It consists of the table, the queue and the id, with lengths that keep `a` + `bc` and `ab` + `c`
-    /// apart.
+    /// Returns a text that is the same each time the row is worked on, so another service can recognise a repetition.
+    /// It consists of the table, the queue and the id, with lengths that keep `a` + `bc` and `ab` + `c` apart.
     #[must_use]
     pub fn dedupe_key(&self, spec: &ClaimSpec) -> String {
         let (table, id) = (spec.table().to_string(), self.key.id.to_string());

@@ -9,7 +9,7 @@ use crate::spec::states::State;
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The work is done. The rows are settled, or deleted if the spec's retention says so.
+    /// The work is done. The rows are settled, or deleted, depending on the spec's retention.
     Done,
     /// The work has failed for good. The rows are settled, with a message.
     Failed(String),
@@ -23,8 +23,8 @@ pub enum Outcome {
     },
     /// The work was not tried. The row is claimable again, and the attempt does not count.
     PutBack,
-    /// The work was not tried and is postponed, for example because a service that it needs was not ready. The attempt
-    /// does not count, as for [`PutBack`](Self::PutBack). A pause above zero needs the column `ready_at`.
+    /// The work was not tried and is postponed, for example because a service that it needs was unavailable. The
+    /// attempt does not count, as for [`PutBack`](Self::PutBack). A pause above zero needs the column `ready_at`.
     Snooze(Duration),
     /// The row changes to another state of the spec, along an allowed transition.
     To(State),

@@ -25,7 +25,7 @@ pub struct Stats {
     /// Rows that have failed.
     pub failed: u64,
     /// The time since the `ready_at` of the row that became ready first, by the server's clock. `None` if no row is
-    /// ready, or the spec has no such column, or it is NULL in all of them.
+    /// ready, the spec lacks this column, or it is NULL in all ready rows.
     pub oldest: Option<Duration>,
     /// Whether more ready, later, waiting and blocked rows might exist than were counted.
     pub is_capped: bool,
@@ -37,7 +37,7 @@ pub struct Stats {
 pub struct Swept {
     /// Rows whose lease had ended and that are claimable again.
     pub returned: Vec<RowKey>,
-    /// Rows without attempts left whose lease had ended, or that were not claimed.
+    /// Rows without attempts left that were unclaimed or whose lease had ended.
     pub exhausted: Vec<RowKey>,
 }
 
@@ -70,6 +70,6 @@ pub struct TakenRow {
     pub held_for: Option<Duration>,
     /// The remaining time of the lease. Zero if it has ended and was not swept yet.
     pub remaining: Option<Duration>,
-    /// The number of attempts left after this one. `None` if the spec counts none, or the row has no limit.
+    /// The number of attempts left after this one. `None` if the spec counts none, or the row's attempts are unlimited.
     pub attempts_left: Option<i32>,
 }

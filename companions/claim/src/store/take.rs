@@ -147,8 +147,8 @@ pub struct Taken {
     pub skipped: u64,
     /// The position of the pass, for [`after`](Take::after) of the next call. `None` if the statement saw no row.
     pub cursor: Option<PassCursor>,
-    /// Claimable rows that the table refused to write. The cursor lies behind them, so that the next call reaches the
-    /// other rows.
+    /// Claimable rows that the table refused to write. The cursor lies behind them, so the next call reaches the other
+    /// rows.
     pub refused: Vec<RefusedRow>,
 }
 

@@ -84,7 +84,7 @@ impl Writer<'_> {
 }
 
 impl Index {
-    /// Writes the statement that creates the index without CONCURRENTLY, because no one uses the table yet. The index
+    /// Writes the statement that creates the index without CONCURRENTLY, because the table is still unused. The index
     /// exists only if an existing side table has it.
     fn create(&self, out: &mut String, on: &Table) -> std::fmt::Result {
         let (what, name) = (comment(self.what), quote(&self.name));

@@ -32,8 +32,7 @@ impl Inner {
     }
 }
 
-/// Joins the states to an SQL list for `IN`. Untyped literals take the type of the column, so that a partial index
-/// matches.
+/// Joins the states to an SQL list for `IN`. Untyped literals take the type of the column, so a partial index matches.
 pub(crate) fn state_list<'a>(states: impl IntoIterator<Item = &'a State>) -> String {
     let literals: Vec<String> = states.into_iter().map(|state| literal(state.as_str())).collect();
     literals.join(", ")

@@ -18,14 +18,14 @@ pub(crate) struct NotifyTrigger {
 }
 
 impl NotifyTrigger {
-    /// Returns the trigger of the spec. `None` if the spec wants no trigger, or allows only held claims, which have no
+    /// Returns the trigger of the spec. `None` if the spec wants no trigger, or allows only held claims, which lack
     /// listeners.
     pub(crate) fn of(spec: &ClaimSpec) -> Option<Self> {
         if !spec.inner.notify_on_insert || !spec.has_lease() {
             return None;
         }
         let channel = spec.channel();
-        // The function's name contains a hash of the channel, so that two specs of one table have separate functions.
+        // The function's name contains a hash of the channel, so two specs of one table have separate functions.
         let function = spec.table().beside(&["claim_notify", &hash(channel)[..8]]);
         let body = format!(
             "\nBEGIN\n  PERFORM pg_catalog.pg_notify({}, pg_catalog.concat({}, TG_TABLE_SCHEMA));\n  RETURN NULL;\nEND\n",
@@ -111,7 +111,7 @@ impl NotifyTrigger {
     }
 }
 
-/// Condition on `pg_trigger`: fires after each inserting statement, without a `WHEN` condition.
+/// Condition on `pg_trigger`: fires after each inserting statement, and has no `WHEN` condition.
 const EACH_INSERT: &str = "tgtype = 4 AND tgqual IS NULL";
 
 /// Condition on `pg_trigger`: the trigger is neither disabled nor only for replicas.

@@ -150,7 +150,7 @@ impl Writer<'_> {
         let (inner, table) = (self.inner, self.spec.table());
         let mut indexes = Vec::new();
         let mut add = |what: &'static str, kind: &str, definition: String| {
-            // The index name contains a hash of the definition, so that two versions of a spec have separate indexes.
+            // The index name contains a hash of the definition, so two versions of a spec have separate indexes.
             let name = derived(&[table.name(), "claim", kind, &hash(&definition)[..8]]);
             indexes.push(Index { what, name, definition });
         };

@@ -1,4 +1,4 @@
-//! Breaks the lines of a statement, so that a reader sees its parts. Only white space changes.
+//! Breaks a statement into lines, so a reader sees its parts. Only white space changes.
 
 /// The longest line, unless a single expression is longer.
 const WIDTH: usize = 110;
