@@ -60,7 +60,7 @@ pub(crate) async fn check(args: &CheckArgs, store: &ChosenStore) -> Result<u8, E
 /// Takes a lock, inspects it and releases it. For a file store, lists the locks and checks that a file can be written.
 /// Returns the time this took.
 async fn probe(lock: &dyn Lock, store: &ChosenStore) -> Result<Duration, Error> {
-    // Checks a file store without a lock, because this creates no directory and leaves no key's files behind.
+    // Checks a file store without a lock, because a lock would create the directory and leave its key's files behind.
     if let Some(admin) = lock.admin().filter(|_| lock.capabilities().scope == Scope::Machine) {
         let start = Instant::now();
         admin.list(&ListQuery::new()).await?;

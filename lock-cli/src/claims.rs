@@ -131,7 +131,7 @@ fn written(table: &str, report: &SurveyReport) -> String {
     text
 }
 
-/// Returns a text table of the rows, with the columns that are known for at least one row.
+/// Returns a text table of the rows, with the columns that have a value in at least one row.
 fn rows(rows: &[SurveyedRow]) -> String {
     let names =
         ["QUEUE", "ID", "GROUP", "STATE", "OWNER", "EPOCH", "FOR", "EXPIRES IN", "ATTEMPTS LEFT", "ERROR"];

@@ -20,7 +20,7 @@ pub(crate) fn directory(lock: &dyn Lock) -> Option<String> {
     lock.to_string().strip_prefix("file://").map(str::to_owned)
 }
 
-/// Returns the text to print for "nothing is locked". It says so if the directory is missing, because the path might be
+/// Returns the text to print for "nothing is locked". The text reports a missing directory, because the path might be
 /// mistyped.
 pub(crate) fn missing_note(lock: &dyn Lock) -> &'static str {
     match directory(lock) {

@@ -1,4 +1,4 @@
-//! Fuzzes the arguments of the command: no panic, no password in the output, and no misread argument.
+//! Fuzzes the arguments of the command, for panics, passwords in the output, and misread arguments.
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt as _;

@@ -139,7 +139,7 @@ fn run_in_runtime(args: Args) -> Result<u8, Error> {
         .build()
         .map_err(|error| output::system("cannot start the runtime", error))?;
     let code = runtime.block_on(dispatch(args));
-    // Does not wait for background work. What remains is blocked in the store, and the lock is closed.
+    // Does not wait for background work. Any remaining work is blocked in the store, and the lock is closed.
     runtime.shutdown_background();
     code
 }

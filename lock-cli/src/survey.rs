@@ -315,7 +315,7 @@ impl Survey {
 
     fn select(&self, join: &str, of: impl Fn(ColumnRole) -> String, condition: &str) -> String {
         let text = |role| format!("({})::text", of(role));
-        // Returns no number for an infinite time, which has no distance.
+        // Returns NULL for an infinite time, because its distance is infinite.
         let seconds = |role, sign| {
             let time = format!("({})::timestamptz", of(role));
             format!(

@@ -126,7 +126,7 @@ fn below(table: &[ProcessEntry], command: Pid, entered: &dyn Fn(Pid) -> bool) ->
     found
 }
 
-/// Returns all visible processes, or none without `/proc`.
+/// Returns all visible processes. Empty if `/proc` is missing.
 fn table() -> Vec<ProcessEntry> {
     let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
     let numbers = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
@@ -137,7 +137,7 @@ fn table() -> Vec<ProcessEntry> {
     stats.collect()
 }
 
-/// Parses `PID (NAME) STATE PARENT GROUP SESSION ..`, where the name can contain any character.
+/// Parses `PID (NAME) STATE PARENT GROUP SESSION ..`, in which NAME can contain any character.
 fn parse(pid: i32, stat: &str) -> Option<ProcessEntry> {
     let mut fields = stat.rsplit_once(')')?.1.split_ascii_whitespace();
     let state = fields.next()?;
@@ -188,7 +188,7 @@ mod tests {
             session,
             has_ended,
         };
-        // Process ids far above the kernel's, so that none of them exists.
+        // Process ids far above the kernel's, so none of them exists.
         let base = 1 << 30;
         let (me, command) = (own.as_raw_pid(), base + 9);
         let table = [

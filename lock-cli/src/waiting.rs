@@ -190,7 +190,7 @@ pub(crate) async fn inspect_in_time(lock: &dyn Lock, key: &LockKey) -> Option<Ke
 enum Inspected {
     Answer(KeyInfo),
     Failed(leasehold::Error),
-    /// The store cannot inspect, or did not answer in time.
+    /// The store cannot inspect, or its answer was late.
     Nothing,
 }
 

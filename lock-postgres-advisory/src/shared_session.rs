@@ -94,8 +94,7 @@ impl Work for SharedSession {
         if !self.keeps {
             return Ok(());
         }
-        // Skips the marker row for a role that can only read, because such a role draws no tokens and cannot
-        // write it.
+        // Skips the marker row for a role that can only read, because such a role draws no tokens.
         if !self.common.may_only_read() {
             token::mark_incarnation(connection, &self.common.schema).await?;
         }

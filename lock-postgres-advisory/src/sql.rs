@@ -105,7 +105,7 @@ FROM (SELECT CASE WHEN current_setting('leasehold.outcome', true) <> 'granted' T
 pub(crate) const UNMARKED: i64 = -2;
 
 /// Reads the server process and its start time by the simple protocol. Runs as the login user, because a role set by
-/// `ALTER ROLE x SET role = y` can neither see that user's sessions fully, not even its own, nor end them.
+/// `ALTER ROLE x SET role = y` sees that user's sessions only in part, even its own, and cannot end them.
 pub(crate) const PROCESS: &str = "
 SET LOCAL ROLE NONE; SET LOCAL search_path = pg_catalog;
 SELECT a.pid, (extract(epoch FROM a.backend_start) * 1000000)::bigint

@@ -161,8 +161,8 @@ async fn cancel_wait(
 
 /// The reason to end a wait.
 enum WaitVerdict {
-    /// The server no longer has this wait, but its reply did not arrive. The connection is dead, which the wait alone
-    /// cannot detect.
+    /// The server no longer has this wait, but its reply was lost. The connection is dead, which the wait alone cannot
+    /// detect.
     Dead(Error),
     /// The wait restarts at the end of the server's queue with a fresh snapshot, because a waiting statement
     /// holds a snapshot. `CREATE INDEX CONCURRENTLY` and similar statements wait for the snapshot's end,

@@ -47,7 +47,7 @@ pub enum ClaimError {
     #[error("{what} is locked by somebody else; go on with the next row and come back")]
     #[non_exhaustive]
     Busy {
-        /// The locked thing, for the message.
+        /// The locked row or transaction, for the message.
         what: String,
     },
 

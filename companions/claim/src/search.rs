@@ -131,7 +131,7 @@ impl<'a> Search<'a> {
         Ok(Taken { claims, skipped, cursor, ..Taken::default() })
     }
 
-    /// Finds the first row of each further group, without locks. Returns these rows, and whether they are the last.
+    /// Finds the first row of each further group, without locking. Returns these rows, and whether they are the last.
     async fn look<T: SearchTransaction>(
         &mut self,
         transaction: &mut T,
@@ -153,7 +153,7 @@ impl<'a> Search<'a> {
         Ok((found, !is_full))
     }
 
-    /// Finds the first rows behind the cursor whose tenants have room, without locks. Returns these rows, and whether
+    /// Finds the first rows behind the cursor whose tenants have room, without locking. Returns these rows, and whether
     /// there are none.
     async fn look_for_room<T: SearchTransaction>(
         &mut self,

@@ -92,7 +92,7 @@ pub trait ClaimStore: Sealed + fmt::Debug + fmt::Display + Send + Sync + 'static
     async fn take(&self, take: &Take) -> Result<Taken, ClaimError>;
 
     /// Returns whether a row is claimable now, or will be when other workers finish with the row or with a row that it
-    /// depends on. The cursor in `take` does not matter. Rows that are blocked, exhausted or only ready later are
+    /// depends on. The cursor in `take` does not matter. Rows that are blocked, exhausted or ready only later are
     /// ignored, as are rows that depend on such a row.
     ///
     /// # Errors

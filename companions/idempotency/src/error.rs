@@ -6,7 +6,7 @@ use leasehold_api::{Error, ErrorKind};
 use leasehold_postgres::{outcome_unknown, sqlstate, store_error};
 use leasehold_table_schema::server_message;
 
-/// The reason why a key could not be begun or its request not be recorded.
+/// The reason why beginning a key or recording its request failed.
 ///
 /// After each of these errors it is safe to begin again with the same key and fingerprint once the cause is removed.
 /// Committed work is replayed, uncommitted work is done again.

@@ -146,9 +146,8 @@ impl<S: IdempotencyStore> IdempotencyLayer<S> {
         self.with(|settings| settings.fingerprint = Arc::new(of))
     }
 
-    /// Excludes further responses from being stored, so that a repetition is carried out: each 4xx for which
-    /// `is_passing` returns `true`. It is not called for 2xx and 3xx, which are always stored because their effects
-    /// are committed.
+    /// Excludes further responses from being stored, so a repetition is carried out: each 4xx for which `is_passing`
+    /// returns `true`. It is not called for 2xx and 3xx, which are always stored because their effects are committed.
     #[must_use]
     pub fn not_stored(self, is_passing: impl Fn(&response::Parts) -> bool + Send + Sync + 'static) -> Self {
         self.with(|settings| settings.not_stored = Arc::new(is_passing))

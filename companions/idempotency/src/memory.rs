@@ -178,7 +178,7 @@ impl MemoryIdempotency {
     }
 }
 
-/// A new key in memory. Pass effects that must not happen without the key's record to [`on_commit`](Self::on_commit).
+/// A new key in memory. Pass effects that depend on the key's record to [`on_commit`](Self::on_commit).
 #[must_use = "dropped, it is rolled back"]
 pub struct MemoryKeyTransaction {
     rows: KeyRows,

@@ -35,7 +35,7 @@ const PURGE_BATCH: u64 = 500;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums)] // Exhaustive, because these are the levels of the SQL standard that the server distinguishes.
 pub enum Isolation {
-    /// The server's default: each statement sees what was committed before it began.
+    /// The server's default: each statement sees all data committed before it began.
     #[default]
     ReadCommitted,
     /// All statements see the same snapshot of the data.

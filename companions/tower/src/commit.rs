@@ -33,7 +33,7 @@ pub struct OpenCommit {
     outer: Option<CommitSlot>,
 }
 
-/// What the statements of an open transaction see of other transactions.
+/// The commits of other transactions that the statements of an open transaction see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums)] // Exhaustive, because a transaction reads with a snapshot or without.
 pub enum Reads {
@@ -110,7 +110,7 @@ impl CommitSlot {
         extensions.get::<Self>().filter(|slot| slot.reads().is_some()).cloned()
     }
 
-    /// Returns what the statements of the transaction see, or `None` once it has ended.
+    /// Returns which commits the transaction's statements see, or `None` once it has ended.
     pub(crate) fn reads(&self) -> Option<Reads> {
         let kept = self.0.upgrade()?;
         let is_open = kept.holds().is_some();

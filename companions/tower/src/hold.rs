@@ -114,7 +114,7 @@ impl GrantedLock {
         drop(lost);
         let key = guard.key().clone();
         let mut release = pin!(guard.release());
-        // Polls the release once without a timer, because a store without I/O completes at once.
+        // Polls the release once before it starts a timer, because a store in memory completes at once.
         let answer = match poll_fn(|cx| Poll::Ready(release.as_mut().poll(cx))).await {
             Poll::Ready(answer) => Ok(answer),
             Poll::Pending => tokio::time::timeout(release_within, release).await,

@@ -46,8 +46,8 @@ impl<K> LockLayer<K> {
         Self::with(lock, key, Http::default())
     }
 
-    /// Sets the status for a request that did not get the lock: 503 by default, often 409, 423 or 429. A success
-    /// status is logged and ignored, because it would tell clients that they were served.
+    /// Sets the status for a request that did not get the lock: 503 by default, often 409, 423 or 429. A success status
+    /// is logged and ignored, because clients would believe that they were served.
     #[must_use]
     pub fn contended(self, status: StatusCode) -> Self {
         self.set(|settings| settings.transport.set_contended(status))
@@ -115,7 +115,7 @@ impl<K, T: Clone> LockLayer<K, T> {
 
     /// Sets the handling of a client that leaves while the handler runs: [`OnGone::Finish`] by default. A client that
     /// leaves while it waits for the lock gives up its place in any case. Inside another lock layer the outer setting
-    /// applies, because the handler must not go on without the outer lock.
+    /// applies, because the handler also needs the outer lock.
     #[must_use]
     pub fn on_gone(self, policy: OnGone) -> Self {
         self.set(|settings| settings.on_gone = policy)

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::{HeaderValue, Response, StatusCode, header};
 use http_body_util::Full;
 
-/// The problem shown to a client. It contains no key and no value.
+/// The problem shown to a client. It omits the key and its values.
 #[derive(Debug)]
 pub(crate) struct Problem {
     pub(crate) status: StatusCode,

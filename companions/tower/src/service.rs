@@ -94,8 +94,7 @@ where
         Ok(admitted) => admitted,
         Err(why) => return settings.transport.refuse(why),
     };
-    // If a lock layer is outside, this layer's setting does not count, because the handler must not go on without the
-    // outer lock.
+    // If a lock layer is outside, this layer's setting is ignored, because the handler also needs the outer lock.
     let finishes = settings.on_gone == OnGone::Finish && outer.is_none();
     let held = Held::new(guard.handle(), Arc::clone(&settings.lock), outer);
     let hold = RequestHold::new(guard, settings.on_lost, settings.release_within, in_flight, commit);

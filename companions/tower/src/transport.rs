@@ -1,4 +1,4 @@
-//! The differences between HTTP, gRPC and messages: where extensions are, and what a refusal looks like.
+//! The differences between HTTP, gRPC and messages: the place of extensions and the form of a refusal.
 
 use std::time::Duration;
 

@@ -287,8 +287,7 @@ where
     // Lets lock layers inside pass their locks to the transaction, because the locks must last until the commit.
     let open = OpenCommit::around(request.extensions_mut(), Reads::Committed);
     let longest = shared.queue.longest;
-    // If a lock layer is outside, this layer's setting does not count, because the handler must not go on without its
-    // lock.
+    // If a lock layer is outside, this layer's setting is ignored, because the handler also needs the outer lock.
     let is_locked = request.extensions().get::<Held>().is_some();
     let work: BoxFuture<'static, _> = Box::pin(async move {
         let answer = run(inner, request, tx, &open, &shared.http, &in_flight, longest).await;

@@ -1,4 +1,4 @@
-//! Writes first, checks afterwards, and apologises for what it takes back: `docs/cookbook/apology.md`.
+//! Writes first, checks afterwards, and apologises for revoked bookings: `docs/cookbook/apology.md`.
 
 use sqlx::PgPool;
 

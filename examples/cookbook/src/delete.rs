@@ -22,7 +22,7 @@ const DELETE_ROOT: &str = sql(PAGE, "delete root");
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeleteError {
-    /// The project does not exist, or no longer exists.
+    /// The project is missing or was deleted.
     #[error("there is no such project")]
     NotFound,
     /// The project belongs to another user.

@@ -1,10 +1,10 @@
-//! What a lock is for, and what happens without it: `docs/cookbook/README.md`.
+//! The purpose of a lock, and the effects if it is missing: `docs/cookbook/README.md`.
 
 use std::time::Duration;
 
 use leasehold_api::{ErrorKind, FencingToken, Lock, LockExt as _, LockKey, RunError};
 
-/// What the lock is for.
+/// The purpose of the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums)] // Exhaustive, because these two cases are complete.
 pub enum Duty {

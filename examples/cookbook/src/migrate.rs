@@ -61,11 +61,11 @@ pub struct ShedLockJob<'a> {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShedLockError {
-    /// Our lock failed. The job did not start, was stopped, or ran without a confirmed release.
+    /// Our lock failed. The job did not start, was stopped, or ran but its release is unconfirmed.
     #[error("the lock of the job failed")]
     Lock(#[source] RunError<()>),
-    /// The row of `ShedLock` failed. Either the row was not acquired and the job did not start, or the row was not
-    /// released and stays until its time.
+    /// The row of `ShedLock` failed. Either acquiring the row failed and the job did not start, or releasing it failed
+    /// and the row stays until its time.
     #[error("the row of ShedLock was not changed")]
     Row(#[from] sqlx::Error),
 }

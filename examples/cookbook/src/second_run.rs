@@ -1,4 +1,4 @@
-//! Lets a second run correct what the first has written to another system: `docs/cookbook/second-run.md`.
+//! Lets a second run correct the first run's writes to another system: `docs/cookbook/second-run.md`.
 
 use sqlx::PgPool;
 

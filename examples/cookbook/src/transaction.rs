@@ -1,4 +1,4 @@
-//! Begins a transaction so that the call can be dropped safely: `docs/cookbook/README.md`.
+//! Begins a transaction in a call that can be dropped safely: `docs/cookbook/README.md`.
 
 use sqlx::{PgPool, Postgres, SqlStr, Transaction};
 

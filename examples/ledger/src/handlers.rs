@@ -108,7 +108,7 @@ pub(crate) async fn spend_in_shared_tx(
     Ok(Json(Balance { holder, balance }))
 }
 
-/// Handles `POST /accounts/{holder}/top-up`. Needs no lock, because a top-up does not depend on the balance.
+/// Handles `POST /accounts/{holder}/top-up`. Needs no lock, because a top-up is independent of the balance.
 pub(crate) async fn top_up(
     State(store): State<Store>,
     Path(holder): Path<i64>,

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use ledger::{Mode, Options};
 
-/// A credit ledger over HTTP, with and without a lock. The page at its address shows what happens.
+/// A credit ledger over HTTP, with and without a lock. The page at its address shows the outcome.
 #[derive(Parser)]
 #[command(name = "ledger", version)]
 struct Arguments {

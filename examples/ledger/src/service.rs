@@ -72,7 +72,7 @@ impl fmt::Debug for Options {
     }
 }
 
-/// The reason why the service did not start, or did not stop properly.
+/// The reason why the service failed to start or to stop properly.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -57,7 +57,7 @@ fn describe_hold(hold: Option<&HoldInfo>) -> Value {
 }
 
 /// Returns a table with a row per hold, and one for a key without a hold. It omits columns without content: the mode if
-/// no key is shared, the end of a cooldown, and the number of waiters if the store does not count them.
+/// all holds are exclusive, the end of a cooldown, and the number of waiters if the store does not count them.
 pub(crate) fn listed(keys: &[KeyInfo]) -> String {
     let with_waiters = keys.iter().any(|seen| seen.waiters.is_some());
     let with_modes = keys.iter().flat_map(|seen| &seen.holders).any(|hold| hold.mode != Mode::Exclusive);
@@ -131,7 +131,7 @@ fn first(seen: &KeyInfo) -> Option<&HoldInfo> {
     seen.holder().or_else(|| seen.holders.first())
 }
 
-/// Returns the word for the state of a key: what blocks other clients, or `free`.
+/// Returns the word for the state of a key: `free`, or the reason that blocks other clients, such as `held`.
 fn state(seen: &KeyInfo) -> &'static str {
     match first(seen) {
         Some(hold) if hold.state == HoldState::Held => "held",

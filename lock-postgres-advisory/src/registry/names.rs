@@ -1,5 +1,5 @@
-//! The dictionary from numbers to names. It is written in the background, only for longer holds, so an acquire never
-//! waits for it and short-lived keys leave no row. The writing session holds no locks, so it cannot delay or lose any.
+//! The dictionary from numbers to names. It is written in the background, only for longer holds, so acquires never wait
+//! for it. Short-lived keys leave no row. The writing session holds no locks, so it cannot delay or lose any.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

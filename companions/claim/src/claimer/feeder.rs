@@ -13,7 +13,8 @@ use crate::claimer::pass::{Pass, PassEnd};
 use crate::error::ClaimError;
 use crate::store::Outcome;
 
-/// The time for which the first take waits for the listener, because earlier notifications would be missed.
+/// The time for which the first take waits for the listener, because notifications sent before it listens would be
+/// missed.
 const PRIMING: Duration = Duration::from_secs(1);
 
 /// The longest time that a pass runs while it still finds work. Then the next pass starts at the top, because new rows

@@ -36,7 +36,7 @@ impl PgClaims {
         Ok(millis.map(|millis| Duration::from_millis(u64::try_from(millis).unwrap_or(0))))
     }
 
-    /// Sorts the rows in the reply of a sweep into rows that were put back and exhausted rows.
+    /// Splits the rows in the reply of a sweep into returned and exhausted rows.
     pub(super) fn add_swept(&self, swept: &mut Swept, rows: &[PgRow]) -> Result<(), ClaimError> {
         for row in rows {
             let used: bool = get(row, "used", SWEEP)?;

@@ -217,7 +217,7 @@ impl<S: IdempotencyStore> IdempotencySettings<S> {
         }
     }
 
-    /// Returns whether a repetition gets the same response. Returns `false` for a response that asks the client to
+    /// Returns whether a repetition gets the same response. Returns `false` for a response that invites the client to
     /// try again later, with other credentials or in another state.
     fn is_final(&self, parts: &response::Parts) -> bool {
         let status = parts.status;

@@ -16,7 +16,7 @@ use tokio::time::{Instant, timeout_at};
 pub(super) struct TxQueue {
     locks: XactLocks,
     pool: PgPool,
-    /// Locks per key in this process, so that only one request per key goes to the server.
+    /// Locks per key in this process, so only one request per key goes to the server.
     keys: Arc<dyn leasehold_api::Lock>,
     /// Permits for transactions: one fewer than the pool has connections.
     transactions: Arc<Semaphore>,
@@ -83,8 +83,8 @@ impl TxQueue {
         if wait.is_zero() {
             return Err(Error::new(ErrorKind::Timeout, "others hold the lock or wait for it").with_key(key));
         }
-        // Returns the permit, so that requests that need not wait can use it. This request then queues for a wait at
-        // the server.
+        // Returns the permit, so requests that need not wait can use it. This request then queues for a wait at the
+        // server.
         drop(transaction);
         let waiting = permit(&self.waiting, deadline).await?;
         let transaction = permit(&self.transactions, deadline).await?;
@@ -109,7 +109,7 @@ impl TxQueue {
         });
         let admission = Admission { _bound: bound, _key: key, _transaction: transaction };
         if self.longest.is_some() {
-            // Yields so that the task can set its timer before a handler blocks this worker thread.
+            // Yields to let the task set its timer before a handler blocks this worker thread.
             tokio::task::yield_now().await;
         }
         admission
