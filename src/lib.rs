@@ -109,12 +109,15 @@
 //! | `axum` | `tower`, and in its module the parts for axum: extractors, keys of path parameters |
 //! | `idempotency` | the modules `postgres` and `idempotency`: keys whose record and effect share one transaction |
 //! | `idempotency-tower` | in `idempotency`, middleware for axum |
+//! | `blocking` | the module `blocking`: locks for programs without an async runtime |
 //! | `metrics` | waits, holds, losses and renewals, published through the crate `metrics` (`docs/metrics.md`) |
 //! | `test-util` | `memory`, and in its module the test double: moved time, forced loss, scripted faults, and with `claim` claims in memory |
 //! | `tls-native-tls`, `tls-rustls-aws-lc-rs`, `tls-rustls-ring-webpki`, `tls-rustls-ring-native-roots` | one TLS library of the driver each. Without one, `sslmode=require` is an error |
 //!
 //! A feature only adds items. It changes no others.
 
+#[cfg(feature = "blocking")]
+pub mod blocking;
 mod connect;
 mod duration;
 #[cfg(test)]
