@@ -23,7 +23,7 @@ const VARIABLES: &str = "PGHOST PGSSLNEGOTIATION PGHOSTADDR PGPORT PGDATABASE PG
 /// Renders the table for the documents.
 fn markdown() -> String {
     let code = |text: &str| if text.is_empty() { String::new() } else { format!("`{text}`") };
-    let mut text = String::from("| Parameter | Variable | Here |\n|---|---|---|\n");
+    let mut text = String::from("|Parameter|Variable|Here|\n|---|---|---|\n");
     for Setting { name, variable, rule, note } in TABLE {
         let words = |words: &[&str]| words.iter().map(|word| code(word)).collect::<Vec<_>>().join(", ");
         let here = match rule {
@@ -34,7 +34,7 @@ fn markdown() -> String {
             Rule::Words { taken, refused } => format!("{}; refused: {}", words(taken), words(refused)),
         };
         let note = if note.is_empty() { String::new() } else { format!(": {note}") };
-        let _ = writeln!(text, "| {} | {} | {here}{note} |", code(name), code(variable));
+        let _ = writeln!(text, "|{}|{}|{here}{note}|", code(name), code(variable));
     }
     text
 }
