@@ -14,8 +14,8 @@
 //! # }
 //! ```
 //!
-//! The contract, the URLs, the options and the errors are those of [`connect`](crate::connect()). [`Lock`] owns a
-//! small runtime on a thread of its own, which renews leases and notices losses while the caller works.
+//! Contract, URLs, options and errors are the same as of [`connect`](crate::connect()). [`Lock`] owns a small runtime
+//! on a separate thread, which renews leases and notices losses while the caller works.
 //!
 //! # Inside an async runtime
 //!
@@ -147,8 +147,8 @@ impl Lock {
         self.runtime.block_on(self.lock.close())?
     }
 
-    /// Returns the lock whose calls are awaited, for its capabilities, for the operator's view, and for async code.
-    /// It works as long as this lock or a guard of it exists.
+    /// Returns the async lock, for its capabilities, for the operator's view, and for async code. It works while this
+    /// lock or a guard of it exists.
     ///
     /// ```
     /// # fn main() -> Result<(), leasehold::Error> {

@@ -12,8 +12,8 @@ use super::runtime::Runtime;
 /// One grant of one key. Dropping the guard releases the key, and waits up to a second for the store's reply. Inside an
 /// async task it does not wait. [`release`](Self::release) returns whether the lock was held until the end.
 ///
-/// Key, token, validity and the other calls that do not wait are those of the async
-/// [`LockGuard`](crate::LockGuard), to which this one dereferences. A guard can be moved to another thread and be
+/// It dereferences to the async [`LockGuard`](crate::LockGuard) for key, token, validity and the other calls that do
+/// not wait. A guard can be moved to another thread and be
 /// released there.
 ///
 /// ```
@@ -38,9 +38,9 @@ impl LockGuard {
         Self { guard: Some(guard), runtime: Arc::clone(runtime) }
     }
 
-    /// Calls `callback` once if the grant is lost, on a thread of its own. After a release it is not called. The
-    /// callback may block, and may be late while the machine is busy: check
-    /// [`validity`](crate::LockGuard::validity) before a step that counts.
+    /// Calls `callback` once if the grant is lost, on a separate thread that it can block. Does not call it after a
+    /// release. A busy machine can delay the call, so check [`validity`](crate::LockGuard::validity) before a step
+    /// that cannot be undone.
     ///
     /// ```
     /// # fn main() -> Result<(), leasehold::Error> {
@@ -100,7 +100,7 @@ impl LockGuard {
     /// # Errors
     ///
     /// As the async [`release`](crate::LockGuard::release). [`Unsupported`](crate::ErrorKind::Unsupported) inside an
-    /// async task, where the release goes on in the background.
+    /// async task. The release then goes on in the background.
     pub fn release(mut self) -> Result<(), Error> {
         match self.guard.take() {
             Some(guard) => self.runtime.block_on(guard.release())?,

@@ -10,8 +10,8 @@ use super::guard::{LockGuard, MultiGuard};
 use super::runtime::Runtime;
 
 /// A builder of a request for one key ([`Lock::key`](super::Lock::key)) or several
-/// ([`Lock::keys`](super::Lock::keys)). Its settings are those of the async
-/// [`LockRequest`](crate::LockRequest), and their order does not matter.
+/// ([`Lock::keys`](super::Lock::keys)). It has the settings of the async
+/// [`LockRequest`](crate::LockRequest), in any order.
 ///
 /// ```
 /// # fn main() -> Result<(), leasehold::Error> {

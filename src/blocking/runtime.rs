@@ -1,4 +1,4 @@
-//! The runtime of a blocking lock, on a thread of its own.
+//! The runtime of a blocking lock, on a separate thread.
 
 use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
@@ -86,9 +86,8 @@ impl Drop for Runtime {
 /// Returns whether tokio allows this thread to block: outside a runtime, in `spawn_blocking` and in
 /// `block_in_place`.
 ///
-/// There, as opposed to in a task, tokio gives no budget of polls after which the task has to yield
-/// (<https://docs.rs/tokio/latest/tokio/task/coop>). So a thread whose budget runs out may not block. The pieces of
-/// budget are given back.
+/// A task has a budget of polls, after which it must yield (<https://docs.rs/tokio/latest/tokio/task/coop>). Without
+/// a budget, blocking is allowed. So this takes more pieces of budget than a task can have, and returns them.
 fn may_block() -> bool {
     if Handle::try_current().is_err() {
         return true;
