@@ -137,7 +137,8 @@ impl fmt::Debug for LockGuard {
 /// The guards of several keys that were taken together, in the order in which the keys were given. Dropping it releases
 /// all of them, and waits as the drop of a [`LockGuard`] does.
 ///
-/// It dereferences to the async [`MultiGuard`](crate::MultiGuard), and so to a slice of guards.
+/// It dereferences to the async [`MultiGuard`](crate::MultiGuard), and so to a slice of guards. Take it apart by
+/// `into_iter()`, for example to call [`LockGuard::when_lost`] of each guard.
 ///
 /// ```
 /// # fn main() -> Result<(), leasehold::Error> {
@@ -191,6 +192,17 @@ impl Deref for MultiGuard {
             Some(guards) => guards,
             None => unreachable!("the guards stay until they are consumed"),
         }
+    }
+}
+
+impl IntoIterator for MultiGuard {
+    type Item = LockGuard;
+    type IntoIter = std::vec::IntoIter<LockGuard>;
+
+    fn into_iter(mut self) -> Self::IntoIter {
+        let guards = self.guards.take().into_iter().flatten();
+        let guards: Vec<LockGuard> = guards.map(|guard| LockGuard::new(guard, &self.runtime)).collect();
+        guards.into_iter()
     }
 }
 

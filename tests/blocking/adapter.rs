@@ -43,11 +43,15 @@ impl Lock for Adapter {
         keys: &[LockKey],
         options: &AcquireOptions,
     ) -> Result<Option<MultiGuard>, Error> {
-        self.0.as_async().try_acquire_all(keys, options).await
+        let (lock, keys, options) = (self.0.clone(), keys.to_vec(), options.clone());
+        let guards = on_a_thread(move || lock.keys(keys).options(options).try_acquire()).await?;
+        Ok(guards.map(|guards| guards.into_iter().map(AdaptedGrant::guard).collect()))
     }
 
     async fn acquire_all(&self, keys: &[LockKey], options: &AcquireOptions) -> Result<MultiGuard, Error> {
-        self.0.as_async().acquire_all(keys, options).await
+        let (lock, keys, options) = (self.0.clone(), keys.to_vec(), options.clone());
+        let guards = on_a_thread(move || lock.keys(keys).options(options).acquire()).await?;
+        Ok(guards.into_iter().map(AdaptedGrant::guard).collect())
     }
 
     async fn close(&self) -> Result<(), Error> {

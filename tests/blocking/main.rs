@@ -90,6 +90,21 @@ fn a_window_is_due_once() {
 }
 
 #[test]
+fn each_guard_of_several_keys_is_told_of_its_loss() {
+    let lock = connect("memory:").unwrap();
+    let (sender, losses) = mpsc::channel();
+    let guards: Vec<_> = lock.keys(["k", "l"]).acquire().unwrap().into_iter().collect();
+    for guard in &guards {
+        let (sender, key) = (sender.clone(), guard.key().to_string());
+        guard.when_lost(move |reason| sender.send((key, reason)).unwrap());
+    }
+    lock.close().unwrap();
+    let mut told = [losses.recv_timeout(LIVENESS).unwrap(), losses.recv_timeout(LIVENESS).unwrap()];
+    told.sort_by(|a, b| a.0.cmp(&b.0));
+    assert_eq!(told, ["k", "l"].map(|key| (key.to_owned(), LossReason::Closed)));
+}
+
+#[test]
 fn a_loss_is_told_once_and_a_release_is_no_loss() {
     let lock = connect("memory:").unwrap();
     let (sender, losses) = mpsc::channel();
@@ -129,16 +144,20 @@ fn a_guard_outlives_its_lock_and_moves_between_threads() {
 
 #[test]
 fn calls_in_an_async_task_are_refused_and_drops_there_release() {
-    for threads in [1, 2] {
-        let mut runtime = match threads {
-            1 => tokio::runtime::Builder::new_current_thread(),
-            _ => tokio::runtime::Builder::new_multi_thread(),
-        };
-        let runtime = runtime.enable_all().build().unwrap();
-        let [a, b] = two(&format!("calls_in_an_async_task {threads}"));
+    let directory = tempfile::tempdir().unwrap();
+    let runtime = || tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    let database = runtime().block_on(test_servers::fresh_database());
+    let mut urls = vec!["memory:calls_in_an_async_task".to_owned()];
+    urls.push(format!("file://{}", directory.path().join("locks").display()));
+    for scheme in ["postgres+advisory:", "postgres+ttl:"] {
+        let url = database.url().replacen("postgres:", scheme, 1);
+        urls.push(format!("{url}{}install=true", if url.contains('?') { '&' } else { '?' }));
+    }
+    for url in urls {
+        let [a, b] = [(); 2].map(|()| connect(&url).unwrap());
         let guards = ["dropped", "released"].map(|key| a.key(key).acquire().unwrap());
         let several = a.keys(["x", "y"]).acquire().unwrap();
-        let refused = runtime.block_on(async move {
+        let refused = runtime().block_on(async move {
             let [dropped, released] = guards;
             drop((dropped, several));
             let kinds = [
@@ -152,6 +171,7 @@ fn calls_in_an_async_task_are_refused_and_drops_there_release() {
                 a.close(),
                 a.key("k").run(|_| ()).map_err(leasehold::Error::from),
             ];
+            // The last of the lock and its guards.
             drop(a);
             kinds.map(|refused| refused.unwrap_err())
         });

@@ -30,7 +30,10 @@ fn child() {
             drop(lock);
             drop(guard);
         }
-        "guard before lock" => drop(lock.keys([key, "other"]).acquire().unwrap()),
+        "guard before lock" => {
+            drop(lock.keys([key, "other"]).acquire().unwrap());
+            drop(lock);
+        }
         "lock in a static" => drop(KEPT.get_or_init(|| lock).key(key).acquire().unwrap()),
         _ => panic!("{shape}"),
     }

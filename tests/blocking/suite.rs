@@ -10,7 +10,8 @@ use test_servers::{Database, fresh_database};
 use super::adapter::Adapter;
 
 /// The groups that need no fault, and what they are about: exclusion, waiting, releasing, ownership, several keys.
-const BASIC: [&str; 5] = ["exclusion::", "timeouts::", "release::", "ownership::", "max_hold::"];
+const BASIC: [&str; 6] =
+    ["exclusion::", "timeouts::", "release::", "ownership::", "max_hold::", "composite::"];
 
 #[derive(Clone, Copy, Debug)]
 enum Store {

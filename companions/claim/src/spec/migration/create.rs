@@ -15,8 +15,9 @@ use crate::spec::{ClaimSpec, Inner, OrderType, Tracking};
 impl ClaimSpec {
     /// Returns a script that creates the whole table: columns, defaults, constraints, indexes, and the functions,
     /// sequences, side table and trigger beside it. Run it in a transaction or without one, for example as the first
-    /// file of a migration tool. An insert then needs only the columns of the work. The table passes
-    /// [`check`](Self::check). For an existing table use [`migration`](Self::migration).
+    /// file of a migration tool. An insert then needs only the columns of the work, a text id, the kind, and order
+    /// columns of text or UUIDs. The table passes [`check`](Self::check). For an existing table use
+    /// [`migration`](Self::migration).
     ///
     /// A number as the id comes from the table's sequence. Edit the types that the spec does not know before you run
     /// the script: the group and the column of a limit are `text`, the columns of the work `jsonb`. Without
