@@ -191,6 +191,14 @@ pub(crate) fn connect_error_at(error: sqlx::Error, doing: &str, has_socket: bool
             let message = format!("could not {doing}: {words}; {advice}");
             return with_driver(Error::new(PermissionDenied, message), error);
         }
+        // The driver reads the end of the connection as this byte. A load balancer whose server is away closes at once,
+        // and so does a server that stops.
+        sqlx::Error::Protocol(words) if words.contains("SSLRequest: 0x00") => {
+            let message = format!(
+                "could not {doing}: the connection was closed before the first reply; check that the server behind this address runs"
+            );
+            return with_driver(Error::new(Unavailable, message), error);
+        }
         sqlx::Error::Protocol(words) => {
             let words = without_lines(words);
             let advice = "check that it is a Postgres server, and which way to log in it asks for";

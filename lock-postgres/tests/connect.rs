@@ -203,6 +203,26 @@ async fn a_server_that_is_read_only_by_default_is_taken_last() {
     assert!(error.message().contains("read-only by default"), "{error}");
 }
 
+/// As a load balancer does whose server is away, with and without the driver's request for TLS.
+#[tokio::test]
+async fn a_connection_that_is_closed_before_the_first_reply_is_worth_a_retry() {
+    let closing = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = closing.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        while let Ok((mut client, _)) = closing.accept() {
+            // Read first, because closing with unread bytes would reset the connection.
+            let _ = client.read(&mut [0; 1024]);
+        }
+    });
+    for mode in ["prefer", "disable"] {
+        let config =
+            PgConfig::from_url(&format!("postgres://app@127.0.0.1:{port}/app?sslmode={mode}")).unwrap();
+        let error = refused(config).await;
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{mode}: {error}");
+        assert!(error.is_retryable(), "{mode}: {error}");
+    }
+}
+
 #[tokio::test]
 async fn a_host_that_is_silent_costs_its_share_of_the_time() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
