@@ -9,9 +9,11 @@ use test_servers::{Database, fresh_database};
 
 use super::adapter::Adapter;
 
-/// The groups that need no fault, and what they are about: exclusion, waiting, releasing, ownership, several keys.
-const BASIC: [&str; 6] =
-    ["exclusion::", "timeouts::", "release::", "ownership::", "max_hold::", "composite::"];
+/// The groups that need no fault: exclusion, waiting, releasing, ownership, the end of a hold.
+const BASIC: [&str; 5] = ["exclusion::", "timeouts::", "release::", "ownership::", "max_hold::"];
+
+/// The cases with many keys, for which the URL of the transaction store has too few sessions.
+const SEVERAL: &str = "composite::";
 
 #[derive(Clone, Copy, Debug)]
 enum Store {
@@ -79,6 +81,9 @@ fn proves(store: Store) {
     let mut run = Run::new(&store).threads(8);
     for group in BASIC {
         run = run.only(group);
+    }
+    if !matches!(store, Store::Postgres("postgres+advisory-xact")) {
+        run = run.only(SEVERAL);
     }
     let report = run.run();
     assert!(report.is_ok(), "{report}");
