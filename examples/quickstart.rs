@@ -19,6 +19,10 @@ async fn main() -> Result<(), Error> {
 }
 
 /// Runs the steps on the store at `url`. Returns one line per step.
+///
+/// # Cancel safety
+///
+/// If dropped, the current step stops, and its lock is released.
 pub async fn run(url: &str) -> Result<Vec<String>, Error> {
     let lock = leasehold::connect(url).await?; // Arc<dyn Lock>
     let mut steps = Vec::new();

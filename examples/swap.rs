@@ -88,6 +88,10 @@ fn url() -> Result<String> {
 }
 
 /// Sells the last five items through two clients of the store, with four attempts each. Returns the number sold.
+///
+/// # Cancel safety
+///
+/// If dropped, the sales under way stop, and their locks are released. Sold items stay sold.
 pub async fn run(url: &str) -> Result<usize> {
     let stock = Stock::of(5);
     let clerk = async || {

@@ -18,7 +18,7 @@ const AGAIN: OnFailure = OnFailure::Retry(Backoff::constant(Duration::ZERO));
 
 const SUMMARY: &str = "INSERT INTO summary SELECT count(*) FROM orders";
 
-/// What is committed: the changes, the recorded changes with their states, and what a consumer has made of them.
+/// Returns all committed data: the changes, the states of the recorded changes, and the summaries of the consumer.
 const ALL: &str = "SELECT (SELECT count(*) FROM orders) || ' changed, ' ||
     (SELECT string_agg(status, ' ') FROM event) || ', ' || (SELECT count(*) FROM summary) || ' summed'";
 

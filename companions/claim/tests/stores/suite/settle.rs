@@ -391,7 +391,7 @@ pub async fn all_rows_of_a_claim_name_it(env: &Env) {
     }
 }
 
-/// After a sweep nobody is named who did not write it. A worker that is too late does not name itself.
+/// A retry names its claim. A sweep, which is no claim, clears the name. A worker that is too late writes none.
 pub async fn an_end_without_a_claim_names_none(env: &Env) {
     let bench = env.table(recorded()).await;
     let key = bench.insert(row(1).attempts(5)).await;
