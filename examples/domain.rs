@@ -1,8 +1,8 @@
 //! Domain code that only uses the trait `Lock`, and its tests, which need neither a server nor a network.
 //!
 //! ```text
-//! cargo run --example domain --features test-util
-//! cargo test --example domain --features test-util
+//! cargo run -p leasehold --example domain --features test-util
+//! cargo test -p leasehold --example domain --features test-util
 //! ```
 
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,8 +1,8 @@
 //! The first steps: connect by a URL, acquire, release, and run a closure under a lock.
 //!
 //! ```text
-//! cargo run --example quickstart
-//! cargo run --example quickstart --features file -- file:///tmp/locks
+//! cargo run -p leasehold --example quickstart
+//! cargo run -p leasehold --example quickstart --features file -- file:///tmp/locks
 //! ```
 
 use std::time::Duration;

@@ -1,10 +1,10 @@
 //! One program on any store. A feature of cargo chooses the store:
 //!
 //! ```text
-//! cargo run --example swap --no-default-features --features memory
-//! cargo run --example swap --no-default-features --features file
+//! cargo run -p leasehold --example swap --no-default-features --features memory
+//! cargo run -p leasehold --example swap --no-default-features --features file
 //! LEASEHOLD_URL='postgres+ttl://app@localhost/app?install=true' \
-//!     cargo run --example swap --no-default-features --features postgres-ttl
+//!     cargo run -p leasehold --example swap --no-default-features --features postgres-ttl
 //! ```
 //!
 //! `LEASEHOLD_URL` chooses among the stores that the program was built with.

@@ -1,6 +1,9 @@
 //! A complete example in real time: a store that processes share, with a table, a child process, faults,
-//! short bounds for tests, and its verdict. `cargo run --example your_sql_store -- --threads 16` prints the
-//! verdict. Further arguments select cases.
+//! short bounds for tests, and its verdict. Further arguments select cases.
+//!
+//! ```text
+//! cargo run -p leasehold-conformance --example your_sql_store -- --threads 16
+//! ```
 //!
 //! The database here is a directory with a file of rows. A lock on the directory makes a transaction. With a
 //! real database each closure below is one transaction, and the comments show its statements.

@@ -1,7 +1,11 @@
 //! A complete store: a table of rows with leases and fencing tokens, which all clients share.
 //!
 //! The table here is a map in this process. In a real store the table is on a server, and each method of
-//! [`SingleKey`] is one request to it. Run the example with `cargo run --example your_store`.
+//! [`SingleKey`] is one request to it.
+//!
+//! ```text
+//! cargo run -p leasehold-conformance --example your_store
+//! ```
 
 use std::collections::BTreeMap;
 use std::fmt;

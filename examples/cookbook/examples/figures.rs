@@ -1,6 +1,10 @@
 //! Measures the figures cited on the cookbook's pages: a constraint against a lock, and three locks of a ledger.
 //! Prints the best and the median transactions per second of several rounds. All contenders take turns in a round,
-//! because other load of the machine must affect all of them.
+//! because other load of the machine must affect all of them. Starts a server, or uses `DATABASE_URL`.
+//!
+//! ```text
+//! cargo run --profile tests -p cookbook --example figures
+//! ```
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,6 +1,9 @@
 //! Renders five documents for a hundred requests, and prints the processor time that was spent and saved:
-//! `docs/cookbook/render-once.md`. Start it in two terminals with `DATABASE_URL=postgres://user@localhost/db cargo run
-//! -p cookbook --example render_once`.
+//! `docs/cookbook/render-once.md`. Start it in two terminals:
+//!
+//! ```text
+//! DATABASE_URL=postgres://localhost/test cargo run -p cookbook --example render_once
+//! ```
 #![allow(clippy::print_stdout)]
 
 use std::error::Error;

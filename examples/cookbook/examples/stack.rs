@@ -1,6 +1,9 @@
-//! The service of `docs/cookbook/stack.md`, on loopback. Start it with `DATABASE_URL=postgres://user@localhost/db
-//! cargo run -p cookbook --example stack`, then run twice: `curl -i -X POST localhost:3000/ledger/42/spend -H
-//! 'x-user: ann' -H 'idempotency-key: 1'`
+//! The service of `docs/cookbook/stack.md`, on loopback. Send the request twice:
+//!
+//! ```text
+//! DATABASE_URL=postgres://localhost/test cargo run -p cookbook --example stack
+//! curl -i -X POST localhost:3000/ledger/42/spend -H 'x-user: ann' -H 'idempotency-key: 1'
+//! ```
 #![allow(clippy::print_stdout)]
 
 use std::sync::Arc;

@@ -10,8 +10,8 @@ use super::hash;
 /// used. The filter knows up to twice as many keys, and always the keys in steady use.
 const MOST: usize = 1 << 14;
 
-/// Number of bits in a generation: 16 KiB. Each key sets two bits, so a quarter of them is set when the
-/// generation is full. At most one new key in ten is mistaken for a known one (two generations).
+/// Number of bits in a generation: 16 KiB. Each key sets two bits, so at most a quarter of them is set when the
+/// generation is full. It then mistakes one new key in twenty for a known one, and two full generations one in ten.
 const BITS: u64 = 1 << 17;
 
 /// A Bloom filter of recently granted keys. It might return `true` for a key that was never added, or whose row has
