@@ -164,6 +164,9 @@ impl Backend for SmallBackend {
             return Ok(Attempt::Refused(self.error(kind)));
         }
         let server = self.connection.server();
+        // The lease of a grant counts from this time, not from the start of a wait that might have been long. It is read
+        // before each request that can grant, because the reply to that request can be late.
+        let mut asked_at = self.events.get().map(Events::now);
         let queued = self
             .connection
             .call(Op::Wait, |server, requester| server.enqueue(requester, request.clone()))
@@ -173,8 +176,6 @@ impl Backend for SmallBackend {
         let first = has_it();
         let mut latest = first;
         loop {
-            // The lease of a grant counts from this time, not from the start of a wait that might have been long.
-            let asked_at = self.events.get().map(Events::now);
             let ends = server.inspect(&request.key).holder().and_then(|hold| hold.expires_in);
             let pause = match self.fault {
                 Fault::QueueSleepsToTheOldEnd => ends.unwrap_or(POLL),
@@ -203,6 +204,7 @@ impl Backend for SmallBackend {
                 }
                 // The end of a lease sends no event, so the server must be called to notice it.
                 () = tokio::time::sleep(pause) => {
+                    asked_at = self.events.get().map(Events::now);
                     latest = has_it().or(latest);
                     let unaware = latest != first && !server.was_announced(&request.key, request.holder);
                     if unaware && self.fault == Fault::QueueTellsTheNextAlone {
