@@ -1,7 +1,7 @@
 //! Prints a migration for `psql`: a new column, a constraint on it and an index. Needs no server:
 //!
 //! ```text
-//! cargo run -p leasehold-table-schema --example print | psql ...
+//! cargo run -p leasehold-table-schema --example print | psql "$DATABASE_URL"
 //! ```
 
 use leasehold_table_schema::{Column, MigrationStep, Table, TableError, sql, write_script};
