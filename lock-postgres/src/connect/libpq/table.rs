@@ -10,8 +10,7 @@ const fn row(name: &'static str, variable: &'static str, rule: Rule, note: &'sta
 
 const NO_GSS: &str = "the driver does not speak GSSAPI";
 const NO_OAUTH: &str = "the driver does not speak OAuth";
-const PROBES: &str =
-    "sessions are confirmed instead, on both sides: see `confirm_every`, `lost_after` and `server_gives_up`";
+const PROBES: &str = "sessions are confirmed instead (`lost_after`)";
 const FORMATS: &str = "no statement of ours depends on it";
 
 /// The table. It refuses settings that demand more security than is available, or a different server than
