@@ -6,8 +6,8 @@
 //! cargo run -p leasehold-tower --features postgres --example consumer -- postgres://localhost/ledger
 //! ```
 //!
-//! Without a URL the lock layer guards a ledger in memory. With one, each event is a transaction that begins with the
-//! same lock.
+//! Without a URL the lock layer guards a ledger in memory. With one, the transaction layer books each event in a
+//! transaction that begins with the same lock.
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -16,15 +16,18 @@ use std::time::Duration;
 
 use leasehold_api::Lock;
 use leasehold_postgres_advisory::XactLocks;
-use leasehold_tower::{LockLayer, Message, MessageTemplate, Refused};
+use leasehold_tower::{LockLayer, Message, MessageTemplate, Refused, SharedTx, TxLayer};
 use serde::Serialize;
 use sqlx::PgPool;
 use tokio::sync::mpsc::Receiver;
 use tokio::task::JoinSet;
-use tower::{ServiceBuilder, ServiceExt as _, service_fn};
+use tower::{Layer as _, Service, ServiceExt as _, service_fn};
 
 /// The key of an event, with the name of its field as the producer writes it.
 const KEY: &str = "ledger:{{event.credit_holder_id}}";
+
+/// The maximum wait of an event for its lock.
+const WAIT: Duration = Duration::from_secs(60);
 
 /// A request to spend.
 #[derive(Clone, Debug, Serialize)]
@@ -45,26 +48,21 @@ pub enum Outcome {
     NotEnough,
     /// The event goes back into the channel: the lock was busy, or the store was away.
     Again,
-    /// The event goes to the dead letters, because it can never be handled.
+    /// The event goes to the dead letters, because it can never be handled, or a person must check its effects.
     Dead(String),
 }
 
 /// The balance of each credit holder. A holder starts with 100.
 pub type Balances = Arc<Mutex<HashMap<u64, i64>>>;
 
-/// Handles all events, each in a task, under the lock of its credit holder.
-pub async fn consume(
-    mut events: Receiver<Spend>,
-    lock: Arc<dyn Lock>,
-    balances: Balances,
-) -> Result<Vec<Outcome>, Box<dyn Error>> {
-    let refused = |why: Refused| match why.retry_after() {
-        Some(_) => Ok(Outcome::Again),
-        None => Ok(Outcome::Dead(why.to_string())),
-    };
-    let layer = LockLayer::with(lock, MessageTemplate::parse(KEY)?, Message(refused));
-    let book = service_fn(move |event: Spend| book(event, Arc::clone(&balances)));
-    let service = ServiceBuilder::new().layer(layer.wait(Duration::from_secs(60))).service(book);
+/// The transport of both layers. Its function makes an outcome of a refused event.
+pub type Events<E> = Message<fn(Refused) -> Result<Outcome, E>>;
+
+/// Handles all events, each in a task, by a service with one of the layers around it.
+pub async fn consume<S>(mut events: Receiver<Spend>, service: S) -> Result<Vec<Outcome>, Box<dyn Error>>
+where
+    S: Service<Spend, Response = Outcome, Error: Error + Send, Future: Send> + Clone + Send + 'static,
+{
     let mut tasks = JoinSet::new();
     while let Some(event) = events.recv().await {
         tasks.spawn(service.clone().oneshot(event));
@@ -72,53 +70,47 @@ pub async fn consume(
     tasks.join_all().await.into_iter().map(|outcome| Ok(outcome?)).collect()
 }
 
-async fn book(event: Spend, balances: Balances) -> Result<Outcome, std::convert::Infallible> {
+fn refused<E>(why: Refused) -> Result<Outcome, E> {
+    Ok(if why.retry_after().is_some() { Outcome::Again } else { Outcome::Dead(why.to_string()) })
+}
+
+/// Returns the layer that calls [`book`] under the lock of its credit holder.
+pub fn lock_layer<E>(lock: Arc<dyn Lock>) -> Result<LockLayer<MessageTemplate, Events<E>>, Box<dyn Error>> {
+    Ok(LockLayer::with(lock, MessageTemplate::parse(KEY)?, Message(refused as _)).wait(WAIT))
+}
+
+/// Spends from the balances in memory.
+pub async fn book(event: Spend, balances: Balances) -> Outcome {
     let balances = || balances.lock().unwrap_or_else(PoisonError::into_inner);
     let holder = event.credit_holder_id.unwrap_or_default();
     let balance = balances().get(&holder).copied().unwrap_or(100);
     // Without the lock, another event would read the same balance here.
     tokio::task::yield_now().await;
     if balance < event.amount {
-        return Ok(Outcome::NotEnough);
+        return Outcome::NotEnough;
     }
     balances().insert(holder, balance - event.amount);
-    Ok(Outcome::Booked)
+    Outcome::Booked
 }
 
-/// Handles all events, each in a transaction that begins with the lock of its credit holder.
-pub async fn consume_in_transactions(
-    mut events: Receiver<Spend>,
-    pool: PgPool,
-) -> Result<Vec<Outcome>, Box<dyn Error>> {
+/// Returns the layer that calls [`book_in`] in a transaction that begins with the same lock.
+pub fn transaction_layer<E>(pool: PgPool) -> Result<TxLayer<MessageTemplate, Events<E>>, Box<dyn Error>> {
     let locks = XactLocks::new("leasehold".parse()?);
-    let template = MessageTemplate::parse(KEY)?;
-    let mut tasks = JoinSet::new();
-    while let Some(event) = events.recv().await {
-        let (locks, template, pool) = (locks.clone(), template.clone(), pool.clone());
-        tasks.spawn(async move {
-            let key = match template.key(&event) {
-                Ok(key) => key,
-                Err(error) => return Ok(Outcome::Dead(error.to_string())),
-            };
-            let mut tx = match locks.begin(&pool, &key, Duration::from_secs(60)).await {
-                Ok(tx) => tx,
-                Err(error) if error.is_retryable() => return Ok(Outcome::Again),
-                Err(error) => return Err(Box::<dyn Error + Send + Sync>::from(error)),
-            };
-            let spend = "INSERT INTO spent SELECT $1, $2
-                WHERE 100 - coalesce((SELECT sum(amount) FROM spent WHERE holder = $1), 0) >= $2";
-            let holder = event.credit_holder_id.unwrap_or_default().cast_signed();
-            let done = sqlx::query(spend).bind(holder).bind(event.amount).execute(&mut *tx).await?;
-            tx.commit().await?;
-            Ok(if done.rows_affected() == 1 { Outcome::Booked } else { Outcome::NotEnough })
-        });
+    Ok(TxLayer::with(locks, pool, MessageTemplate::parse(KEY)?, Message(refused as _))?.wait(WAIT))
+}
+
+/// Spends in the transaction, which the layer commits afterwards.
+pub async fn book_in(event: Spend, tx: &mut SharedTx) -> Result<Outcome, sqlx::Error> {
+    let holder = event.credit_holder_id.unwrap_or_default().cast_signed();
+    let spent = "SELECT coalesce(sum(amount), 0)::bigint FROM spent WHERE holder = $1";
+    let spent: i64 = sqlx::query_scalar(spent).bind(holder).fetch_one(&mut **tx).await?;
+    // Without the lock, another event would read the same sum here.
+    if 100 - spent < event.amount {
+        return Ok(Outcome::NotEnough);
     }
-    tasks
-        .join_all()
-        .await
-        .into_iter()
-        .map(|outcome| outcome.map_err(|error| error as Box<dyn Error>))
-        .collect()
+    let insert = sqlx::query("INSERT INTO spent VALUES ($1, $2)").bind(holder).bind(event.amount);
+    insert.execute(&mut **tx).await?;
+    Ok(Outcome::Booked)
 }
 
 /// Five events of one holder, two of another, and one without a holder.
@@ -136,13 +128,22 @@ pub fn events() -> Receiver<Spend> {
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let mut outcomes = match std::env::args().nth(1) {
-        None => consume(events(), Arc::new(leasehold_memory::connect()?), Balances::default()).await?,
+        None => {
+            let layer = lock_layer(Arc::new(leasehold_memory::connect()?))?;
+            let balances = Balances::default();
+            let service = service_fn(move |event| {
+                let balances = Arc::clone(&balances);
+                async move { Ok::<_, std::convert::Infallible>(book(event, balances).await) }
+            });
+            consume(events(), layer.layer(service)).await?
+        }
         Some(url) => {
             let pool = PgPool::connect(&url).await?;
-            sqlx::query("CREATE TABLE IF NOT EXISTS spent (holder bigint, amount bigint)")
-                .execute(&pool)
-                .await?;
-            consume_in_transactions(events(), pool).await?
+            let table = "CREATE TABLE IF NOT EXISTS spent (holder bigint, amount bigint)";
+            sqlx::query(table).execute(&pool).await?;
+            let layer = transaction_layer(pool)?;
+            let service = service_fn(async |(event, mut tx)| book_in(event, &mut tx).await);
+            consume(events(), layer.layer(service)).await?
         }
     };
     outcomes.sort();

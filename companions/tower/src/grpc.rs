@@ -53,7 +53,12 @@ where
     fn refuse(&self, why: Refused) -> Result<Self::Response, E> {
         let code = match &why {
             Refused::NoKey(error) if error.is_client_fault() => INVALID_ARGUMENT,
-            Refused::NoKey(_) | Refused::Nested(_) | Refused::OpenTransaction => INTERNAL,
+            Refused::NoKey(_)
+            | Refused::NotCommitted(_)
+            | Refused::CommitUnknown(_)
+            | Refused::HeldTooLong
+            | Refused::Nested(_)
+            | Refused::OpenTransaction => INTERNAL,
             Refused::Contended { .. } | Refused::TooMany { .. } | Refused::Store(_) => UNAVAILABLE,
             Refused::Lost(_) => ABORTED,
         };

@@ -61,6 +61,9 @@ where
             Refused::TooMany { .. } => (StatusCode::SERVICE_UNAVAILABLE, "too-many-waiters"),
             Refused::Store(_) => (StatusCode::SERVICE_UNAVAILABLE, "lock-unavailable"),
             Refused::Lost(_) => (StatusCode::SERVICE_UNAVAILABLE, "lock-lost"),
+            Refused::NotCommitted(_) => (StatusCode::INTERNAL_SERVER_ERROR, "commit-failed"),
+            Refused::CommitUnknown(_) => (StatusCode::INTERNAL_SERVER_ERROR, "commit-unknown"),
+            Refused::HeldTooLong => (StatusCode::INTERNAL_SERVER_ERROR, "held-too-long"),
             Refused::Nested(_) => (StatusCode::INTERNAL_SERVER_ERROR, "nested-lock"),
             Refused::OpenTransaction => (StatusCode::INTERNAL_SERVER_ERROR, "open-transaction"),
         };

@@ -7,7 +7,8 @@ use crate::transport::{Refused, Transport};
 
 /// Responds to messages of any type. The function converts a refusal to a response or an error.
 ///
-/// These messages carry no [`Held`](crate::Held). Implement [`Transport`] for messages that can.
+/// These messages carry no [`Held`](crate::Held). Implement [`Transport`] for messages that can. Inside of a
+/// [`TxLayer`](crate::TxLayer) the service is called with the message and its [`SharedTx`](crate::SharedTx).
 #[derive(Clone, Copy)]
 #[allow(clippy::exhaustive_structs)] // Exhaustive, because it contains only a function.
 pub struct Message<F>(pub F);

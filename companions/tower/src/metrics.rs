@@ -1,4 +1,4 @@
-//! The counter for the program's own recorder, through the `metrics` facade. `docs/metrics.md` describes it.
+//! The counters for the program's own recorder, through the `metrics` facade. `docs/metrics.md` describes them.
 
 #[cfg(not(feature = "metrics"))]
 pub(crate) use off::RequestMetrics;
@@ -14,23 +14,33 @@ mod on {
     use crate::stats::AdmissionOutcome;
 
     const REQUESTS: &str = "leasehold.tower.requests";
+    const RELEASE_FAILURES: &str = "leasehold.tower.release_failures";
 
-    pub(crate) struct RequestMetrics([Counter; AdmissionOutcome::ALL.len()]);
+    pub(crate) struct RequestMetrics {
+        outcomes: [Counter; AdmissionOutcome::ALL.len()],
+        release_failures: Counter,
+    }
 
     impl RequestMetrics {
-        /// Registers all outcomes, so each series begins at zero.
+        /// Registers all series, so each begins at zero.
         pub(crate) fn new(store: &dyn fmt::Display) -> Self {
             describe_counter!(REQUESTS, Unit::Count, "Requests to a locked service, by outcome");
+            describe_counter!(RELEASE_FAILURES, Unit::Count, "Failed or late releases and failed commits");
             let store = store.to_string();
-            Self(
-                AdmissionOutcome::ALL.map(
+            Self {
+                outcomes: AdmissionOutcome::ALL.map(
                     |outcome| counter!(REQUESTS, "store" => store.clone(), "outcome" => outcome.as_str()),
                 ),
-            )
+                release_failures: counter!(RELEASE_FAILURES, "store" => store),
+            }
         }
 
         pub(crate) fn count(&self, outcome: AdmissionOutcome) {
-            self.0[outcome as usize].increment(1);
+            self.outcomes[outcome as usize].increment(1);
+        }
+
+        pub(crate) fn count_release_failed(&self) {
+            self.release_failures.increment(1);
         }
     }
 
@@ -55,5 +65,8 @@ mod off {
 
         #[allow(clippy::unused_self)]
         pub(crate) const fn count(&self, _: AdmissionOutcome) {}
+
+        #[allow(clippy::unused_self)]
+        pub(crate) const fn count_release_failed(&self) {}
     }
 }

@@ -17,7 +17,7 @@ pub(crate) struct Problem {
 }
 
 impl Problem {
-    #[cfg(any(feature = "axum", feature = "postgres"))]
+    #[cfg(feature = "axum")]
     pub(crate) fn internal(detail: &str) -> Self {
         Self {
             status: StatusCode::INTERNAL_SERVER_ERROR,

@@ -124,6 +124,7 @@ impl LayerCounters {
 
     pub(crate) fn count_release_failed(&self) {
         self.release_failed.fetch_add(1, Ordering::Relaxed);
+        self.metrics.count_release_failed();
     }
 
     /// Registers a waiting request. Returns `None` if `limit` requests already wait.

@@ -76,6 +76,16 @@ pub enum Refused {
     /// An outer layer holds the same key. The handler was not called.
     #[error("the service asks for a lock that this request holds")]
     Nested(LockKey),
+    /// The transaction of a [`TxLayer`](crate::TxLayer) is rolled back: its commit failed, or the handler has kept its
+    /// [`SharedTx`](crate::SharedTx).
+    #[error("the work could not be committed; nothing was done")]
+    NotCommitted(#[source] Error),
+    /// The commit of a [`TxLayer`](crate::TxLayer) was not confirmed.
+    #[error("it is not known whether the work was done; look before trying again")]
+    CommitUnknown(#[source] Error),
+    /// The handler exceeded the [`max_hold`](crate::TxLayer::max_hold) of a `TxLayer`. It was dropped and rolled back.
+    #[error("the service took too long; nothing was done")]
+    HeldTooLong,
     /// The request is inside a transaction incompatible with this layer, a mistake of the service. The handler was
     /// not called.
     #[error("the service is not set up")]
@@ -86,7 +96,7 @@ impl Refused {
     /// Returns whether the handler has started, so part of its work might be done.
     #[must_use]
     pub const fn has_begun(&self) -> bool {
-        matches!(self, Self::Lost(_))
+        matches!(self, Self::Lost(_) | Self::NotCommitted(_) | Self::CommitUnknown(_) | Self::HeldTooLong)
     }
 
     /// Returns the pause before the next try, if a retry can succeed.

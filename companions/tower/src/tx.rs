@@ -1,6 +1,7 @@
 //! The lock and the handler in one transaction.
 
 mod begin;
+mod carry;
 mod shared;
 
 use std::fmt;
@@ -8,9 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::{Request, Response, StatusCode};
-use http_body::Body;
+use http::StatusCode;
 use leasehold_api::{BoxFuture, Error, ErrorKind};
 use leasehold_postgres_advisory::{XactGuard, XactLocks};
 use sqlx::PgPool;
@@ -19,33 +18,34 @@ use tower_layer::Layer;
 use tower_service::Service;
 use tracing::{debug, error, warn};
 
-use crate::BoxError;
-use crate::body::LockBody;
-use crate::commit::{OpenCommit, Reads};
+use crate::commit::OpenCommit;
 use crate::finish::Finish;
-use crate::held::Held;
 use crate::http::Http;
 use crate::key::{KeyError, KeyFor};
-use crate::problem::Problem;
 use crate::service::call;
 use crate::stats::{AdmissionOutcome, InFlightRequest, LayerCounters, LayerStats};
 use crate::transport::{RETRY_AFTER, Refused, Transport};
 use begin::{BegunTx, TxQueue};
+use carry::{CarryTx, Commits};
 use shared::Tx;
 pub use shared::{SharedTx, SharedTxError};
 
-/// Puts a transaction that begins with a lock around an HTTP service. The handler works in it through [`SharedTx`].
-/// The layer commits it after a 2xx or 3xx response and rolls it back otherwise. Work and lock end in the same
-/// instant.
+/// Puts a transaction that begins with a lock around a service. The handler works in it through [`SharedTx`]. Work and
+/// lock end in the same instant.
 ///
-/// If the commit fails, the layer replaces the response by status 500, because the handler's response would be
-/// untrue. The problem's `type` is `...:commit-failed` (nothing was done) or `...:commit-unknown` (check before
-/// trying again).
+/// - **HTTP**, with [`new`](Self::new): the layer commits after a 2xx or 3xx response and rolls back otherwise.
+/// - **Messages** of any type, with [`with`](Self::with) and [`Message`](crate::Message): the service inside is called
+///   with `(message, SharedTx)`. The layer commits after `Ok` and rolls back after `Err`.
 ///
-/// - If the client leaves, the handler completes and its transaction is committed. Inside a lock layer, the setting
-///   of that layer applies.
-/// - A lock layer inside passes its lock to the transaction, which releases it after the commit. Another `TxLayer`
-///   inside gets status 500, and so does this one inside a layer that commits its own transaction ([`OpenCommit`]).
+/// If the commit fails, the layer replaces the response, because the handler's response would be untrue: by
+/// [`NotCommitted`](Refused::NotCommitted) (nothing was done) or [`CommitUnknown`](Refused::CommitUnknown) (check before
+/// trying again). For HTTP that is status 500 with a problem of `type` `...:commit-failed` or `...:commit-unknown`.
+///
+/// - If the client leaves, the handler completes and its transaction is committed. Inside a lock layer for HTTP, the
+///   setting of that layer applies.
+/// - For HTTP, a lock layer inside passes its lock to the transaction, which releases it after the commit. Another
+///   `TxLayer` inside gets status 500, and so does this one inside a layer that commits its own transaction
+///   ([`OpenCommit`]). For messages, put lock layers outside.
 /// - Inside, use only the transaction. A handler that takes another connection of the same pool competes with the
 ///   other handlers. One connection is kept free for such handlers, so they proceed one after the other.
 /// - Requests of one key queue in the process before the first takes a connection. The layer's transactions never
@@ -76,21 +76,21 @@ pub use shared::{SharedTx, SharedTxError};
 ///     Ok(Router::new().route("/ledger/{holder}", post(spend).route_layer(layer)))
 /// }
 /// ```
-pub struct TxLayer<K> {
-    shared: Arc<TxLayerSettings<K>>,
+pub struct TxLayer<K, T = Http> {
+    shared: Arc<TxLayerSettings<K, T>>,
 }
 
-struct TxLayerSettings<K> {
+struct TxLayerSettings<K, T> {
     key: Arc<K>,
     queue: TxQueue,
     wait: Duration,
     max_waiters: usize,
-    http: Http,
+    transport: T,
     counters: Arc<LayerCounters>,
 }
 
 impl<K> TxLayer<K> {
-    /// Creates a layer with transactions of `pool`. `key` finds the key of a request.
+    /// Creates a layer for HTTP with transactions of `pool`. `key` finds the key of a request.
     ///
     /// By default a request waits at most 5 seconds for connection and lock together.
     ///
@@ -98,12 +98,33 @@ impl<K> TxLayer<K> {
     ///
     /// [`NoRuntime`](ErrorKind::NoRuntime) outside a tokio runtime.
     pub fn new(locks: XactLocks, pool: PgPool, key: K) -> Result<Self, Error> {
+        Self::with(locks, pool, key, Http::default())
+    }
+
+    /// Sets the status for a request that did not get the lock, as
+    /// [`LockLayer::contended`](crate::LockLayer::contended).
+    #[must_use]
+    pub fn contended(self, status: StatusCode) -> Self {
+        self.set(|shared| shared.transport.set_contended(status))
+    }
+}
+
+impl<K, T: Clone> TxLayer<K, T> {
+    /// Creates a layer for the responses of `transport`, which is [`Http`] or [`Message`](crate::Message). `key` finds
+    /// the key of a message, as [`MessageTemplate`](crate::MessageTemplate) does.
+    ///
+    /// By default a request waits at most 5 seconds for connection and lock together.
+    ///
+    /// # Errors
+    ///
+    /// See [`new`](Self::new).
+    pub fn with(locks: XactLocks, pool: PgPool, key: K, transport: T) -> Result<Self, Error> {
         let shared = TxLayerSettings {
             key: Arc::new(key),
             queue: TxQueue::new(locks, pool)?,
             wait: Duration::from_secs(5),
             max_waiters: 1024,
-            http: Http::default(),
+            transport,
             counters: LayerCounters::new(&"postgres+advisory-xact"),
         };
         Ok(Self { shared: Arc::new(shared) })
@@ -116,7 +137,8 @@ impl<K> TxLayer<K> {
     }
 
     /// Sets the maximum time of a handler's transaction: unlimited by default. A handler that awaits longer is
-    /// dropped, its transaction rolled back, and the request gets status 500 with the problem `...:held-too-long`.
+    /// dropped, its transaction rolled back, and the request refused as [`HeldTooLong`](Refused::HeldTooLong), for HTTP
+    /// with status 500 and the problem `...:held-too-long`.
     ///
     /// A handler that blocks its thread cannot be dropped. After one more second, another connection of the pool
     /// terminates its session, which releases the lock and makes its commit fail. This needs another free thread of
@@ -126,19 +148,19 @@ impl<K> TxLayer<K> {
         self.set(|shared| shared.queue.bound(longest))
     }
 
-    /// Sets the status for a request that did not get the lock, as
-    /// [`LockLayer::contended`](crate::LockLayer::contended).
-    #[must_use]
-    pub fn contended(self, status: StatusCode) -> Self {
-        self.set(|shared| shared.http.set_contended(status))
-    }
-
     /// Limits the waiting requests, as [`LockLayer::max_waiters`](crate::LockLayer::max_waiters).
     #[must_use]
     pub fn max_waiters(self, limit: usize) -> Self {
         self.set(|shared| shared.max_waiters = limit)
     }
 
+    fn set(mut self, change: impl FnOnce(&mut TxLayerSettings<K, T>)) -> Self {
+        change(Arc::make_mut(&mut self.shared));
+        self
+    }
+}
+
+impl<K, T> TxLayer<K, T> {
     /// Returns the counters of the layer's requests.
     #[must_use]
     pub fn stats(&self) -> LayerStats {
@@ -154,40 +176,35 @@ impl<K> TxLayer<K> {
     pub async fn idle(&self) {
         self.shared.counters.idle().await;
     }
-
-    fn set(mut self, change: impl FnOnce(&mut TxLayerSettings<K>)) -> Self {
-        change(Arc::make_mut(&mut self.shared));
-        self
-    }
 }
 
-impl<K> Clone for TxLayer<K> {
+impl<K, T> Clone for TxLayer<K, T> {
     fn clone(&self) -> Self {
         Self { shared: Arc::clone(&self.shared) }
     }
 }
 
-impl<K> Clone for TxLayerSettings<K> {
+impl<K, T: Clone> Clone for TxLayerSettings<K, T> {
     fn clone(&self) -> Self {
         Self {
             key: Arc::clone(&self.key),
             queue: self.queue.clone(),
             wait: self.wait,
             max_waiters: self.max_waiters,
-            http: self.http,
+            transport: self.transport.clone(),
             counters: Arc::clone(&self.counters),
         }
     }
 }
 
-impl<K> fmt::Debug for TxLayer<K> {
+impl<K, T> fmt::Debug for TxLayer<K, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("TxLayer").field("stats", &self.stats()).finish_non_exhaustive()
     }
 }
 
-impl<S, K> Layer<S> for TxLayer<K> {
-    type Service = InTx<S, K>;
+impl<S, K, T> Layer<S> for TxLayer<K, T> {
+    type Service = InTx<S, K, T>;
 
     fn layer(&self, inner: S) -> Self::Service {
         InTx { inner, shared: Arc::clone(&self.shared) }
@@ -195,52 +212,50 @@ impl<S, K> Layer<S> for TxLayer<K> {
 }
 
 /// A service in a transaction with a lock, made by a [`TxLayer`]. It is always ready, like [`Locked`](crate::Locked).
-pub struct InTx<S, K> {
+pub struct InTx<S, K, T = Http> {
     inner: S,
-    shared: Arc<TxLayerSettings<K>>,
+    shared: Arc<TxLayerSettings<K, T>>,
 }
 
-impl<S, K, B, R> Service<Request<B>> for InTx<S, K>
+impl<S, K, T, Req> Service<Req> for InTx<S, K, T>
 where
-    S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
+    S: Service<T::Carried> + Clone + Send + 'static,
     S::Future: Send,
+    S::Response: Send + 'static,
     S::Error: Send + 'static,
-    K: KeyFor<Request<B>>,
-    B: Send + 'static,
-    R: Body<Data = Bytes> + Send + 'static,
-    R::Error: Into<BoxError>,
+    K: KeyFor<Req>,
+    T: CarryTx<Req> + Commits<S::Response> + Transport<Req, S::Response, S::Error>,
+    Req: Send + 'static,
 {
-    type Response = Response<LockBody<R>>;
+    type Response = T::Response;
     type Error = S::Error;
-    type Future = BoxFuture<'static, Result<Self::Response, S::Error>>;
+    type Future = BoxFuture<'static, Result<T::Response, S::Error>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<B>) -> Self::Future {
+    fn call(&mut self, request: Req) -> Self::Future {
         Box::pin(serve(Arc::clone(&self.shared), self.inner.clone(), request))
     }
 }
 
-async fn serve<S, K, B, R>(
-    shared: Arc<TxLayerSettings<K>>,
+async fn serve<S, K, T, Req>(
+    shared: Arc<TxLayerSettings<K, T>>,
     inner: S,
-    request: Request<B>,
-) -> Result<Response<LockBody<R>>, S::Error>
+    request: Req,
+) -> Result<T::Response, S::Error>
 where
-    S: Service<Request<B>, Response = Response<R>> + Send + 'static,
+    S: Service<T::Carried> + Send + 'static,
     S::Future: Send,
+    S::Response: Send + 'static,
     S::Error: Send + 'static,
-    K: KeyFor<Request<B>>,
-    B: Send + 'static,
-    R: Body<Data = Bytes> + Send + 'static,
-    R::Error: Into<BoxError>,
+    K: KeyFor<Req>,
+    T: CarryTx<Req> + Commits<S::Response> + Transport<Req, S::Response, S::Error>,
+    Req: Send + 'static,
 {
-    let refuse = |why| -> Result<Response<LockBody<R>>, S::Error> {
-        <Http as Transport<Request<B>, Response<R>, S::Error>>::refuse(&shared.http, why)
-    };
-    let (mut request, key) = shared.key.key_for(request).await;
+    let refuse = |why| shared.transport.refuse(why);
+    let (request, key) = shared.key.key_for(request).await;
     let key = match key {
         Ok(key) => key,
         Err(error) => {
@@ -249,7 +264,7 @@ where
             return refuse(Refused::NoKey(error));
         }
     };
-    if OpenCommit::is_around(request.extensions()) {
+    if shared.transport.extensions(&request).is_some_and(OpenCommit::is_around) {
         shared.counters.count(AdmissionOutcome::Nested);
         error!(
             %key,
@@ -283,14 +298,11 @@ where
     };
     let in_flight = waiting.granted();
     let tx = Tx::new(tx);
-    request.extensions_mut().insert(tx.slot());
-    // Lets lock layers inside pass their locks to the transaction, because the locks must last until the commit.
-    let open = OpenCommit::around(request.extensions_mut(), Reads::Committed);
-    let longest = shared.queue.longest;
     // If a lock layer is outside, this layer's setting is ignored, because the handler also needs the outer lock.
-    let is_locked = request.extensions().get::<Held>().is_some();
+    let is_locked = shared.transport.held(&request).is_some();
+    let (request, open) = shared.transport.carry(request, &tx).await;
     let work: BoxFuture<'static, _> = Box::pin(async move {
-        let answer = run(inner, request, tx, &open, &shared.http, &in_flight, longest).await;
+        let answer = shared.run(inner, request, tx, &open, &in_flight).await;
         open.end().await;
         // Drops in this order, because all keys must be free when no request is in flight.
         drop(admission);
@@ -300,67 +312,60 @@ where
     if is_locked { work.await } else { Finish::new(work).await }
 }
 
-async fn run<S, B, R>(
-    inner: S,
-    request: Request<B>,
-    tx: Tx,
-    open: &OpenCommit,
-    http: &Http,
-    in_flight: &InFlightRequest,
-    longest: Option<Duration>,
-) -> Result<Response<LockBody<R>>, S::Error>
-where
-    S: Service<Request<B>, Response = Response<R>>,
-    R: Body<Data = Bytes> + Send + 'static,
-    R::Error: Into<BoxError>,
-{
-    let called = call(inner, request);
-    let handled = match longest {
-        Some(longest) => timeout(longest, called).await.ok(),
-        None => Some(called.await),
-    };
-    let guard = tx.into_guard();
-    let Some(handled) = handled else {
-        error!(?longest, "a handler had its transaction for too long and was dropped");
-        roll_back(guard).await;
-        return Ok(failed("held-too-long", "the service took too long; nothing was done"));
-    };
-    let is_final =
-        |response: &Response<R>| response.status().is_success() || response.status().is_redirection();
-    let lost = open.lost();
-    let response = match handled {
-        Ok(response) if is_final(&response) && lost.is_none() => response,
-        other => {
+impl<K, T> TxLayerSettings<K, T> {
+    /// Calls the handler, and commits or rolls back.
+    async fn run<S, Req>(
+        &self,
+        inner: S,
+        request: T::Carried,
+        tx: Tx,
+        open: &OpenCommit,
+        in_flight: &InFlightRequest,
+    ) -> Result<T::Response, S::Error>
+    where
+        S: Service<T::Carried>,
+        T: CarryTx<Req> + Commits<S::Response> + Transport<Req, S::Response, S::Error>,
+    {
+        let transport = &self.transport;
+        let called = call(inner, request);
+        let handled = match self.queue.longest {
+            Some(longest) => timeout(longest, called).await.ok(),
+            None => Some(called.await),
+        };
+        let guard = tx.into_guard();
+        let Some(handled) = handled else {
+            error!(longest = ?self.queue.longest, "a handler had its transaction for too long and was dropped");
             roll_back(guard).await;
-            return match lost {
-                Some(reason) if other.as_ref().is_ok_and(is_final) => {
-                    <Http as Transport<Request<B>, Response<R>, S::Error>>::refuse(
-                        http,
-                        Refused::Lost(reason),
-                    )
-                }
-                _ => other.map(|response| response.map(|body| LockBody::inner(body, None))),
-            };
+            return transport.refuse(Refused::HeldTooLong);
+        };
+        let response = match handled {
+            Ok(response) if transport.commits(&response) => response,
+            other => {
+                roll_back(guard).await;
+                return other.map(|response| transport.pass(response, None).0);
+            }
+        };
+        if let Some(reason) = open.lost() {
+            roll_back(guard).await;
+            return transport.refuse(Refused::Lost(reason));
         }
-    };
-    let Some(guard) = guard else {
-        error!(
-            "the handler has returned, but something it has left behind keeps its `SharedTx`: rolled back"
-        );
-        return Ok(failed("commit-failed", "the service did not finish its work; nothing was done"));
-    };
-    match guard.commit().await {
-        Ok(()) => Ok(response.map(|body| LockBody::inner(body, None))),
-        Err(error) => {
-            in_flight.stats().count_release_failed();
-            error!(%error, "a commit failed, and the handler's answer with it");
-            Ok(match error.kind() {
-                ErrorKind::OutcomeUnknown => failed(
-                    "commit-unknown",
-                    "it is not known whether the work was done; look before trying again",
-                ),
-                _ => failed("commit-failed", "the work could not be committed; nothing was done"),
-            })
+        let Some(guard) = guard else {
+            error!(
+                "the handler has returned, but something it has left behind keeps its `SharedTx`: rolled back"
+            );
+            let kept = "the handler has kept its `SharedTx`; drop it before the handler returns";
+            return transport.refuse(Refused::NotCommitted(Error::new(ErrorKind::InvalidOption, kept)));
+        };
+        match guard.commit().await {
+            Ok(()) => Ok(transport.pass(response, None).0),
+            Err(error) => {
+                in_flight.stats().count_release_failed();
+                error!(%error, "a commit failed, and the handler's answer with it");
+                transport.refuse(match error.kind() {
+                    ErrorKind::OutcomeUnknown => Refused::CommitUnknown(error),
+                    _ => Refused::NotCommitted(error),
+                })
+            }
         }
     }
 }
@@ -373,17 +378,13 @@ async fn roll_back(guard: Option<XactGuard>) {
     }
 }
 
-fn failed<R>(kind: &'static str, detail: &str) -> Response<LockBody<R>> {
-    Problem { kind, ..Problem::internal(detail) }.response().map(LockBody::refusal)
-}
-
-impl<S: Clone, K> Clone for InTx<S, K> {
+impl<S: Clone, K, T> Clone for InTx<S, K, T> {
     fn clone(&self) -> Self {
         Self { inner: self.inner.clone(), shared: Arc::clone(&self.shared) }
     }
 }
 
-impl<S: fmt::Debug, K> fmt::Debug for InTx<S, K> {
+impl<S: fmt::Debug, K, T> fmt::Debug for InTx<S, K, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("InTx").field("inner", &self.inner).finish_non_exhaustive()
     }

@@ -39,3 +39,16 @@ async fn requests_are_counted_by_outcome() {
         assert!(after.contains(&line(outcome, n)), "{outcome}: {after}");
     }
 }
+
+/// The page describes each metric that is exported, with its labels.
+#[test]
+fn the_page_describes_them() {
+    let page = include_str!("../../../docs/metrics.md");
+    let code = include_str!("../src/metrics.rs");
+    let named: Vec<&str> = code.split('"').filter(|text| text.starts_with("leasehold.tower.")).collect();
+    assert_eq!(named.len(), 2, "{named:?}");
+    for name in named {
+        let row = page.lines().find(|line| line.starts_with(&format!("|`{name}`|")));
+        assert!(row.is_some_and(|row| row.contains("`store`")), "{name} is not on the page");
+    }
+}

@@ -166,6 +166,26 @@ async fn ending_a_session_says_what_else_goes_with_it() {
     }
 }
 
+// Each transaction has a session to itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn ending_the_session_of_a_transaction_lock_ends_that_lock_alone() {
+    let database = Cluster::shared().fresh_database().await;
+    let [lock, operator] = [transaction(database.url()).await, transaction(database.url()).await];
+    let [a, b] = [take(&lock, "1").await, take(&lock, "2").await];
+    let admin = operator.admin().unwrap();
+    let error = admin.force_release(&key("1"), a.holder()).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    let sessions = admin.extension::<Sessions>().unwrap();
+    let session = sessions.session_of(&key("1")).await.unwrap().unwrap();
+    let goes: Vec<_> = session.holds.iter().map(|info| info.key.as_str()).collect();
+    assert_eq!(goes, ["1"]);
+    assert!(sessions.end_session(&session).await.unwrap());
+    assert_eq!(lost_within(&a, LONG).await, LossReason::SessionLost);
+    let taken = take(&operator, "1").await;
+    assert!(taken.token() > a.token());
+    assert_eq!(b.validity(), Validity::Valid);
+}
+
 // The row of an earlier holder is not shown as the present holder's.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_old_name_is_not_shown_as_the_present_holder() {

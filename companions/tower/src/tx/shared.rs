@@ -11,7 +11,8 @@ use sqlx::PgConnection;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 /// The layer's reference to the transaction.
-pub(super) struct Tx(Arc<Mutex<XactGuard>>);
+#[derive(Debug)]
+pub struct Tx(Arc<Mutex<XactGuard>>);
 
 /// The request's reference to the transaction. It is weak, because a surviving copy of the extensions must not keep
 /// the transaction open.
@@ -27,16 +28,23 @@ impl Tx {
         TxSlot(Arc::downgrade(&self.0))
     }
 
+    /// Returns the transaction for a handler.
+    pub(super) async fn share(&self) -> SharedTx {
+        SharedTx(Arc::clone(&self.0).lock_owned().await)
+    }
+
     /// Returns the guard, or `None` while a [`SharedTx`] is alive. Dropping that one then rolls back.
     pub(super) fn into_guard(self) -> Option<XactGuard> {
         Arc::into_inner(self.0).map(Mutex::into_inner)
     }
 }
 
-/// The transaction of a [`TxLayer`](crate::TxLayer). Use it as the connection. An extractor for axum.
+/// The transaction of a [`TxLayer`](crate::TxLayer). Use it as the connection. An extractor for axum. The handler of a
+/// message gets it beside the message.
 ///
 /// There is one per request, and the layer commits or rolls it back. Drop it before the handler returns. If a task or
-/// body still holds it then, the request gets status 500 and is rolled back.
+/// body still holds it then, the request is refused as [`NotCommitted`](crate::Refused::NotCommitted), for HTTP with
+/// status 500, and is rolled back.
 pub struct SharedTx(OwnedMutexGuard<XactGuard>);
 
 impl SharedTx {

@@ -9,5 +9,6 @@ mod common;
 mod failed_release;
 mod leaks;
 mod ledger;
+mod messages;
 mod races;
 mod transaction;
