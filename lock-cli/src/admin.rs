@@ -141,7 +141,7 @@ async fn release_session(
         let seen = admin.inspect(args.key.get()).await?;
         if seen.is_held() && args.holder.is_none_or(|holder| is_of(&seen, holder)) {
             let message = format!(
-                "no session that this role may see keeps it{}; nothing was released: {MAY_END}",
+                "no session that this role can see holds it{}; nothing was released: {MAY_END}",
                 in_words(&seen),
             );
             return Err(Error::new(ErrorKind::PermissionDenied, message).with_key(args.key.get()));
@@ -149,14 +149,17 @@ async fn release_session(
         if args.json {
             output::json(&json!({ "key": args.key.get().as_str(), "session": null, "released": false }));
         } else {
-            output::line(&format!("nobody has this hold of \"{}\"; nothing was released", args.key.get()));
+            output::line(&format!(
+                "no session has this hold of \"{}\"; nothing was released",
+                args.key.get()
+            ));
         }
         return Ok(exit::NOT_HELD);
     };
     let others = session.holds.len().saturating_sub(1);
     if others > 0 && !args.yes {
         output::problem(&format!(
-            "the session {}{} keeps {others} more; --yes ends it with all of them:\n{}",
+            "the session {}{} holds {others} more; --yes ends it with all of them:\n{}",
             session.id,
             session
                 .owner

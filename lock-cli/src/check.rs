@@ -79,7 +79,7 @@ async fn probe(lock: &dyn Lock, store: &ChosenStore) -> Result<Duration, Error> 
         if seen.holder().is_none_or(|hold| hold.holder != Some(holder)) {
             return Err(Error::new(
                 ErrorKind::Corrupt,
-                "a lock that was just taken does not show when one looks",
+                "a lock that was just taken does not show when it is inspected",
             )
             .with_key(&key)
             .with_store(lock.to_string()));
@@ -116,7 +116,7 @@ fn advice_for(
             ErrorKind::Unavailable if facts.is_some_and(ServerFacts::is_standby) => "name the primary in the URL",
             ErrorKind::Timeout => "another check may be running; try again",
             ErrorKind::InvalidKey => {
-                "keys are numbers with this `hash`, so that there is no key to try with; use `leasehold list`, or `run` with a number that nobody else takes"
+                "keys are numbers with this `hash`, so there is no key to try with; use `leasehold list`, or `run` with a number that no other program takes"
             }
             ErrorKind::SchemaMissing => {
                 "set the store up with `leasehold schema apply`, or use the version of this tool that did"
@@ -125,20 +125,22 @@ fn advice_for(
                 "compare the schema with what `leasehold schema print` prints, and alter it back; `schema apply` leaves what is there as it is"
             }
             ErrorKind::Corrupt => {
-                "look at what else writes there; move the damaged files away once nobody holds a lock"
+                "find out what else writes there; move the damaged files away when no client holds a lock"
             }
             _ => "see that the store runs, can be reached and has room",
         });
     }
     if let Some(capabilities) = lock.map(Lock::capabilities) {
         if capabilities.scope == Scope::Process {
-            advice.push("this store excludes within one process only: two commands never meet there; use a file:/// URL");
+            advice.push("this store excludes within one process only: two commands do not exclude each other there; use a file:/// URL");
         }
         if capabilities.crash_release.is_none() {
-            advice.push("a lock whose holder crashed stays shut; `leasehold release KEY --force --holder ID` opens it, with the ID that `leasehold inspect` shows");
+            advice.push("a lock whose holder crashed stays locked until `leasehold release KEY --force --holder ID`, with the ID that `leasehold inspect` shows");
         }
         if capabilities.fencing == Fencing::None {
-            advice.push("there are no fencing tokens: a holder that was paused and overtaken cannot be told by its number");
+            advice.push(
+                "there are no fencing tokens: the late write of a holder that was paused cannot be refused",
+            );
         }
     }
     advice

@@ -96,7 +96,7 @@ fn url_of_environment(url: Option<OsString>, file: Option<OsString>) -> Result<O
     };
     if text.trim().is_empty() && env::var_os(waiting::HOLDERS).is_some() {
         return Err(invalid(format!(
-            "{URL} is empty, as `leasehold run` leaves it for its command where the URL has a password: name the same store here, by --url or {URL_FILE}. Without any this would lock files of this machine, which keep nobody out of that store"
+            "{URL} is empty, as `leasehold run` leaves it for its command where the URL has a password: name the same store here, by --url or {URL_FILE}. Without a URL this would lock files of this machine, which do not exclude clients of that store"
         )));
     }
     if text.trim().is_empty() {

@@ -10,7 +10,7 @@ pub(crate) const USAGE: u8 = 64;
 pub(crate) const UNAVAILABLE: u8 = 69;
 /// The output could not be written.
 pub(crate) const OUTPUT_LOST: u8 = 74;
-/// Another holder kept the lock for the whole wait.
+/// Another client held the lock for the whole wait.
 pub(crate) const CONFLICT: u8 = 75;
 /// The lock was lost while the command ran, for example because its maximum hold had passed.
 pub(crate) const LOST: u8 = 76;
@@ -23,16 +23,16 @@ pub(crate) const NOT_FOUND: u8 = 127;
 pub(crate) const HELP: &str = "\
 Exit codes:
   0      done; `run --once-per`: also when it was not due
-  1      `inspect`: nobody holds the key; `release`: not held by that holder
-  64     bad arguments, key or URL, or what the store does not have
-  69     the store is down or cannot be used, also for as long as was waited; or it has not
-         confirmed that an attempt without an answer is undone
-  74     the output could not be written: it is not complete
-  75     `run`, `lock`: not granted within --wait, usually because somebody else holds it
-         (another number with --conflict-exit-code); `lock --once-per`: not due
+  1      `inspect`: the key is free; `release`: that holder does not hold it
+  64     bad arguments, key or URL, or a feature that the store does not have
+  69     the store was down or could not be used for all of --wait, or has not confirmed
+         that an unanswered attempt is undone
+  74     the output is not complete, because it could not be written
+  75     `run`, `lock`: not granted within --wait, usually because another client holds the
+         lock (another code with --conflict-exit-code); `lock --once-per`: not due
   76     `run`, `lock`: the lock was lost before the end, also by --max-hold
   126    `run`: the command cannot be executed
-  127    `run`: there is no such command
+  127    `run`: the command does not exist
   128+N  `run`: signal N ended the command; `run`, `lock`: the wait for the lock
 
 `run` passes on any other exit code of its command.";

@@ -98,7 +98,7 @@ fn unconfirmed_undo(lock: &dyn Lock, args: &AcquireArgs, reason: &str) -> String
     let later = match lock.capabilities().crash_release {
         Some(_) => format!("if it was, it ends by itself, as after a crash of its holder{window}"),
         None => format!(
-            "if `leasehold inspect` shows process {process} as its holder, it stays shut until `leasehold release` opens it, with the ID that is shown there{window}"
+            "if `leasehold inspect` shows process {process} as its holder, it stays locked until `leasehold release KEY --force --holder ID`, with the ID that is shown there{window}"
         ),
     };
     format!(
@@ -108,7 +108,7 @@ fn unconfirmed_undo(lock: &dyn Lock, args: &AcquireArgs, reason: &str) -> String
 
 /// Returns advice for an operator on ending a hold that was not released. `None` if the store ends it by itself.
 fn manual_release_advice(lock: &dyn Lock) -> Option<&'static str> {
-    let advice = "it may stay shut: `leasehold inspect` shows whether, and whose ID `leasehold release KEY --force --holder ID` wants to open it";
+    let advice = "it might stay locked: if `leasehold inspect` shows a holder, run `leasehold release KEY --force --holder ID` with the holder's ID";
     lock.capabilities().crash_release.is_none().then_some(advice)
 }
 
@@ -165,7 +165,7 @@ pub(crate) async fn release(
 fn report_lost(lock: &dyn Lock, key: &LockKey, reason: Option<LossReason>, what_ended: &str) {
     let is_unconfirmed = reason == Some(LossReason::Expired);
     let advice = manual_release_advice(lock).filter(|_| is_unconfirmed);
-    let advice = advice.unwrap_or("somebody else may have run at the same time");
+    let advice = advice.unwrap_or("another client might have run at the same time");
     let reason = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
     output::problem(&format!("the lock \"{key}\" was lost before {what_ended} ended{reason}; {advice}"));
 }

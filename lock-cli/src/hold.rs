@@ -30,7 +30,7 @@ pub(crate) async fn hold(args: &HoldArgs, store: &ChosenStore, notes: Notes) -> 
     grant::run_with_lock(request, async |guards, lock, signals| {
         guards.iter().for_each(|guard| print(guard, args.json));
         if output::is_over() {
-            notes.say("nobody can read that the lock was granted, so it is released");
+            notes.say("the grant cannot be written, so it is released");
             return grant::release(guards, lock, exit::OUTPUT_LOST, "the hold", signals, notes).await;
         }
         tokio::select! {

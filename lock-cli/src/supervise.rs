@@ -127,8 +127,8 @@ fn name(signal: Signal) -> &'static str {
 fn delivery(reach: Reach) -> &'static str {
     match reach {
         Reach::Alone => " was sent to this tool, which has passed it on",
-        Reach::Group => " was sent to the process group; passed on to nobody in it",
-        Reach::Everybody => " was sent to every process; passed on to nobody",
+        Reach::Group => " was sent to the process group; not passed on to its processes",
+        Reach::Everybody => " was sent to every process; not passed on",
     }
 }
 

@@ -157,7 +157,7 @@ pub(crate) async fn report(
         if is_news {
             let mut holder = seen.as_ref().map(admin::in_words).unwrap_or_default();
             if seen.is_some() && holder.is_empty() {
-                holder.push_str("; nobody is seen to hold it: waiting for the store");
+                holder.push_str("; the store shows no holder: waiting for the store");
                 if let Err(error) = file_store::check_writable(lock).await {
                     holder.push_str(&format!(" ({})", error.message()));
                 }

@@ -71,8 +71,8 @@ fn what_flock_has_and_this_has_not_is_refused_with_what_to_do_instead() {
         ("-ns", "no shared locks"),
         ("-u", "released when the command"),
         ("--unlock", "released when the command"),
-        ("-o", "whatever it leaves behind"),
-        ("--close", "whatever it leaves behind"),
+        ("-o", "even if it leaves processes behind"),
+        ("--close", "even if it leaves processes behind"),
         ("-F", "outlive its command"),
         ("--no-fork", "outlive its command"),
     ] {

@@ -68,8 +68,8 @@ async fn a_silent_server_costs_the_impatient_their_locks_in_order_and_not_the_pa
 async fn whoever_loses_a_row_unconfirmed_is_told_that_it_may_stay_shut() {
     let database = fresh_database().await;
     for (scheme, parameters, told, not_told) in [
-        ("postgres+row", "lost_after=3s", "release KEY --force --holder ID", "somebody else may have run"),
-        ("postgres+ttl", "ttl=3s", "somebody else may have run", "--force"),
+        ("postgres+row", "lost_after=3s", "release KEY --force --holder ID", "another client might have run"),
+        ("postgres+ttl", "ttl=3s", "another client might have run", "--force"),
     ] {
         let proxy = Proxy::start(Cluster::shared().address()).await;
         let url = proxy.url(database.url());

@@ -351,6 +351,6 @@ async fn a_session_that_the_role_may_not_end_is_an_error_and_no_missing_hold() {
     assert_eq!(guard.validity(), leasehold::Validity::Valid);
     guard.release().await.unwrap();
     let (code, stdout, stderr) = release(&[]);
-    assert!(code == 1 && stdout.contains("nobody has this hold"), "{code} {stdout}{stderr}");
+    assert!(code == 1 && stdout.contains("no session has this hold"), "{code} {stdout}{stderr}");
     lock.close().await.unwrap();
 }

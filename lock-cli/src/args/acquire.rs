@@ -33,12 +33,12 @@ pub(crate) struct AcquireArgs {
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     pub(crate) max_hold: Option<Duration>,
 
-    /// Let no other run in for this long after the grant. Within the window of an earlier grant, report that the run is
+    /// Start a cooldown of this length with the grant. During the cooldown of an earlier grant, report that the run is
     /// not due, and exit.
     #[arg(long, value_name = "DURATION", value_parser = duration, conflicts_with = "cooldown")]
     pub(crate) once_per: Option<Duration>,
 
-    /// Let no other run in before this time has passed since the grant, even if the hold ends sooner.
+    /// Start a cooldown of this length with the grant, in which other runs wait, even if the hold ends sooner.
     // The former name still works for existing scripts.
     #[arg(long, alias = "min-hold", value_name = "DURATION", value_parser = duration)]
     pub(crate) cooldown: Option<Duration>,
@@ -47,7 +47,7 @@ pub(crate) struct AcquireArgs {
     #[arg(long, value_name = "TEXT")]
     pub(crate) label: Option<String>,
 
-    /// Exit with this code if another holder kept the lock for the whole wait.
+    /// Exit with this code if another client held the lock for the whole wait.
     #[arg(short = 'E', long, value_name = "N", default_value_t = exit::CONFLICT)]
     pub(crate) conflict_exit_code: u8,
 

@@ -46,13 +46,13 @@ pub(crate) fn instead_of(error: &clap::Error, given: &[OsString]) -> Option<&'st
     }
     match option.as_str() {
         "-s" | "--shared" => Some(
-            "there are no shared locks (-s, --shared): leave it out, and readers exclude each other too, or give each reader a key of its own",
+            "there are no shared locks (-s, --shared): leave it out, and readers exclude each other too, or give each reader a separate key",
         ),
         "-u" | "--unlock" => Some(
             "there is nothing to unlock by hand (-u, --unlock): the lock is released when the command of `run` ends, or the input of `lock` is closed",
         ),
         "-o" | "--close" => Some(
-            "the lock is released when the command ends, whatever it leaves behind (-o, --close): leave it out",
+            "the lock is released when the command ends, even if it leaves processes behind (-o, --close): leave it out",
         ),
         "-F" | "--no-fork" => Some(
             "`run` has to outlive its command to release the lock (-F, --no-fork): leave it out; signals and the exit code are passed on",
@@ -71,7 +71,7 @@ fn of_consul(given: &[OsString]) -> Option<&'static str> {
     let mut names = names.map(|word| word.trim_start_matches('-').split('=').next().unwrap_or_default());
     names.find_map(|name| match name {
         "try" | "timeout" => Some("the time to wait is --wait DURATION, such as --wait 30s, or -w SECONDS"),
-        "name" => Some("the text for those who list the locks is --label TEXT"),
+        "name" => Some("the text in lists of the locks is --label TEXT"),
         "pass-stdin" | "child-exit-code" | "monitor-retry" => Some(
             "the command always gets the standard input, its exit code is always passed on, and a store that does not answer is always tried again: leave the option out",
         ),
