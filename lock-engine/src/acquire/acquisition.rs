@@ -105,12 +105,14 @@ impl Acquisition {
         let mut contended = None;
         if let Some(PendingAcquire { hold, permit, contended: said }) = begun {
             contended = said;
+            let mut entry = Entry::new(hold, Some(permit));
             if contended.is_some() {
-                self.contended_by.note(self.core.unconfirmed.is_any(hold.key()));
+                entry.own_contention = self.core.unconfirmed.is_any(entry.hold.key());
+                self.contended_by.note(entry.own_contention);
             }
-            self.entries.push(Entry { hold, permit: Some(permit), stage: Stage::Idle });
+            self.entries.push(entry);
         }
-        self.entries.extend(holds.into_iter().map(|hold| Entry { hold, permit: None, stage: Stage::Idle }));
+        self.entries.extend(holds.into_iter().map(|hold| Entry::new(hold, None)));
         let first = self.entries.first().map(|entry| entry.hold.key().clone());
         let _waiting = match (&first, self.budget) {
             (Some(key), Budget::Until(_) | Budget::Forever) => Some(self.core.metrics.facade.waits(key)),
@@ -256,6 +258,10 @@ impl Acquisition {
     /// Calls the store once for the entries of `range`. Returns for each `None` if granted, or why not.
     async fn ask(&mut self, range: Range<usize>) -> Result<Vec<Option<Contended>>, Refusal> {
         let requests: Vec<_> = self.entries[range.clone()].iter().map(|e| e.hold.request.clone()).collect();
+        // Checked when the request is sent, because the attempt can be undone before the reply arrives.
+        for entry in &mut self.entries[range.clone()] {
+            entry.own_contention = self.core.unconfirmed.is_any(entry.hold.key());
+        }
         let backend = Arc::clone(&self.core.backend);
         let call: StoreCall = Box::pin(async move { backend.acquire(requests).await });
         self.finish_call(range, call, self.budget.of_call(self.core.timing.request_timeout)).await
@@ -333,7 +339,8 @@ impl Acquisition {
                 }
                 Ok(Attempt::Contended(contended)) => {
                     core.metrics.count(Event::Contended);
-                    self.contended_by.note(core.unconfirmed.is_any(entry.hold.key()));
+                    entry.own_contention |= core.unconfirmed.is_any(entry.hold.key());
+                    self.contended_by.note(entry.own_contention);
                     entry.stage = Stage::Idle;
                     entry.hold.delivery.mark_answered();
                     entry.hold.note_contended(&contended);
@@ -400,7 +407,7 @@ impl Acquisition {
             if let (OnCooldown::NotDue, Some(retry_after)) = (self.policy, contended.cooling_for) {
                 // Does not report `NotDue` if the cooldown can come from an unconfirmed attempt of this
                 // client.
-                if self.core.unconfirmed.is_any(&key) {
+                if self.entries[at].own_contention {
                     return Err(self.own_attempt(&key));
                 }
                 return Err(self.core.name_error(Error::not_due(retry_after), Some(&key)).into());
@@ -425,6 +432,8 @@ impl Acquisition {
                     let (backend, stop) = (Arc::clone(&self.core.backend), CancellationToken::new());
                     let request = self.entries[at].hold.request.clone();
                     self.stop = Some(stop.clone());
+                    // The reply at the end of the wait is about the holder at that time.
+                    self.entries[at].own_contention = false;
                     let call: StoreCall = Box::pin(async move { vec![backend.wait(request, stop).await] });
                     self.finish_call(at..at + 1, call, self.budget.of_wait()).await?
                 }

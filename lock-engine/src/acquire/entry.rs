@@ -18,6 +18,14 @@ pub(crate) struct Entry {
     /// The key's permit, from the queue until the guard has it.
     pub(crate) permit: Option<Permit>,
     pub(crate) stage: Stage,
+    /// Whether the last `Contended` reply may point to an unconfirmed attempt of this client.
+    pub(crate) own_contention: bool,
+}
+
+impl Entry {
+    pub(crate) fn new(hold: Arc<Hold>, permit: Option<Permit>) -> Self {
+        Self { hold, permit, stage: Stage::Idle, own_contention: false }
+    }
 }
 
 /// The state of a key's request at the store.

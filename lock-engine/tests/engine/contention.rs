@@ -144,6 +144,21 @@ async fn a_wait_on_a_silent_store_blames_nobody() {
     assert!(error.message().contains("somebody else held"), "{error}");
 }
 
+/// The second attempt runs into the first one, whose grant had no reply. That first attempt is undone before the
+/// second reply arrives, and the store is silent after that.
+#[tokio::test(start_paused = true)]
+async fn a_late_reply_about_an_attempt_that_is_undone_blames_no_holder() {
+    let store = MemoryStore::new().waiting(Waiting::Poll { every: ms(100) });
+    let Client { lock, faults } = store.client_with(ClientSetup::new()).unwrap();
+    for fault in [Fault::LoseReply, Fault::DelayReply(seconds(2)), Fault::Hang] {
+        faults.script(Op::Acquire, fault);
+    }
+    faults.script(Op::Release, Fault::Delay(seconds(1)));
+    let error = lock.key("k").wait(seconds(3)).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+    assert_eq!(faults.calls(Op::Acquire), 3);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_try_after_a_drop_on_a_silent_store_is_an_error() {
     let net = Arc::new(PlainNet::default());

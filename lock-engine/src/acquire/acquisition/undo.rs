@@ -76,7 +76,7 @@ impl Drop for Acquisition {
         // These permits are passed on last, when the driver has the releases, as in `Hold::lose`.
         let mut passed_on = Vec::new();
         let mut left = Vec::new();
-        for Entry { hold, permit, stage } in self.entries.drain(..) {
+        for Entry { hold, permit, stage, .. } in self.entries.drain(..) {
             // Needs nothing more, because the dropped guard releases its hold and passes on its permit.
             if matches!(stage, Stage::Taken(_)) {
                 hold.abandon_undelivered();
