@@ -25,6 +25,24 @@
 //! `spawn_blocking` and `block_in_place`. Tasks of other executors are not recognized.
 //!
 //! Lock and guards can be dropped everywhere. In an async task the drop does not wait.
+//!
+//! # At the end of `main`
+//!
+//! When `main` returns, its guards are released, whether they are dropped before the lock, after it, or with the lock
+//! in a static variable. Because `main` ends the process, and with it the background thread, the drop of a guard waits
+//! for the store's reply, at most a second. Guards that are dropped one after the other share that second: after a wait
+//! without a reply, drops do not wait for the next ten seconds or until the next grant. Their releases go on in the
+//! background, which the last drop of lock and guards awaits for up to two seconds.
+//!
+//! Rust does not drop a guard in a static variable, a forgotten guard, or a guard of a thread that still runs when
+//! `main` returns. `std::process::exit` drops no guard at all. Such guards stay valid until the process ends, and then
+//! the locks end as after a crash:
+//!
+//! - File, session and transaction: free at once.
+//! - Lease: free when the lease ends, with the default TTL within 30 s.
+//! - Row: held until an operator releases it.
+//!
+//! Call [`Lock::close`] at the end of `main` to release them too.
 
 mod guard;
 mod request;
@@ -91,7 +109,7 @@ pub fn connect_by<L: crate::Lock>(connecting: impl Future<Output = Result<L, Err
 /// A lock over named keys whose calls block the calling thread.
 ///
 /// Clones share one connection. When the last clone and the last guard are dropped, the connection ends, and the
-/// drop waits up to two seconds for releases under way.
+/// drop waits up to two seconds for releases under way and for callbacks.
 #[derive(Clone)]
 pub struct Lock {
     lock: Arc<dyn crate::Lock>,

@@ -9,12 +9,11 @@ use leasehold_api::{End, Error, LossReason};
 
 use super::runtime::Runtime;
 
-/// One grant of one key. Dropping the guard releases the key, and waits up to a second for the store's reply. Inside an
-/// async task it does not wait. [`release`](Self::release) returns whether the lock was held until the end.
+/// One grant of one key. Dropping the guard releases the key, and [waits up to a second](super#at-the-end-of-main) for
+/// the store's reply. [`release`](Self::release) returns whether the lock was held until the end.
 ///
 /// It dereferences to the async [`LockGuard`](crate::LockGuard) for key, token, validity and the other calls that do
-/// not wait. A guard can be moved to another thread and be
-/// released there.
+/// not wait. A guard can be moved to another thread and be released there.
 ///
 /// ```
 /// # fn main() -> Result<(), leasehold::Error> {
@@ -34,7 +33,9 @@ pub struct LockGuard {
 }
 
 impl LockGuard {
+    /// Wraps a guard that the store has just granted.
     pub(super) fn new(guard: crate::LockGuard, runtime: &Arc<Runtime>) -> Self {
+        runtime.granted();
         Self { guard: Some(guard), runtime: Arc::clone(runtime) }
     }
 
@@ -158,7 +159,9 @@ pub struct MultiGuard {
 }
 
 impl MultiGuard {
+    /// Wraps guards that the store has just granted.
     pub(super) fn new(guards: crate::MultiGuard, runtime: &Arc<Runtime>) -> Self {
+        runtime.granted();
         Self { guards: Some(guards), runtime: Arc::clone(runtime) }
     }
 
@@ -201,8 +204,8 @@ impl IntoIterator for MultiGuard {
 
     fn into_iter(mut self) -> Self::IntoIter {
         let guards = self.guards.take().into_iter().flatten();
-        let guards: Vec<LockGuard> = guards.map(|guard| LockGuard::new(guard, &self.runtime)).collect();
-        guards.into_iter()
+        let alone = |guard| LockGuard { guard: Some(guard), runtime: Arc::clone(&self.runtime) };
+        guards.map(alone).collect::<Vec<_>>().into_iter()
     }
 }
 

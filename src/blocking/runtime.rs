@@ -1,5 +1,6 @@
 //! The runtime of a blocking lock, on a separate thread.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -8,18 +9,22 @@ use leasehold_api::{Error, ErrorKind};
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::oneshot;
 use tokio::task::coop;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout_at};
 
 use super::in_async_task;
 
 /// The longest that the end of the runtime waits for a callback that runs, after up to a second for releases.
 const CALLBACKS: Duration = Duration::from_secs(1);
 
-/// The longest that the drop of a guard waits for the store.
+/// The longest that the drops of guards, one after the other, wait for a store that does not reply.
 const RELEASE: Duration = Duration::from_secs(1);
+
+/// How long after such a wait no drop waits, unless the store replies.
+const NO_WAIT: Duration = Duration::from_secs(10);
 
 pub(super) struct Runtime {
     handle: Handle,
+    patience: Patience,
     /// Dropped to end the thread.
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -46,7 +51,8 @@ impl Runtime {
             let _ = runtime.block_on(stopped);
             runtime.shutdown_timeout(CALLBACKS);
         });
-        Ok(Self { handle, stop: Some(stop), thread: Some(thread.map_err(refused)?) })
+        let thread = Some(thread.map_err(refused)?);
+        Ok(Self { handle, patience: Patience::default(), stop: Some(stop), thread })
     }
 
     pub(super) fn handle(&self) -> &Handle {
@@ -55,7 +61,7 @@ impl Runtime {
 
     /// Polls `work` on this thread until it is done. The store's connections and timers run on the runtime's thread.
     pub(super) fn block_on<F: Future>(&self, work: F) -> Result<F::Output, Error> {
-        if !may_block() {
+        if !may_poll() {
             return Err(in_async_task());
         }
         // A connecting store looks for its runtime.
@@ -63,13 +69,60 @@ impl Runtime {
         Ok(pollster::block_on(work))
     }
 
-    /// Waits for the release of a dropped guard, if this thread may block. A release that takes longer goes on in the
-    /// background.
-    pub(super) fn wait_for_release(&self, release: impl Future) {
-        if may_block() {
-            let _entered = self.handle.enter();
-            let _ = pollster::block_on(async { timeout(RELEASE, release).await });
+    /// Notes that the store replied, because it granted a request.
+    pub(super) fn granted(&self) {
+        self.patience.replied();
+    }
+
+    /// Waits for the release of a dropped guard, if this thread may block and if the store replied recently. The
+    /// engine finishes the release in the background if `release` is dropped.
+    ///
+    /// Without the wait nothing would finish it if the lock is in a static variable and `main` returns now.
+    pub(super) fn wait_for_release(&self, release: impl Future<Output = Result<(), Error>>) {
+        let end = self.patience.end_of_wait(Instant::now());
+        if end <= Instant::now() || !may_poll() {
+            return;
         }
+        let _entered = self.handle.enter();
+        match pollster::block_on(async { timeout_at(end, release).await }) {
+            Ok(Ok(())) => self.patience.replied(),
+            Err(_) => self.patience.silent(end),
+            Ok(Err(error)) if is_silence(&error) => self.patience.silent(end),
+            // The guard was lost before, so the error says nothing about the store.
+            Ok(Err(_)) => {}
+        }
+    }
+}
+
+/// Returns whether a release failed with `error` because the store did not reply.
+fn is_silence(error: &Error) -> bool {
+    matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::OutcomeUnknown)
+}
+
+/// The end of the wait of the last drop that got no reply, if the store has not replied since. The following drops
+/// share it, so that many guards together wait no longer than one.
+#[derive(Default)]
+struct Patience(Mutex<Option<Instant>>);
+
+impl Patience {
+    /// Returns until when a drop that begins `now` waits. The result can be in the past.
+    fn end_of_wait(&self, now: Instant) -> Instant {
+        match *self.lock() {
+            Some(end) if now < end + NO_WAIT => end,
+            _ => now + RELEASE,
+        }
+    }
+
+    fn silent(&self, end: Instant) {
+        *self.lock() = Some(end);
+    }
+
+    fn replied(&self) {
+        *self.lock() = None;
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -81,6 +134,12 @@ impl Drop for Runtime {
             let _ = thread.join();
         }
     }
+}
+
+/// Returns whether this thread can poll futures of tokio and [may block](may_block). It cannot in the destructor of a
+/// thread-local variable, if tokio's own variable is gone already.
+fn may_poll() -> bool {
+    may_block() && !Handle::try_current().is_err_and(|error| error.is_thread_local_destroyed())
 }
 
 /// Returns whether tokio allows this thread to block: outside a runtime, in `spawn_blocking` and in
@@ -149,6 +208,56 @@ mod tests {
         });
         drop(runtime);
         assert_eq!(std::sync::Arc::strong_count(&kept), 1);
+    }
+
+    #[test]
+    fn drops_that_get_no_reply_share_one_second() {
+        let (patience, begun) = (Patience::default(), Instant::now());
+        let (mut now, mut waits) = (begun, 0);
+        for _ in 0..20 {
+            let end = patience.end_of_wait(now);
+            if now < end {
+                waits += 1;
+                now = end;
+                patience.silent(end);
+            }
+        }
+        assert_eq!((waits, now), (1, begun + RELEASE));
+        // A drop that begins during the wait of another one.
+        assert_eq!(patience.end_of_wait(begun + RELEASE / 2), begun + RELEASE);
+        // A store can be back, although nobody called it since.
+        let later = now + NO_WAIT;
+        assert_eq!(patience.end_of_wait(later), later + RELEASE);
+        patience.replied();
+        assert_eq!(patience.end_of_wait(now), now + RELEASE);
+    }
+
+    #[test]
+    fn twenty_drops_call_a_silent_store_once_and_wait_again_after_a_reply() {
+        let runtime = Runtime::start().unwrap();
+        let waits = std::cell::Cell::new(0);
+        let wait = |reply: Option<Result<(), Error>>| {
+            runtime.wait_for_release(async {
+                waits.set(waits.get() + 1);
+                match reply {
+                    Some(reply) => reply,
+                    None => std::future::pending().await,
+                }
+            });
+            waits.replace(0)
+        };
+        let lost = || Error::lost(leasehold_api::LossReason::Expired);
+        assert_eq!([wait(Some(Ok(()))), wait(Some(Err(lost())))], [1; 2]);
+        assert!(runtime.patience.lock().is_none(), "a lost guard is no silence");
+        // A second wait only if the machine stood still for ten seconds between two drops.
+        let silent: u32 = (0..20).map(|_| wait(None)).sum();
+        assert!((1..=2).contains(&silent), "{silent} of 20 drops waited");
+        runtime.granted();
+        assert_eq!(wait(Some(Ok(()))), 1);
+        // An error that comes before the end of the wait is no reply either.
+        let refused = || Err(Error::new(ErrorKind::Unavailable, "refused"));
+        assert_eq!(wait(Some(refused())), 1);
+        assert!(runtime.patience.lock().is_some());
     }
 
     #[tokio::test]

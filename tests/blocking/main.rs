@@ -11,7 +11,8 @@
 ))]
 
 mod adapter;
-mod main_ends;
+mod losses;
+mod silence;
 mod suite;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -23,6 +24,12 @@ use leasehold::{ErrorKind, LossReason, RunError, Validity, WindowOutcome};
 
 /// A real-time bound that only says that something ends at all.
 const LIVENESS: Duration = Duration::from_secs(60);
+
+/// Returns the URL of a store in `database`, with `parameters` such as `&ttl=1h`.
+fn url_of(database: &test_servers::Database, scheme: &str, parameters: &str) -> String {
+    let url = database.url().replacen("postgres", scheme, 1);
+    format!("{url}{}install=true{parameters}", if url.contains('?') { '&' } else { '?' })
+}
 
 /// Two clients of one store in this process.
 fn two(name: &str) -> [Lock; 2] {
@@ -149,10 +156,7 @@ fn calls_in_an_async_task_are_refused_and_drops_there_release() {
     let database = runtime().block_on(test_servers::fresh_database());
     let mut urls = vec!["memory:calls_in_an_async_task".to_owned()];
     urls.push(format!("file://{}", directory.path().join("locks").display()));
-    for scheme in ["postgres+advisory:", "postgres+ttl:"] {
-        let url = database.url().replacen("postgres:", scheme, 1);
-        urls.push(format!("{url}{}install=true", if url.contains('?') { '&' } else { '?' }));
-    }
+    urls.extend(["postgres+advisory", "postgres+ttl"].map(|scheme| url_of(&database, scheme, "")));
     for url in urls {
         let [a, b] = [(); 2].map(|()| connect(&url).unwrap());
         let guards = ["dropped", "released"].map(|key| a.key(key).acquire().unwrap());

@@ -8,6 +8,7 @@ use tempfile::TempDir;
 use test_servers::{Database, fresh_database};
 
 use super::adapter::Adapter;
+use super::url_of;
 
 /// The groups that need no fault: exclusion, waiting, releasing, ownership, the end of a hold.
 const BASIC: [&str; 5] = ["exclusion::", "timeouts::", "release::", "ownership::", "max_hold::"];
@@ -52,9 +53,7 @@ impl Factory for Store {
             }
             Self::Postgres(scheme) => {
                 let database = fresh_database().await;
-                let url = database.url().replacen("postgres:", &format!("{scheme}:"), 1);
-                let url = format!("{url}{}install=true", if url.contains('?') { '&' } else { '?' });
-                (url, Some(Kept::Database(database)))
+                (url_of(&database, scheme, ""), Some(Kept::Database(database)))
             }
         };
         Ok(Box::new(Opened { url, _kept: kept }))
