@@ -9,7 +9,7 @@ use leasehold_api::{End, Error, LossReason};
 
 use super::runtime::Runtime;
 
-/// One grant of one key. Dropping the guard releases the key, and [waits up to a second](super#at-the-end-of-main) for
+/// One grant of one key. Dropping the guard releases the key, and [waits up to a second](crate::blocking#at-the-end-of-main) for
 /// the store's reply. [`release`](Self::release) returns whether the lock was held until the end.
 ///
 /// It dereferences to the async [`LockGuard`](crate::LockGuard) for key, token, validity and the other calls that do
