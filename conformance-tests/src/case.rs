@@ -96,6 +96,8 @@ pub enum Need {
     Cooldown,
     /// Inspection of one key by an administrator.
     Inspect,
+    /// Labels that a holder can change.
+    Relabel,
     /// Listing of holds.
     List,
     /// Forced release.
@@ -168,6 +170,7 @@ impl Need {
             Self::Tokens | Self::DurableTokens => has.fencing == Fencing::None,
             Self::Cooldown => !has.cooldown,
             Self::Inspect => !has.admin.inspect,
+            Self::Relabel => !has.relabel,
             Self::List => !has.admin.list,
             Self::ForceRelease => !has.admin.force_release,
             _ => false,
@@ -231,6 +234,7 @@ impl Need {
             Self::Tokens | Self::DurableTokens => "fencing tokens",
             Self::Cooldown => "cooldowns",
             Self::Inspect => "inspection",
+            Self::Relabel => "labels that can be changed",
             Self::List => "listing",
             Self::ForceRelease => "forced release",
             _ => "",
@@ -245,6 +249,7 @@ impl Need {
         let refused = match self {
             Self::Lease => lock.key(&key).ttl(cx.ttl()).acquire().await.map(drop),
             Self::Cooldown => lock.key(&key).cooldown(cx.ttl()).acquire().await.map(drop),
+            Self::Relabel => cx.take(&lock, &key).await.relabel("new").await,
             Self::Tokens | Self::DurableTokens => {
                 let guard = cx.take(&lock, &key).await;
                 assert_eq!(guard.token(), None, "a token from a store that declares none");

@@ -276,6 +276,20 @@ macro_rules! for_each_case {
                 force_names_whom_it_breaks [C2 C18] [ForceRelease];
                 a_forced_release_serves_a_waiter [C8 C11] [ForceRelease];
             }
+            observation {
+                a_waiting_look_sees_a_grant_and_its_release [C18] [Inspect];
+                a_waiting_look_sees_the_next_holder [C18] [Inspect];
+                a_waiting_look_sees_the_end_of_a_lease [C18] [Inspect Lease Silence];
+                a_waiting_look_sees_a_forced_release [C18] [Inspect ForceRelease];
+                a_waiting_look_ends_with_its_time [C18] [Inspect];
+                a_waiting_look_ends_with_its_client [C17 C18] [Inspect];
+                a_waiting_look_takes_nothing [C18] [Inspect];
+                a_label_can_be_changed [C18] [Relabel Inspect];
+                no_label_is_changed_after_a_loss [C2] [Relabel Inspect Lose];
+                no_label_of_a_successor_is_changed [C2] [Relabel Inspect Purge];
+                doubt_is_told_when_it_begins_and_ends [C9] [Lease Silence Virtual];
+                a_watcher_of_the_validity_is_told_of_the_end [C9] [];
+            }
             cooldown {
                 runs_at_most_once_per_window [C16] [Cooldown];
                 outlives_many_other_keys [C16] [Cooldown];

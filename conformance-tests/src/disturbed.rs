@@ -373,6 +373,14 @@ impl<B: Backend> Backend for Disturbed<B> {
         answers
     }
 
+    /// Ignores scripted faults, as a look does.
+    async fn relabel(&self, hold: HoldRef, label: Arc<str>) -> Result<Renewed, Error> {
+        self.script.heard().await;
+        let answer = self.inner.relabel(hold, label).await;
+        self.script.heard().await;
+        answer
+    }
+
     fn release_now(&self, key: &LockKey, holder: HolderId) -> Option<Result<ReleaseReply, Error>> {
         self.without_io(Op::Release, || self.inner.release_now(key, holder))
     }

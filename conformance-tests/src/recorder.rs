@@ -290,6 +290,14 @@ impl Grant for RecordedGrant {
         self.inner.lost()
     }
 
+    fn validity_changed(self: Arc<Self>, seen: Validity) -> BoxFuture<'static, Validity> {
+        Box::pin(async move {
+            let validity = Arc::clone(&self.inner).validity_changed(seen).await;
+            self.note_loss();
+            validity
+        })
+    }
+
     fn extension(&self, id: TypeId) -> Option<&(dyn Any + Send + Sync)> {
         self.inner.extension(id)
     }
@@ -310,6 +318,14 @@ impl Grant for RecordedGrant {
             let confirmed = Arc::clone(&self.inner).confirm().await;
             self.note_loss();
             confirmed
+        })
+    }
+
+    fn relabel(self: Arc<Self>, label: Arc<str>) -> BoxFuture<'static, Result<(), Error>> {
+        Box::pin(async move {
+            let relabelled = Arc::clone(&self.inner).relabel(label).await;
+            self.note_loss();
+            relabelled
         })
     }
 

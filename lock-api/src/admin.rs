@@ -111,6 +111,51 @@ pub trait LockAdmin: Debug + Send + Sync {
     /// If dropped, the call may still end the hold. Inspect the key to see.
     async fn force_release(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error>;
 
+    /// Waits until the holders or labels of `seen.key` differ from `seen`, and returns the new state. `None` if
+    /// they are the same after `at_most`, so `seen` is still right.
+    ///
+    /// `seen` is an earlier answer of this method or of [`inspect`](LockAdmin::inspect), or [`KeyInfo::free`] to
+    /// get the holder at once if there is one. A change is another grant, the end of a grant without a successor,
+    /// or another label ([`KeyInfo::differs_from`]). The end of a lease counts when the store lets others in. The
+    /// caller does not wait for the key and takes no part in its order.
+    ///
+    /// The engine looks when it is called, on a notification of the store, when a shown lease ends, and at the
+    /// poll interval of waiters. It sees a change within [`Capabilities::handover`](crate::Capabilities::handover)
+    /// plus [`AdminCapabilities::lag`](crate::AdminCapabilities::lag). If a state lasts for a shorter time, it may
+    /// miss that state.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use std::time::Duration;
+    /// use leasehold_api::{KeyInfo, Lock, LockExt};
+    /// let lock = leasehold_memory::connect()?;
+    /// let guard = lock.key("leader").label("10.0.0.7:8080").acquire().await?;
+    /// let Some(admin) = lock.admin() else { return Ok(()) };
+    /// let mut seen = KeyInfo::free(guard.key().clone());
+    /// while let Some(now) = admin.changed(&seen, Duration::from_millis(1)).await? {
+    ///     println!("the leader is {:?}", now.holder().and_then(|hold| hold.label.as_deref()));
+    ///     seen = now;
+    /// }
+    /// assert_eq!(seen.holder().and_then(|hold| hold.holder), Some(guard.holder()));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`inspect`](LockAdmin::inspect): the first look that fails ends the wait. [`Closed`](crate::ErrorKind::Closed)
+    /// if the lock was closed. By default [`Unsupported`](crate::ErrorKind::Unsupported), but the engine waits on
+    /// every store with inspection.
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped, no lock is affected, and a call with the same `seen` misses nothing.
+    async fn changed(&self, seen: &KeyInfo, at_most: Duration) -> Result<Option<KeyInfo>, Error> {
+        let _ = at_most;
+        Err(Error::unsupported("wait for a change of a key").with_key(&seen.key))
+    }
+
     /// Returns an extra operation of this store by its type. See [`extension`](#method.extension) on `dyn
     /// LockAdmin`.
     fn extension_of(&self, id: TypeId) -> Option<&(dyn Any + Send + Sync)> {
@@ -212,6 +257,19 @@ impl KeyInfo {
     #[must_use]
     pub fn is_held(&self) -> bool {
         self.holder().is_some()
+    }
+
+    /// Returns whether the current holders or their labels are others than in `seen`. Times, waiters and
+    /// cooldowns do not count.
+    #[must_use]
+    pub fn differs_from(&self, seen: &Self) -> bool {
+        fn held(
+            info: &KeyInfo,
+        ) -> impl Iterator<Item = (Option<HolderId>, Option<FencingToken>, Option<&str>)> {
+            let held = info.holders.iter().filter(|hold| hold.state == HoldState::Held);
+            held.map(|hold| (hold.holder, hold.token, hold.label.as_deref()))
+        }
+        !held(self).eq(held(seen))
     }
 
     /// Returns whether the key can be granted now, because it has neither holder nor cooldown.

@@ -33,6 +33,8 @@ pub struct Capabilities {
     pub modes: Modes,
     /// Whether a grant can block the next one for a time (a cooldown).
     pub cooldown: bool,
+    /// Whether the label of a grant can be changed ([`LockGuard::relabel`](crate::LockGuard::relabel)).
+    pub relabel: bool,
     /// The operations for operators.
     pub admin: AdminCapabilities,
     /// Whether two different keys can exclude each other.
@@ -56,6 +58,7 @@ impl Capabilities {
             crash_release: None,
             modes: Modes::default(),
             cooldown: false,
+            relabel: false,
             admin: AdminCapabilities::default(),
             keys: KeyIdentity::Exact,
             max_holds: None,
@@ -157,8 +160,8 @@ pub struct AdminCapabilities {
     pub list: bool,
     /// End the hold of another client.
     pub force_release: bool,
-    /// The maximum time after a grant until other clients see its name, holder, token and label. They see at
-    /// once that the key is held.
+    /// The maximum time after a grant, or a change of its label, until other clients see its name, holder, token
+    /// and label. They see at once that the key is held.
     pub lag: Duration,
 }
 

@@ -55,6 +55,8 @@ pub enum Operation {
     Renew,
     /// Confirming a grant.
     Confirm,
+    /// Changing the label of a grant.
+    Relabel,
     /// Running a body under a lock.
     Run,
     /// Releasing.
@@ -71,6 +73,7 @@ impl Operation {
             Self::Acquire => "acquire",
             Self::Renew => "renew",
             Self::Confirm => "confirm",
+            Self::Relabel => "relabel",
             Self::Run => "run",
             Self::Release => "release",
             Self::Close => "close",
@@ -134,6 +137,24 @@ impl ErrorKind {
                 | Self::Deadlock
                 | Self::Capacity
                 | Self::Unavailable
+        )
+    }
+
+    /// Returns whether a program that never gives up, such as a candidate for leadership, should repeat the same
+    /// call after a pause: the failure can pass by itself, by a new attempt, or by a repair of the store (its
+    /// setup, rights or data). False for a mistake in the call, a missing feature, and a lock that is closed or has
+    /// no runtime, because these stay.
+    ///
+    /// ```
+    /// use leasehold_api::ErrorKind;
+    /// assert!(ErrorKind::PermissionDenied.can_recover());
+    /// assert!(!ErrorKind::Closed.can_recover());
+    /// ```
+    #[must_use]
+    pub const fn can_recover(self) -> bool {
+        !matches!(
+            self,
+            Self::InvalidKey | Self::InvalidOption | Self::Unsupported | Self::Closed | Self::NoRuntime
         )
     }
 
@@ -423,6 +444,29 @@ mod tests {
             ("cable".into(), "cable".into())
         );
         assert_eq!((error.key(), a.key().unwrap().as_str(), b.key().unwrap().as_str()), (None, "a", "b"));
+    }
+
+    #[test]
+    fn every_kind_says_whether_it_passes_and_whether_it_can_recover() {
+        use ErrorKind::{
+            Capacity, Closed, Corrupt, Deadlock, InvalidKey, InvalidOption, Lost, NoRuntime, NotDue,
+            OutcomeUnknown, PermissionDenied, SchemaMissing, Timeout, Unavailable, Unsupported,
+        };
+        let passes = [Timeout, NotDue, OutcomeUnknown, Deadlock, Capacity, Unavailable];
+        let is_repaired = [Lost, SchemaMissing, PermissionDenied, Corrupt];
+        let stays = [InvalidKey, InvalidOption, Unsupported, Closed, NoRuntime];
+        let said = |kind: &ErrorKind| (kind.is_transient(), kind.can_recover());
+        assert!(passes.iter().all(|kind| said(kind) == (true, true)));
+        assert!(is_repaired.iter().all(|kind| said(kind) == (false, true)));
+        assert!(stays.iter().all(|kind| said(kind) == (false, false)));
+        for kind in passes.into_iter().chain(is_repaired).chain(stays) {
+            // No `_` arm: a new kind has to be put into one of the lists above.
+            match kind {
+                InvalidKey | InvalidOption | Timeout | NotDue | Lost | OutcomeUnknown | Deadlock
+                | Unsupported | Capacity | SchemaMissing | PermissionDenied | Unavailable | Corrupt
+                | Closed | NoRuntime => {}
+            }
+        }
     }
 
     #[test]

@@ -41,6 +41,17 @@ pub trait Grant: Debug + Send + Sync + 'static {
     /// Returns a future that resolves when the grant is lost.
     fn lost(&self) -> Lost;
 
+    /// Waits until the validity differs from `seen` or the grant has ended, and returns it. Cancel safe. By default
+    /// it resolves at the end only, because this crate has no timer for the moment when doubt begins.
+    fn validity_changed(self: Arc<Self>, seen: Validity) -> BoxFuture<'static, Validity> {
+        Box::pin(async move {
+            if self.validity() == seen {
+                self.lost().ended().await;
+            }
+            self.validity()
+        })
+    }
+
     /// Returns an extra of the store by its type. Wrappers forward this call.
     fn extension(&self, id: TypeId) -> Option<&(dyn Any + Send + Sync)>;
 
@@ -53,6 +64,14 @@ pub trait Grant: Debug + Send + Sync + 'static {
     /// [`Unsupported`](crate::ErrorKind::Unsupported).
     fn confirm(self: Arc<Self>) -> BoxFuture<'static, Result<(), Error>> {
         Box::pin(std::future::ready(Err(Error::unsupported("confirmation of a grant"))))
+    }
+
+    /// Changes the label of the hold. See [`LockGuard::relabel`](crate::LockGuard::relabel), which has checked the
+    /// text. Cancel safe: a dropped call may still change the label. By default
+    /// [`Unsupported`](crate::ErrorKind::Unsupported).
+    fn relabel(self: Arc<Self>, label: Arc<str>) -> BoxFuture<'static, Result<(), Error>> {
+        let _ = label;
+        Box::pin(std::future::ready(Err(Error::unsupported("label that can be changed"))))
     }
 
     /// Releases the grant. See [`LockGuard::release`](crate::LockGuard::release). If the returned future is

@@ -11,6 +11,7 @@ use crate::handle::GrantHandle;
 use crate::id::{FencingToken, HolderId};
 use crate::key::LockKey;
 use crate::loss::Lost;
+use crate::options::check_label;
 use crate::validity::Validity;
 
 /// One grant of one key. Dropping the guard releases the key in the background. [`release`](LockGuard::release)
@@ -90,6 +91,37 @@ impl LockGuard {
     #[must_use]
     pub fn validity(&self) -> Validity {
         self.grant().validity()
+    }
+
+    /// Waits until the validity differs from `seen`, and returns it, so that a holder learns when doubt begins and
+    /// when it ends. Returns at once if the grant has ended, because no change follows.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use leasehold_api::{Lock, LockExt, Validity};
+    /// let lock = leasehold_memory::connect()?;
+    /// let guard = lock.key("leader").acquire().await?;
+    /// let handle = guard.handle();
+    /// let follower = tokio::spawn(async move {
+    ///     let mut now = handle.validity();
+    ///     while now.is_held() {
+    ///         println!("{now}"); // valid, then perhaps in doubt, and valid again
+    ///         now = handle.validity_changed(now).await;
+    ///     }
+    ///     now
+    /// });
+    /// lock.close().await?;
+    /// assert_eq!(follower.await.unwrap(), Validity::Lost);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped, nothing changes, and a call with the same `seen` misses nothing.
+    pub async fn validity_changed(&self, seen: Validity) -> Validity {
+        self.shared().validity_changed(seen).await
     }
 
     /// Returns how much longer the grant is valid if the store confirms nothing more. `None` if it does not end
@@ -233,6 +265,45 @@ impl LockGuard {
     /// If dropped, nothing changes.
     pub async fn confirm(&self) -> Result<(), Error> {
         self.shared().confirm().await.map_err(|e| e.with_operation(Operation::Confirm))
+    }
+
+    /// Changes the label that operators and observers see beside the hold, to at most
+    /// [`MAX_LABEL_BYTES`](crate::MAX_LABEL_BYTES) bytes. `Ok` means that the lock is still held, and that others
+    /// see the label within [`AdminCapabilities::lag`](crate::AdminCapabilities::lag). The lease is not renewed.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use leasehold_api::{Lock, LockExt};
+    /// let lock = leasehold_memory::connect()?;
+    /// let guard = lock.key("leader").label("starting").acquire().await?;
+    /// guard.relabel("10.0.0.7:8080").await?;
+    /// if let Some(admin) = lock.admin() {
+    ///     let info = admin.inspect(guard.key()).await?;
+    ///     assert_eq!(info.holder().and_then(|hold| hold.label.as_deref()), Some("10.0.0.7:8080"));
+    /// }
+    /// guard.release().await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidOption`](crate::ErrorKind::InvalidOption) for a label that is too long or contains NUL.
+    /// [`Lost`](crate::ErrorKind::Lost) if the grant has ended, and then a successor's label is untouched.
+    /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown) or [`Unavailable`](crate::ErrorKind::Unavailable) if the
+    /// store did not answer. [`Unsupported`](crate::ErrorKind::Unsupported) unless
+    /// [`Capabilities::relabel`](crate::Capabilities::relabel) is declared.
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped, the call may still change the label, also after a later call.
+    pub async fn relabel(&self, label: impl Into<Arc<str>>) -> Result<(), Error> {
+        let label = label.into();
+        let relabelled = match check_label(&label) {
+            Ok(()) => self.shared().relabel(label).await,
+            Err(error) => Err(error.with_key(self.key())),
+        };
+        relabelled.map_err(|e| e.with_operation(Operation::Relabel))
     }
 
     /// Releases the lock. `Ok` means that the lock was held until now, and is free or with the next waiter.

@@ -82,6 +82,16 @@ impl GrantHandle {
         self.grant.remaining()
     }
 
+    /// Waits until the validity differs from `seen`, and returns it. See
+    /// [`LockGuard::validity_changed`](crate::LockGuard::validity_changed).
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped, nothing changes, and a call with the same `seen` misses nothing.
+    pub async fn validity_changed(&self, seen: Validity) -> Validity {
+        Arc::clone(&self.grant).validity_changed(seen).await
+    }
+
     /// Returns a future that resolves when the grant is lost, and never after a normal release.
     pub fn lost(&self) -> Lost {
         self.grant.lost()

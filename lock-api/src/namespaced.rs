@@ -160,6 +160,14 @@ impl LockAdmin for Namespaced {
         Ok(infos.into_iter().filter_map(|i| self.inner_to_outer(i)).collect())
     }
 
+    async fn changed(&self, seen: &KeyInfo, at_most: Duration) -> Result<Option<KeyInfo>, Error> {
+        let mut inner = seen.clone();
+        inner.key = self.outer_to_inner(&seen.key)?;
+        let changed = self.inner_admin()?.changed(&inner, at_most).await;
+        let changed = changed.map_err(|e| e.replace_key(&seen.key))?;
+        Ok(changed.map(|info| KeyInfo { key: seen.key.clone(), ..info }))
+    }
+
     async fn force_release(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
         let inner = self.outer_to_inner(key)?;
         self.inner_admin()?.force_release(&inner, holder).await.map_err(|e| e.replace_key(key))
@@ -203,6 +211,10 @@ impl Grant for NamespacedGrant {
         self.inner.lost()
     }
 
+    fn validity_changed(self: Arc<Self>, seen: Validity) -> BoxFuture<'static, Validity> {
+        Arc::clone(&self.inner).validity_changed(seen)
+    }
+
     fn extension(&self, id: TypeId) -> Option<&(dyn Any + Send + Sync)> {
         self.inner.extension(id)
     }
@@ -215,6 +227,11 @@ impl Grant for NamespacedGrant {
     fn confirm(self: Arc<Self>) -> BoxFuture<'static, Result<(), Error>> {
         let confirmed = Arc::clone(&self.inner).confirm();
         Box::pin(async move { confirmed.await.map_err(|e| e.replace_key(&self.key)) })
+    }
+
+    fn relabel(self: Arc<Self>, label: Arc<str>) -> BoxFuture<'static, Result<(), Error>> {
+        let relabelled = Arc::clone(&self.inner).relabel(label);
+        Box::pin(async move { relabelled.await.map_err(|e| e.replace_key(&self.key)) })
     }
 
     fn release(self: Arc<Self>) -> Release {

@@ -186,15 +186,23 @@ impl AcquireOptions {
             "a semaphore needs at least one permit"
         } else if self.cooldown == Some(Duration::ZERO) {
             "a cooldown of zero does nothing; leave it out"
-        } else if self.label.as_ref().is_some_and(|l| l.len() > MAX_LABEL_BYTES) {
-            "a label has at most 256 bytes"
-        } else if self.label.as_ref().is_some_and(|l| l.contains('\0')) {
-            "a label cannot contain NUL"
         } else {
-            return Ok(());
+            return self.label.as_deref().map_or(Ok(()), check_label);
         };
         Err(Error::new(ErrorKind::InvalidOption, reason))
     }
+}
+
+/// Checks the text of a label.
+pub(crate) fn check_label(label: &str) -> Result<(), Error> {
+    let reason = if label.len() > MAX_LABEL_BYTES {
+        "a label has at most 256 bytes"
+    } else if label.contains('\0') {
+        "a label cannot contain NUL"
+    } else {
+        return Ok(());
+    };
+    Err(Error::new(ErrorKind::InvalidOption, reason))
 }
 
 #[cfg(test)]

@@ -234,6 +234,7 @@ fn capabilities(lock: &dyn Lock) -> [(&'static str, &'static str, String, Value)
         ("shared", "shared holders", yes(has.modes.shared), json!(has.modes.shared)),
         ("max_permits", "permits of a key", permits, json!(has.modes.max_permits)),
         ("cooldown", "--once-per, --cooldown", yes(has.cooldown), json!(has.cooldown)),
+        ("relabel", "labels can be changed", yes(has.relabel), json!(has.relabel)),
         (
             "inspect",
             "inspect, list",

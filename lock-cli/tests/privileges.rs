@@ -9,7 +9,7 @@ use std::time::Duration;
 use leasehold::postgres::schema::{self, Stores};
 use leasehold::postgres::sqlx::{AssertSqlSafe, raw_sql};
 use leasehold::postgres::{DEFAULT_SCHEMA, Identifier};
-use leasehold::{ErrorKind, ListQuery, LockExt as _};
+use leasehold::{ErrorKind, KeyInfo, ListQuery, LockExt as _};
 use test_servers::Cluster;
 
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -39,6 +39,10 @@ async fn a_role_that_may_use_one_store_alone_has_all_of_that_one() {
         let (a, b) = (leasehold::connect(&a).await.unwrap(), leasehold::connect(&b).await.unwrap());
         let held = a.key("k").label("why").acquire().await.unwrap();
         assert!(b.key("k").try_acquire().await.unwrap().is_none(), "{scheme}");
+        let free = KeyInfo::free(held.key().clone());
+        let seen = b.admin().unwrap().changed(&free, PATIENCE).await.unwrap();
+        assert!(seen.is_some_and(|info| info.is_held()), "{scheme}");
+        held.relabel("why not").await.unwrap();
         let everything = ListQuery::new();
         let listing = b.admin().unwrap().list(&everything).await.unwrap();
         assert_eq!(listing.len(), 1, "{scheme}: {listing:?}");
@@ -60,6 +64,40 @@ async fn a_role_that_may_use_one_store_alone_has_all_of_that_one() {
         assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{other}: {error}");
         a.close().await.unwrap();
         b.close().await.unwrap();
+    }
+}
+
+/// A look that waits ends with the error of the look that is refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_observer_whose_rights_are_revoked_gets_a_typed_error() {
+    let locks = Identifier::new(DEFAULT_SCHEMA).unwrap();
+    for (scheme, stores) in [
+        ("postgres", Stores::Advisory),
+        ("postgres+advisory-xact", Stores::Advisory),
+        ("postgres+row", Stores::Row),
+        ("postgres+ttl", Stores::Lease),
+    ] {
+        let database = Cluster::shared().fresh_database().await;
+        let role = Identifier::new(format!("seer_{}", &database.name()[5..])).unwrap();
+        let mut admin = database.connect().await;
+        schema::install(&mut admin, &locks).await.unwrap();
+        let grants = schema::grants(&locks, &role, stores);
+        let setup = format!("CREATE ROLE {} LOGIN; {grants}", role.quoted());
+        raw_sql(AssertSqlSafe(setup)).execute(&mut admin).await.unwrap();
+        let url = database.url().replacen("//postgres@", &format!("//{}@", role.as_str()), 1);
+        let (_, rest) = url.split_once("://").unwrap();
+        let lock = leasehold::connect(&format!("{scheme}://{rest}")).await.unwrap();
+        let free = KeyInfo::free("k".parse().unwrap());
+        let revoke = format!("REVOKE ALL ON ALL TABLES IN SCHEMA {} FROM {}", locks.quoted(), role.quoted());
+        let (seen, revoked) = tokio::join!(
+            lock.admin().unwrap().changed(&free, PATIENCE),
+            raw_sql(AssertSqlSafe(revoke)).execute(&mut admin)
+        );
+        revoked.unwrap();
+        let error = seen.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{scheme}: {error}");
+        assert!(error.kind().can_recover() && error.key() == Some(&free.key), "{scheme}: {error}");
+        lock.close().await.unwrap();
     }
 }
 

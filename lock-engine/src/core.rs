@@ -2,16 +2,20 @@
 
 use std::fmt;
 use std::ops::Deref;
+use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use leasehold_api::{AcquireOptions, Capabilities, Error, ErrorKind, HolderId, LockKey, LossReason, Mode};
 use tokio::sync::watch;
+use tokio_util::context::TokioContext;
 use tokio_util::sync::CancellationToken;
 
 use crate::acquire::owner::Owner;
 use crate::acquire::queue::Queues;
 use crate::acquire::unconfirmed::UnconfirmedAttempts;
+use crate::admin::Observers;
 use crate::clock::{Clock, scaled};
 use crate::driver::inbox::Inbox;
 use crate::driver::outbox::PendingRelease;
@@ -42,6 +46,7 @@ pub(crate) struct Core {
     pub(crate) metrics: Metrics,
     pub(crate) unconfirmed: UnconfirmedAttempts,
     pub(crate) inbox: Inbox,
+    pub(crate) observers: Observers,
     /// Fires when the engine closes, and ends every wait.
     pub(crate) closing: CancellationToken,
     /// Fires when the engine's runtime has ended: its futures must not be polled after that.
@@ -138,6 +143,18 @@ impl Core {
         self.queues.for_each(|owner| holds.push(Arc::clone(&owner.hold)));
         holds.retain(|hold| hold.end_lost(reason).is_some());
         holds
+    }
+
+    /// Polls `work`, which uses timers, in the context of the engine's runtime, because another executor may poll
+    /// the caller. `None` if that runtime has ended.
+    pub(crate) async fn on_runtime<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        let work = TokioContext::new(work, self.tasks.handle().clone());
+        match AssertUnwindSafe(work).catch_unwind().await {
+            Ok(outcome) => Some(outcome),
+            // Tokio's timers panic when their runtime has ended, and another executor can poll after that.
+            Err(_) if self.runtime_gone.is_cancelled() => None,
+            Err(panic) => resume_unwind(panic),
+        }
     }
 
     /// Adds the store's name and the key to an error.

@@ -42,7 +42,7 @@ pub(crate) const MAX_PARTS: usize = 32;
 
 /// The longest sleep of the driver while a hold can end. The clock of validity also runs during suspend, but
 /// the runtime's timers might not. A loss during suspend is signalled this soon after the machine resumes.
-const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+pub(crate) const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// The time that a closing engine waits for unpolled callers to give up their permits.
 const LAST_CALL: Duration = Duration::from_secs(1);

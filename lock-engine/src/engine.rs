@@ -1,19 +1,16 @@
 //! The engine: a [`Lock`] made of a [`Backend`].
 
 use std::fmt;
-use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use futures_util::FutureExt as _;
 use leasehold_api::{
     AcquireOptions, Capabilities, Error, ErrorKind, Lock, LockAdmin, LockGuard, LockKey, MultiGuard,
     Operation, Wait,
 };
 use tokio::runtime::Handle;
 use tokio::sync::watch;
-use tokio_util::context::TokioContext;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
@@ -23,6 +20,7 @@ use crate::acquire::fast_path::{self, FastPath, PendingAcquire};
 use crate::acquire::queue::Queues;
 use crate::acquire::unconfirmed::UnconfirmedAttempts;
 use crate::acquire::waiting::{failure_of, is_ending};
+use crate::admin::Observers;
 use crate::clock::{Clock, SystemClock};
 use crate::core::{Alive, Core};
 use crate::driver::Driver;
@@ -60,7 +58,7 @@ use crate::tasks::Tasks;
 /// of [`close`](Lock::close). The guard reads lost when its lease has passed. Use a runtime with several
 /// workers, or `tokio::task::spawn_blocking`.
 pub struct Engine {
-    core: Arc<Alive>,
+    pub(crate) core: Arc<Alive>,
 }
 
 impl Engine {
@@ -135,16 +133,8 @@ impl Engine {
         let work = acquisition.run(begun, holds).instrument(span);
         // Boxes the slow path, because its state is large, and callers that are granted on the fast path
         // never need it.
-        let work = Box::pin(TokioContext::new(work, self.core.tasks.handle().clone()));
-        match AssertUnwindSafe(work).catch_unwind().await {
-            Ok(outcome) => outcome,
-            // Reports the panic as a closed engine. Tokio's timers panic when their runtime has ended, and
-            // another executor can poll after that.
-            Err(_) if self.core.runtime_gone.is_cancelled() => {
-                Err(self.core.name_error(Error::closed(), None).into())
-            }
-            Err(panic) => resume_unwind(panic),
-        }
+        let outcome = Box::pin(self.core.on_runtime(work)).await;
+        outcome.unwrap_or_else(|| Err(self.core.name_error(Error::closed(), None).into()))
     }
 
     fn pending_hold(&self, key: &LockKey, options: &AcquireOptions, once: bool) -> Arc<Hold> {
@@ -292,7 +282,7 @@ impl Lock for Engine {
     }
 
     fn admin(&self) -> Option<&dyn LockAdmin> {
-        self.core.backend.admin()
+        self.core.backend.admin().map(|_| self as &dyn LockAdmin)
     }
 }
 
@@ -393,6 +383,7 @@ impl EngineBuilder {
             queues: Queues::new(),
             schedule: Schedule::new(),
             inbox: Inbox::default(),
+            observers: Observers::default(),
             unconfirmed: UnconfirmedAttempts::default(),
             closing: CancellationToken::new(),
             runtime_gone: CancellationToken::new(),

@@ -2,13 +2,15 @@
 //! the operations of its guard in `grant.rs`.
 
 pub(crate) mod delivery;
+pub(crate) mod doubt;
 pub(crate) mod grant;
+pub(crate) mod label;
 pub(crate) mod lease_clock;
 pub(crate) mod state;
 
 use std::any::Any;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -45,6 +47,8 @@ pub(crate) struct Hold {
     pub(crate) times: Times,
     /// Whether the hold's request was sent, and whether a caller has its guard.
     pub(crate) delivery: Delivery,
+    /// Whether the store may have another label for the hold than `request`.
+    pub(crate) relabelled: AtomicBool,
 }
 
 /// The parts of a grant that few stores have.
@@ -74,6 +78,7 @@ impl Hold {
             extras: OnceLock::new(),
             cooling_until: AtomicU64::new(0),
             delivery: Delivery::new(),
+            relabelled: AtomicBool::new(false),
         })
     }
 

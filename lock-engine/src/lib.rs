@@ -4,6 +4,7 @@
 #![warn(clippy::exhaustive_enums, clippy::exhaustive_structs)]
 
 mod acquire;
+mod admin;
 mod backoff;
 mod clock;
 mod core;

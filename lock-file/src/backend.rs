@@ -204,6 +204,7 @@ fn capabilities() -> Capabilities {
     // notice.
     has.crash_release = Some(Duration::from_secs(2));
     has.cooldown = true;
+    has.relabel = true;
     has.admin = AdminCapabilities::read_only();
     has.keys = KeyIdentity::Hashed { bits: 256 };
     has
@@ -270,6 +271,13 @@ impl Backend for FileBackend {
         });
         let named = |(answer, key): (Result<_, Error>, _)| answer.map_err(|e| self.named(e.with_key(key)));
         answers.into_iter().zip(&keys).map(named).collect()
+    }
+
+    async fn relabel(&self, hold: HoldRef, label: Arc<str>) -> Result<Renewed, Error> {
+        let requests = Arc::clone(&self.requests);
+        let job = move || requests.relabel(&hold, &label);
+        let answer = self.pool.renew.run(job).await.map_err(Error::from).flatten();
+        answer.map_err(|e| self.named(e))
     }
 
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {

@@ -3,7 +3,8 @@
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
 use leasehold_api::{Error, FencingToken};
@@ -35,11 +36,16 @@ pub(crate) fn wait_for_release(files: &KeyFiles) -> Option<PendingWait<bool>> {
 
 /// One grant: the lock, and the status lock, which shows the hold to inspection.
 ///
-/// Every method can run while another one waits for the disk, because no disk access happens under the mutex.
+/// Every method but [`free`](Self::free) can run while another one waits for the disk, because no disk access happens
+/// under the mutex of the status.
 #[derive(Debug)]
 pub(crate) struct FileHold {
     main: LockedFile,
     status: Mutex<StatusLock>,
+    /// Held while the record is written. The lock stays during that time, because a successor writes the same file.
+    record: Mutex<()>,
+    /// Whether the grant has ended. A writer of the record that finds this set afterwards unlocks.
+    ended: AtomicBool,
     files: KeyFiles,
     token: FencingToken,
 }
@@ -56,7 +62,8 @@ enum StatusLock {
 impl FileHold {
     /// Creates the grant of a caller that has locked `main` and written its record.
     pub(crate) fn new(main: LockedFile, files: KeyFiles, token: FencingToken) -> Self {
-        let hold = Self { main, status: Mutex::new(StatusLock::NotLocked), files, token };
+        let status = Mutex::new(StatusLock::NotLocked);
+        let hold = Self { main, status, record: Mutex::new(()), ended: AtomicBool::new(false), files, token };
         for _ in 0..STATUS_TRIES {
             hold.lock_status();
             if matches!(hold.status(), StatusLock::Locked(_)) {
@@ -124,19 +131,47 @@ impl FileHold {
         }
     }
 
+    /// Replaces the label in the record. Returns `false` if the lock is not held any more.
+    pub(crate) fn relabel(&self, label: &str) -> Result<bool, Error> {
+        let writing = lock(&self.record);
+        let path = self.files.main();
+        let relabelled = match self.main.is_at(&path) {
+            Ok(true) if !self.ended.load(Ordering::SeqCst) => {
+                Record::relabel(&self.files, self.token, label).map(|()| true)
+            }
+            Ok(_) => Ok(false),
+            Err(error) => Err(io_error(error, "look at", &path)),
+        };
+        drop(writing);
+        if self.ended.load(Ordering::SeqCst) {
+            self.unlock_files();
+        }
+        relabelled
+    }
+
     /// Unlocks. Returns whether the lock was held until now, and whether other clients wait.
     pub(crate) fn free(&self) -> (bool, bool) {
+        let _written = lock(&self.record);
+        self.ended.store(true, Ordering::SeqCst);
         // Ignores errors of both checks, because unlocking does not depend on their results.
         let was_held = self.main.is_at(&self.files.main()).unwrap_or(true);
         // Checks for waiters while the lock is held, because no other process then checks the waiter lock. A
         // check can make a waiter's attempt fail.
         let waiters = WaiterLock::is_held(&self.files.next()).unwrap_or(false);
-        self.unlock();
+        self.unlock_files();
         (was_held, waiters)
     }
 
-    /// Unlocks without checking the files, so without waiting for the disk.
+    /// Unlocks without checking the files, so without waiting for the disk. If the record is being written, its
+    /// writer unlocks.
     pub(crate) fn unlock(&self) {
+        self.ended.store(true, Ordering::SeqCst);
+        if !matches!(self.record.try_lock(), Err(TryLockError::WouldBlock)) {
+            self.unlock_files();
+        }
+    }
+
+    fn unlock_files(&self) {
         // Unlocks the status file first, because a process that finds the lock unlocked must not see it held.
         // Unlocks explicitly, because a confirmation or a duplicated descriptor might still have a reference.
         if let StatusLock::Locked(status) = std::mem::replace(&mut *lock(&self.status), StatusLock::Released)
@@ -224,7 +259,7 @@ mod tests {
     use super::*;
     use crate::files::{FileMode, open_lock};
     use crate::locked_file::is_locked;
-    use leasehold_api::LockKey;
+    use leasehold_api::{ErrorKind, LockKey};
     use std::fs;
     use std::path::Path;
 
@@ -246,6 +281,57 @@ mod tests {
         assert!(!is_locked(&files.status()).unwrap(), "although a duplicate is open");
         drop(duplicate);
         assert_eq!(file.inheritable().unwrap_err().kind(), io::ErrorKind::NotFound);
+    }
+
+    fn record(token: u64, label: &str) -> Record {
+        Record { token, label: Some(label.to_owned()), ..Record::for_tests("k", 9, "b") }
+    }
+
+    fn label(files: &KeyFiles) -> Option<String> {
+        Record::read_any(files).unwrap().record().unwrap().label.clone()
+    }
+
+    #[test]
+    fn a_label_is_changed_in_the_record_of_its_grant_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let (hold, files) = hold(dir.path());
+        record(7, "old").write(&files).unwrap();
+        assert!(hold.relabel("new").unwrap());
+        assert_eq!(label(&files).as_deref(), Some("new"));
+        // Stands for the record of a successor, which got the key after the lock file was removed.
+        record(8, "next").write(&files).unwrap();
+        assert_eq!(hold.relabel("late").unwrap_err().kind(), ErrorKind::Corrupt);
+        fs::remove_file(files.main()).unwrap();
+        assert!(!hold.relabel("late").unwrap());
+        assert_eq!(label(&files).as_deref(), Some("next"));
+    }
+
+    #[test]
+    fn a_lock_is_held_until_its_record_is_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let is_locked = |files: &KeyFiles| lock_at(&files.main(), FileMode::PRIVATE).unwrap().is_none();
+        for aborted in [false, true] {
+            let (hold, files) = hold(dir.path());
+            record(7, "old").write(&files).unwrap();
+            // Stands for a write of the record that waits for the disk.
+            let writing = lock(&hold.record);
+            std::thread::scope(|threads| {
+                let release = (!aborted).then(|| threads.spawn(|| hold.free()));
+                if aborted {
+                    hold.unlock();
+                }
+                for _ in 0..500 {
+                    assert!(is_locked(&files), "a successor would write the same file");
+                }
+                drop(writing);
+                if let Some(release) = release {
+                    assert_eq!(release.join().unwrap(), (true, false));
+                }
+            });
+            assert!(!hold.relabel("late").unwrap(), "the grant has ended");
+            assert!(!is_locked(&files));
+            assert_eq!(label(&files).as_deref(), Some("old"));
+        }
     }
 
     #[test]

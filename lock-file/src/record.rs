@@ -115,6 +115,20 @@ impl Record {
         }
     }
 
+    /// Replaces the label of the grant with this token. Only for the holder of the key's lock.
+    pub(crate) fn relabel(files: &KeyFiles, token: FencingToken, label: &str) -> Result<(), Error> {
+        match Self::read_any(files)? {
+            RecordRead::Record(record) if record.token == token.as_u64() => {
+                Self { label: Some(label.to_owned()), ..record }.write(files)
+            }
+            _ => Err(corrupt(
+                &files.record(),
+                "is missing, damaged or of another grant",
+                "release the lock and acquire it again, which writes it",
+            )),
+        }
+    }
+
     pub(crate) fn cooldown(&self, now_ms: u64) -> Cooldown {
         let Some(window) = self.cooldown_ms else {
             return Cooldown::Over;

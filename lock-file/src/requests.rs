@@ -100,6 +100,15 @@ impl Requests {
         }
     }
 
+    /// Replaces the label of `hold`.
+    pub(crate) fn relabel(&self, hold: &HoldRef, label: &str) -> Result<Renewed, Error> {
+        let held = self.find(hold).and_then(|slot| slot.held());
+        match held.map_or(Ok(false), |held| held.relabel(label))? {
+            true => Ok(Renewed::Extended),
+            false => Ok(Renewed::Gone(LossReason::Gone)),
+        }
+    }
+
     /// Unlocks all holds, and every later grant.
     pub(crate) fn abort(&self) {
         let slots = {

@@ -215,6 +215,11 @@ impl Backend for MemoryBackend {
         answers
     }
 
+    async fn relabel(&self, hold: HoldRef, label: Arc<str>) -> Result<Renewed, Error> {
+        self.check_open()?;
+        Ok(self.store.relabel(&hold, label))
+    }
+
     fn release_now(&self, key: &LockKey, holder: HolderId) -> Option<Result<ReleaseReply, Error>> {
         self.peer.faults.is_clear(Op::Release).then(|| Ok(self.store.release(key, holder, false)))
     }
@@ -262,6 +267,7 @@ impl Settings {
         has.lease = Some(LeaseBounds::new(self.default_ttl, MIN_TTL, MAX_TTL));
         has.fencing = Fencing::Volatile;
         has.cooldown = true;
+        has.relabel = true;
         has.admin = AdminCapabilities::all();
         has.loss_detection = Duration::from_secs(1);
         has.undo = Duration::from_secs(1);

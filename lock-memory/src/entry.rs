@@ -38,7 +38,7 @@ pub(crate) struct MemoryHold {
     token: FencingToken,
     since: SystemTime,
     pub(crate) expires: Option<Moment>,
-    label: Option<Arc<str>>,
+    pub(crate) label: Option<Arc<str>>,
 }
 
 /// One wait in the store's queue.

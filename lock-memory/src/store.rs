@@ -141,6 +141,18 @@ impl Store {
         Renewed::Extended
     }
 
+    /// Replaces the label of the hold.
+    pub(crate) fn relabel(&self, hold: &HoldRef, label: Arc<str>) -> Renewed {
+        let now = &Now::of(&self.clock);
+        let mut state = self.lock();
+        let live = state.find(&hold.key).and_then(|entry| entry.live(now));
+        let Some(live) = live.filter(|live| live.holder == hold.holder) else {
+            return Renewed::Gone(LossReason::Gone);
+        };
+        live.label = Some(label);
+        Renewed::Extended
+    }
+
     /// Releases the hold. If `unused`, the cooldown that this grant started ends too.
     pub(crate) fn release(&self, key: &LockKey, holder: HolderId, unused: bool) -> ReleaseReply {
         let now = &Now::of(&self.clock);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::future::join_all;
 use leasehold_api::{
-    AdminCapabilities, Capabilities, Error, Fairness, Fencing, KeyIdentity, LockAdmin, Scope,
+    AdminCapabilities, Capabilities, Error, Fairness, Fencing, KeyIdentity, LockAdmin, LossReason, Scope,
 };
 use leasehold_engine::{
     Attempt, Backend, CancellationToken, Confirm, Events, HoldRef, ReleaseReply, Renewed, Request, Timing,
@@ -20,6 +20,7 @@ use leasehold_postgres::session::Session;
 use crate::admin::sessions::Sessions;
 use crate::client::Client;
 use crate::common::Common;
+use crate::error::interrupted;
 use crate::registry::names::{self, LAG};
 use crate::shared_session::SharedSession;
 use crate::side_session::SideSession;
@@ -134,6 +135,20 @@ impl Backend for AdvisoryBackend {
         }
     }
 
+    async fn relabel(&self, hold: HoldRef, label: Arc<str>) -> Result<Renewed, Error> {
+        let common = &self.client.common;
+        common.open()?;
+        let number = common.number(&hold.key)?;
+        // Asks the server first, because this process may not know yet that the session has ended.
+        let confirmed = self.client.confirm(std::slice::from_ref(&hold)).await.pop();
+        match confirmed.unwrap_or_else(|| Err(interrupted()))? {
+            Renewed::Extended if !common.registry.relabel(number, hold.holder, label) => {
+                Ok(Renewed::Gone(LossReason::Gone))
+            }
+            confirmed => Ok(confirmed),
+        }
+    }
+
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
         match self.client.common.open() {
             Ok(()) => self.client.release(&holds).await,
@@ -217,6 +232,7 @@ fn capabilities(common: &Common, scope: LockScope, wait_sessions: usize) -> Capa
         LockScope::Session => common.capacity(),
         LockScope::Transaction => Some(wait_sessions as u64),
     };
+    has.relabel = true;
     has.admin = AdminCapabilities::read_only();
     has.admin.lag = LAG;
     has

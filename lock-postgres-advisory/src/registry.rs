@@ -121,6 +121,19 @@ impl Registry {
         true
     }
 
+    /// Replaces the label of a hold, which the dictionary then has to record. Returns `false` if `holder` does not
+    /// hold `number`.
+    pub(crate) fn relabel(&self, number: i64, holder: HolderId, label: Arc<str>) -> bool {
+        let mut entries = self.lock();
+        let held = |entry: &&mut LockEntry| entry.holder == holder && entry.grant.is_some();
+        let Some(entry) = entries.get_mut(&number).filter(held) else { return false };
+        entry.label = Some(label);
+        entry.written = false;
+        drop(entries);
+        self.granted.notify_one();
+        true
+    }
+
     /// Moves a request to another location. Returns `false` if the reservation is gone.
     pub(crate) fn move_to(&self, number: i64, holder: HolderId, location: Location) -> bool {
         let mut entries = self.lock();
@@ -185,7 +198,10 @@ impl Registry {
     pub(crate) fn written(&self, holds: &[(i64, LockEntry)]) {
         let mut entries = self.lock();
         for (number, written) in holds {
-            if let Some(entry) = entries.get_mut(number).filter(|entry| entry.holder == written.holder) {
+            // Leaves a hold that got another label in the meantime to the next write.
+            let is_same =
+                |entry: &&mut LockEntry| entry.holder == written.holder && entry.label == written.label;
+            if let Some(entry) = entries.get_mut(number).filter(is_same) {
                 entry.written = true;
             }
         }
@@ -216,6 +232,24 @@ mod tests {
 
     fn request(key: &str, serial: u64) -> Request {
         Request::new(LockKey::new(key).unwrap(), HolderId::from_parts(7, serial))
+    }
+
+    #[test]
+    fn a_label_that_changes_while_the_old_one_is_written_is_written_again() {
+        let registry = Registry::default();
+        let (request, token) = (request("a", 1), FencingToken::from_u64(1024));
+        let unwritten = || registry.holds(|entry| !entry.written);
+        assert!(matches!(registry.reserve(5, &request, Location::Shared(0)), Ok(Reservation::Ours)));
+        assert!(!registry.relabel(5, request.holder, "early".into()), "it is not granted yet");
+        assert!(registry.granted(5, request.holder, Location::Shared(0), token));
+        let writing = unwritten();
+        assert!(registry.relabel(5, request.holder, "new".into()));
+        assert!(!registry.relabel(5, HolderId::from_parts(7, 2), "of another".into()));
+        registry.written(&writing);
+        let again = unwritten();
+        assert_eq!(again[0].1.label.as_deref(), Some("new"));
+        registry.written(&again);
+        assert!(unwritten().is_empty());
     }
 
     #[test]

@@ -58,6 +58,7 @@ fn capabilities(config: &RowConfig) -> Capabilities {
     // Never, on purpose: the row stays locked after a crash.
     has.crash_release = None;
     has.cooldown = true;
+    has.relabel = true;
     has.admin = AdminCapabilities::all();
     has
 }

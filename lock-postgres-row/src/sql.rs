@@ -23,6 +23,7 @@ pub(crate) const MUTEXES: Dialect = Dialect {
     renew_early: None,
     renew: RENEW,
     confirm: CONFIRM,
+    relabel: RELABEL,
     release_unawaited: RELEASE_UNAWAITED,
     release_one: RELEASE_ONE,
     release: RELEASE,
@@ -186,6 +187,11 @@ SELECT r.key, r.holder FROM unnest($1::text[], $2::text[]) AS r (key, holder) CR
     WHERE l.key = r.key COLLATE \"C\" AND l.holder = r.holder AND l.acquired
     OFFSET 0
 ) l";
+
+const RELABEL: &str = "\
+UPDATE {schema}.mutex l SET label = $3::text
+WHERE l.key = $1::text AND l.holder = $2::text AND l.acquired
+RETURNING true";
 
 /// Releases one hold without waiters. After a wait for a changed row, the server checks all conditions again.
 /// `ONLY` excludes tables that inherit from this one, because the written rows are counted.

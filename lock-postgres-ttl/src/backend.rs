@@ -63,6 +63,7 @@ fn capabilities(config: &TtlConfig) -> Capabilities {
     has.handover = config.poll * 3 + Duration::from_secs(1);
     has.crash_release = Some(config.ttl + Duration::from_secs(1));
     has.cooldown = true;
+    has.relabel = true;
     has.admin = AdminCapabilities::all();
     has
 }

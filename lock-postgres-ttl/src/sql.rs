@@ -33,6 +33,7 @@ pub(crate) const LEASES: Dialect = Dialect {
     renew_early: Some(RENEW_EARLY),
     renew: RENEW,
     confirm: CONFIRM,
+    relabel: RELABEL,
     release_unawaited: RELEASE_UNAWAITED,
     release_one: RELEASE_ONE,
     release: RELEASE,
@@ -244,6 +245,12 @@ SELECT r.key, r.holder FROM unnest($1::text[], $2::text[]) AS r (key, holder) CR
         AND l.expires_at > clock_timestamp()
     OFFSET 0
 ) l";
+
+/// Writes only a row that the holder still has, also after a wait for a row that changed in the meantime.
+const RELABEL: &str = "\
+UPDATE {schema}.lease l SET label = $3::text
+WHERE l.key = $1::text AND l.holder = $2::text AND NOT l.released AND l.expires_at > clock_timestamp()
+RETURNING true";
 
 /// Releases one hold without waiters. After a wait for a changed row, the server checks all conditions again.
 /// If the row is unchanged, no other client had the key since the first check. `ONLY` excludes tables that

@@ -96,6 +96,16 @@ impl LockGuard {
         self.runtime.block_on(crate::LockGuard::confirm(self))?
     }
 
+    /// Changes the label that operators and observers see beside the hold.
+    ///
+    /// # Errors
+    ///
+    /// As the async [`relabel`](crate::LockGuard::relabel). [`Unsupported`](crate::ErrorKind::Unsupported) also inside
+    /// an async task.
+    pub fn relabel(&self, label: impl Into<Arc<str>>) -> Result<(), Error> {
+        self.runtime.block_on(crate::LockGuard::relabel(self, label))?
+    }
+
     /// Releases the lock. `Ok` means that the lock was held until now, and is free or with the next waiter.
     ///
     /// # Errors

@@ -132,6 +132,10 @@ impl Grant for AdaptedGrant {
         Box::pin(self.call(blocking::LockGuard::confirm))
     }
 
+    fn relabel(self: Arc<Self>, label: Arc<str>) -> BoxFuture<'static, Result<(), Error>> {
+        Box::pin(self.call(move |guard| guard.relabel(label)))
+    }
+
     fn release(self: Arc<Self>) -> Release {
         let guard = self.take();
         Release::pending(on_a_thread(move || guard.release()))

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::context::{Context, joined};
 
-fn admin(lock: &Arc<dyn Lock>) -> &dyn LockAdmin {
+pub(super) fn admin(lock: &Arc<dyn Lock>) -> &dyn LockAdmin {
     lock.admin().expect("a store that declares inspection has an operator's view")
 }
 
@@ -23,14 +23,14 @@ async fn inspected(lock: &Arc<dyn Lock>, key: &LockKey) -> KeyInfo {
 }
 
 /// Returns the live hold of `key`. `None` if the key is free.
-async fn look(lock: &Arc<dyn Lock>, key: &LockKey) -> Option<HoldInfo> {
+pub(super) async fn look(lock: &Arc<dyn Lock>, key: &LockKey) -> Option<HoldInfo> {
     let info = inspected(lock, key).await;
     assert!(info.holders.len() <= 1, "an exclusive key has one holder: {info:?}");
     info.holder().cloned()
 }
 
 /// Returns the hold that `lock` shows for the guard's key. Waits up to the declared lag for the guard's holder id.
-async fn look_at(cx: &Context, lock: &Arc<dyn Lock>, guard: &LockGuard) -> HoldInfo {
+pub(super) async fn look_at(cx: &Context, lock: &Arc<dyn Lock>, guard: &LockGuard) -> HoldInfo {
     let end = Instant::now() + lag(cx);
     loop {
         let info = look(lock, guard.key()).await.expect("a held key reads held");

@@ -55,6 +55,10 @@ impl Grant for Hold {
         self.phase.watch()
     }
 
+    fn validity_changed(self: Arc<Self>, seen: Validity) -> BoxFuture<'static, Validity> {
+        Box::pin(self.other_validity(seen))
+    }
+
     fn extension(&self, id: TypeId) -> Option<&(dyn Any + Send + Sync)> {
         Self::extension(self).filter(|e| (*e).type_id() == id)
     }
@@ -65,6 +69,10 @@ impl Grant for Hold {
 
     fn confirm(self: Arc<Self>) -> BoxFuture<'static, Result<(), Error>> {
         Box::pin(self.confirm_now())
+    }
+
+    fn relabel(self: Arc<Self>, label: Arc<str>) -> BoxFuture<'static, Result<(), Error>> {
+        Box::pin(self.relabel_now(label))
     }
 
     fn release(self: Arc<Self>) -> Release {

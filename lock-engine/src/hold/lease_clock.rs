@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use tokio::sync::Notify;
+
 use crate::clock::{Moment, nanos};
 use crate::store::backend::Timing;
 
@@ -24,6 +26,8 @@ pub(crate) struct LeaseClock {
     /// Time (ns) at which the clock was found to have stood still. The hold is in doubt from then until the
     /// store confirms it.
     distrusted: AtomicU64,
+    /// Notified when doubt or end may have moved.
+    pub(crate) moved: Notify,
     /// The longest interval between two looks (checks that the store still has the hold).
     look: Option<Duration>,
     /// Times (ns) of the next renewal and the next look. `NEVER` while a renewal is under way.
@@ -69,6 +73,7 @@ impl LeaseClock {
             deadline: AtomicU64::new(Moment::NEVER.as_nanos()),
             doubt: AtomicU64::new(Moment::NEVER.as_nanos()),
             distrusted: AtomicU64::new(Moment::NEVER.as_nanos()),
+            moved: Notify::new(),
             look: timing.look.filter(|_| kept_by == KeptBy::Lease),
             renew_at: AtomicU64::new(Moment::NEVER.as_nanos()),
             look_at: AtomicU64::new(Moment::NEVER.as_nanos()),
@@ -112,6 +117,7 @@ impl LeaseClock {
             let next = if self.is_distrusted() { sent } else { sent.after(every) };
             self.look_at.store(next.as_nanos(), Ordering::Release);
         }
+        self.moved.notify_waiters();
     }
 
     /// Notes that the clock has lost `lost` by `now`. If that is more than the lease's margin, puts the hold in
@@ -125,6 +131,7 @@ impl LeaseClock {
         if !self.renewing.load(Ordering::Acquire) {
             next.store(now.as_nanos(), Ordering::Release);
         }
+        self.moved.notify_waiters();
         true
     }
 
@@ -181,6 +188,7 @@ impl LeaseClock {
         let doubt = sent.after(self.interval_of(window).saturating_mul(2));
         self.doubt.fetch_min(doubt.as_nanos(), Ordering::AcqRel);
         self.deadline.fetch_min(self.deadline_of(sent, window).as_nanos(), Ordering::AcqRel);
+        self.moved.notify_waiters();
     }
 
     pub(crate) fn window(&self) -> Duration {

@@ -88,6 +88,14 @@ pub trait Backend: Debug + Display + Send + Sync + 'static {
         self.renew(holds).await
     }
 
+    /// Replaces the label of the hold if and only if its holder still has it. `Extended` means that the label was
+    /// replaced, but the lease is not extended. The engine calls this only if [`Capabilities::relabel`] is declared,
+    /// and drops a call only at its time limit. By default [`Unsupported`](leasehold_api::ErrorKind::Unsupported).
+    async fn relabel(&self, hold: HoldRef, label: Arc<str>) -> Result<Renewed, Error> {
+        let _ = (hold, label);
+        Err(Error::unsupported("label that can be changed"))
+    }
+
     /// Releases without I/O, if the store can. Must not block, because `Drop` calls it too. The engine does not
     /// call it if a cooldown has to end with the hold ([`HoldRef::unused`]). Such a release goes through
     /// [`release`](Self::release).

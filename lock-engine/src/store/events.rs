@@ -29,9 +29,11 @@ impl Events {
         }
     }
 
-    /// Hints that the key may be free, and makes the waiting caller poll at once. A lost hint costs only time.
+    /// Hints that the key may be free, and makes the waiting caller and the observers of the key look at once. A
+    /// lost hint costs only time.
     pub fn wake(&self, key: &LockKey) {
         let Some(core) = self.core.upgrade() else { return };
+        core.observers.wake(key);
         let wakeup = core.queues.with(key, |owner| owner.wakeup.clone());
         if let Some(wakeup) = wakeup.flatten() {
             wakeup.notify_one();
@@ -42,6 +44,7 @@ impl Events {
     /// and every deadline is checked.
     pub fn resync(&self) {
         let Some(core) = self.core.upgrade() else { return };
+        core.observers.wake_all();
         let mut wakeups = Vec::new();
         core.queues.for_each(|owner| wakeups.extend(owner.wakeup.clone()));
         for wakeup in wakeups {

@@ -1,6 +1,7 @@
 //! A smaller trait than [`Backend`], for stores that handle one key per call.
 
 use std::fmt::{Debug, Display};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures_util::future::join_all;
@@ -82,6 +83,12 @@ pub trait SingleKey: Debug + Display + Send + Sync + 'static {
         self.renew(hold).await
     }
 
+    /// Replaces the label of the hold. See [`Backend::relabel`].
+    async fn relabel(&self, hold: HoldRef, label: Arc<str>) -> Result<Renewed, Error> {
+        let _ = (hold, label);
+        Err(Error::unsupported("label that can be changed"))
+    }
+
     /// Releases the hold if that holder still has it.
     async fn release(&self, hold: HoldRef) -> Result<ReleaseReply, Error>;
 
@@ -148,6 +155,10 @@ impl<S: SingleKey> Backend for Single<S> {
 
     async fn look(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
         join_all(holds.into_iter().map(|h| self.0.look(h))).await
+    }
+
+    async fn relabel(&self, hold: HoldRef, label: Arc<str>) -> Result<Renewed, Error> {
+        self.0.relabel(hold, label).await
     }
 
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {

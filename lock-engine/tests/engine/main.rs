@@ -7,6 +7,7 @@ mod closing;
 mod common;
 mod contention;
 mod ending;
+mod follow;
 mod interleavings;
 mod life;
 mod look;

@@ -15,7 +15,7 @@ use super::common::Common;
 use super::dialect::{Dialect, Extension, Statements};
 use super::hints::bloom::BloomFilter;
 use super::hints::contention::ContentionHints;
-use super::job::{PendingCall, TableJob, ask};
+use super::job::{PendingCall, TableJob, ask, only};
 use super::registry::{HoldId, Registry, ReleaseRequest};
 use super::upkeep::{Upkeep, free};
 use super::values::micros;
@@ -141,6 +141,15 @@ impl TableBackend {
         ask(&self.queue, job, items).await
     }
 
+    /// Returns the reply for a hold that the server has or has no more.
+    fn still_held(&self, holder: HolderId, is_held: bool) -> Renewed {
+        if is_held {
+            return Renewed::Extended;
+        }
+        self.common.registry.ended(holder);
+        Renewed::Gone(LossReason::Gone)
+    }
+
     /// Closes the queues. Queued jobs still run, but no key is granted. Returns the sessions.
     fn end(&self) -> Vec<Session> {
         self.common.closing.store(true, Ordering::Release);
@@ -228,15 +237,14 @@ impl Backend for TableBackend {
     async fn look(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
         let holders: Vec<_> = holds.iter().map(|hold| hold.holder).collect();
         let answers = self.ask(TableJob::Confirm, holds.into_iter().map(hold_id).collect()).await;
-        let told = |(holder, answer): (HolderId, Result<bool, Error>)| match answer {
-            Ok(true) => Ok(Renewed::Extended),
-            Ok(false) => {
-                self.common.registry.ended(holder);
-                Ok(Renewed::Gone(LossReason::Gone))
-            }
-            Err(error) => Err(error),
-        };
+        let told = |(holder, answer): (_, Result<bool, Error>)| Ok(self.still_held(holder, answer?));
         holders.into_iter().zip(answers).map(told).collect()
+    }
+
+    async fn relabel(&self, hold: HoldRef, label: Arc<str>) -> Result<Renewed, Error> {
+        let hold = hold_id(hold);
+        let holder = hold.holder;
+        Ok(self.still_held(holder, only(self.ask(TableJob::Relabel, vec![(hold, label)]).await)?))
     }
 
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {

@@ -95,6 +95,11 @@ pub struct Dialect {
     /// - Parameters: `$1` keys, `$2` holders.
     /// - Returns: `key`, `holder` of each hold that is still held.
     pub confirm: &'static str,
+    /// Replaces the label of one hold.
+    ///
+    /// - Parameters: `$1` key, `$2` holder, `$3` label.
+    /// - Returns: a row if that holder has the key.
+    pub relabel: &'static str,
     /// Releases one hold that no client waits for. It releases nothing if the row has a waiter's mark, and
     /// may read the clock before the row is locked.
     ///
@@ -155,6 +160,7 @@ pub(super) struct Statements {
     pub(super) renew_early: Option<Arc<str>>,
     pub(super) renew: WaitOrSkip,
     pub(super) confirm: Arc<str>,
+    pub(super) relabel: Arc<str>,
     pub(super) release_unawaited: Arc<str>,
     pub(super) release_one: Arc<str>,
     pub(super) release: WaitOrSkip,
@@ -207,6 +213,7 @@ impl Statements {
             renew_early: dialect.renew_early.map(render),
             renew: wait_or_skip(dialect.renew),
             confirm: render(dialect.confirm),
+            relabel: render(dialect.relabel),
             release_unawaited: render(dialect.release_unawaited),
             release_one: render(dialect.release_one),
             release: WaitOrSkip { waits: render(dialect.release), skips: render(dialect.release_unlocked) },

@@ -1,5 +1,7 @@
 //! The jobs of the sessions: calls of the backend, each with its reply.
 
+use std::sync::Arc;
+
 use fnv::FnvHashSet;
 use leasehold_api::{Error, ErrorKind, HolderId, KeyInfo};
 use leasehold_engine::{Attempt, ReleaseReply, Renewed, Request};
@@ -16,6 +18,8 @@ pub(super) enum TableJob {
     Release(PendingCall<ReleaseRequest, ReleaseReply>),
     /// Checks which holds are still held.
     Confirm(PendingCall<HoldId, bool>),
+    /// Replaces the labels of holds. Replies for each whether it is still held.
+    Relabel(PendingCall<(HoldId, Arc<str>), bool>),
     List(PendingCall<ListRequest, ListPage>),
     Force(PendingCall<HoldId, bool>),
     Purge(PendingCall<PurgeRequest, PurgedPage>),
@@ -129,6 +133,7 @@ impl TableJob {
             Self::Acquire(call) => call.caller_gone(),
             Self::Renew(call) => call.caller_gone(),
             Self::Confirm(call) => call.caller_gone(),
+            Self::Relabel(call) => call.caller_gone(),
             Self::List(call) => call.caller_gone(),
             Self::Force(call) => call.caller_gone(),
             Self::Purge(call) => call.caller_gone(),
@@ -197,6 +202,7 @@ impl Job for TableJob {
             Self::Renew(call) => call.fail(&error),
             Self::Release(call) => call.fail(&error),
             Self::Confirm(call) => call.fail(&error),
+            Self::Relabel(call) => call.fail(&error),
             Self::List(call) => call.fail(&error),
             Self::Force(call) => call.fail(&error),
             Self::Purge(call) => call.fail(&error),

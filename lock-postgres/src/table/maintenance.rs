@@ -1,4 +1,4 @@
-//! Statements for operators and upkeep: list, force a release, end sessions, purge old rows. Each reads a bounded
+//! Statements for operators and upkeep: list, change a label, force a release, end sessions, purge old rows. Each reads a bounded
 //! number of rows, even in a large table.
 
 use std::sync::Arc;
@@ -44,6 +44,18 @@ pub(super) async fn force(
     let bind =
         |hold: &HoldId, query: Statement| query.bind(hold.key.to_string()).bind(HolderText(hold.holder));
     one_by_one(db, "force a release", &common.statements.force, call, bind, |rows| Ok(!rows.is_empty())).await
+}
+
+pub(super) async fn relabel(
+    db: &mut Db<'_>,
+    common: &Common,
+    call: PendingCall<(HoldId, Arc<str>), bool>,
+) -> Result<(), Error> {
+    let bind = |(hold, label): &(HoldId, Arc<str>), query: Statement| {
+        query.bind(hold.key.to_string()).bind(HolderText(hold.holder)).bind(label.to_string())
+    };
+    let read = |rows: Vec<PgRow>| Ok(!rows.is_empty());
+    one_by_one(db, "change a label", &common.statements.relabel, call, bind, read).await
 }
 
 /// Ends this client's abandoned sessions. Replies for each whether it is gone.

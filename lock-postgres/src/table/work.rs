@@ -180,6 +180,7 @@ impl Batch {
         while let Some(job) = self.others.pop() {
             match job {
                 TableJob::List(call) => maintenance::list(db, common, call).await?,
+                TableJob::Relabel(call) => maintenance::relabel(db, common, call).await?,
                 TableJob::Force(call) => maintenance::force(db, common, call).await?,
                 TableJob::Purge(call) => maintenance::purge(db, common, call).await?,
                 TableJob::ClaimUpkeep(call) => maintenance::claim_upkeep(db, common, call).await?,

@@ -57,6 +57,10 @@ impl<B: Backend> Backend for Counting<B> {
         self.backend.renew(holds).await
     }
 
+    async fn relabel(&self, hold: HoldRef, label: Arc<str>) -> Result<Renewed, Error> {
+        self.backend.relabel(hold, label).await
+    }
+
     fn release_now(&self, key: &LockKey, holder: HolderId) -> Option<Result<ReleaseReply, Error>> {
         let answer = self.backend.release_now(key, holder);
         self.released.fetch_add(usize::from(answer.is_some()), Ordering::SeqCst);

@@ -41,6 +41,7 @@ impl SmallBackend {
     pub(crate) fn new(connection: Arc<Connection>, queues: bool) -> Self {
         let fault = connection.server().fault();
         let mut capabilities = capabilities(fault);
+        capabilities.relabel = true;
         if queues {
             capabilities.fairness = Fairness::Fifo;
         }
@@ -241,6 +242,10 @@ impl Backend for SmallBackend {
             answers = holds.iter().map(|_| Err(self.error(ErrorKind::Unavailable))).collect();
         }
         answers
+    }
+
+    async fn relabel(&self, hold: HoldRef, label: Arc<str>) -> Result<Renewed, Error> {
+        Ok(self.connection.server().relabel(self.connection.requester(), &hold, label))
     }
 
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {

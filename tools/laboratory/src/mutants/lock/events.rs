@@ -1,14 +1,19 @@
 //! Events from outside the small lock: operators' commands, events of the server, and the end of the runtime.
 
 use std::sync::Weak;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_api::{Error, HolderId, KeyInfo, ListQuery, LockAdmin, LockKey, LossReason};
+use tokio::time::Instant;
 
 use super::super::server::EventSink;
 use super::SmallLock;
 use super::client::{SmallClient, lock};
 use super::fault::LockFault as Fault;
+
+/// Interval between two looks of an observer.
+const LOOK: Duration = Duration::from_millis(50);
 
 #[async_trait]
 impl LockAdmin for SmallLock {
@@ -18,6 +23,26 @@ impl LockAdmin for SmallLock {
 
     async fn list(&self, query: &ListQuery) -> Result<Vec<KeyInfo>, Error> {
         Ok(self.0.connection.server().list(query))
+    }
+
+    async fn changed(&self, seen: &KeyInfo, at_most: Duration) -> Result<Option<KeyInfo>, Error> {
+        let client = &self.0;
+        let until = Instant::now().checked_add(at_most);
+        loop {
+            if *client.closing.borrow() && client.fault != Fault::ObserverOutlivesClose {
+                return Err(client.named(Error::closed(), &seen.key));
+            }
+            let now = self.inspect(&seen.key).await?;
+            let hidden = client.fault == Fault::NoHolderIsNotTold && !now.is_held();
+            if now.differs_from(seen) && !hidden {
+                return Ok(Some(now));
+            }
+            if until.is_some_and(|until| Instant::now() >= until) {
+                return Ok(None);
+            }
+            let left = until.map_or(LOOK, |until| until - Instant::now());
+            tokio::time::sleep(left.min(LOOK)).await;
+        }
     }
 
     async fn force_release(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {

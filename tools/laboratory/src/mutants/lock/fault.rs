@@ -120,6 +120,9 @@ pub(crate) enum LockFault {
     MaxHoldZeroAccepted,
     ConfirmsFromMemory,
     ConfirmsByEarlierRenewal,
+    DoubtIsNotTold,
+    NoHolderIsNotTold,
+    ObserverOutlivesClose,
 }
 
 use LockFault as F;
@@ -242,5 +245,8 @@ impl LockFault {
         (F::MaxHoldZeroAccepted, "max-hold-zero-accepted", &["C15"]),
         (F::ConfirmsFromMemory, "confirms-from-memory", &["C9"]),
         (F::ConfirmsByEarlierRenewal, "confirms-by-earlier-renewal", &["C9"]),
+        (F::DoubtIsNotTold, "doubt-is-not-told", &["C9"]),
+        (F::NoHolderIsNotTold, "no-holder-is-not-told", &["C18"]),
+        (F::ObserverOutlivesClose, "observer-outlives-close", &["C17"]),
     ];
 }

@@ -352,6 +352,19 @@ impl Grant for SmallGrant {
         self.0.signal.subscribe()
     }
 
+    fn validity_changed(self: Arc<Self>, seen: Validity) -> BoxFuture<'static, Validity> {
+        Box::pin(async move {
+            loop {
+                let now = self.0.validity();
+                let hidden = self.0.client.fault == Fault::DoubtIsNotTold && now == Validity::InDoubt;
+                if (now != seen && !hidden) || !now.is_held() {
+                    return now;
+                }
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        })
+    }
+
     fn extension(&self, _: TypeId) -> Option<&(dyn Any + Send + Sync)> {
         None
     }

@@ -1,9 +1,10 @@
-//! The operator's view of the server, and the faults of an inspection.
+//! The operator's view of the server, the labels that it shows, and the faults of both.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_api::{HolderId, KeyInfo, ListQuery, LockKey};
-use leasehold_engine::Request;
+use leasehold_api::{HolderId, KeyInfo, ListQuery, LockKey, LossReason};
+use leasehold_engine::{HoldRef, Renewed, Request};
 use tokio::time::Instant;
 
 use super::{Fault, Requester, Server, ServerState, StoredHold, ends};
@@ -50,6 +51,21 @@ impl Server {
         infos.sort_by(|a, b| a.key.cmp(&b.key));
         infos.truncate(limit);
         infos
+    }
+
+    pub(crate) fn relabel(&self, requester: Requester, hold: &HoldRef, label: Arc<str>) -> Renewed {
+        let name = self.name(requester.client, &hold.key);
+        let mut state = self.lock();
+        let stored = state.records.get_mut(&name).and_then(|record| record.hold.as_mut());
+        let by_key = self.fault == Fault::RelabelsSuccessor;
+        let is_held = |stored: &&mut StoredHold| {
+            stored.is_live(self.fault, requester.now) && (by_key || stored.holder == hold.holder)
+        };
+        let Some(stored) = stored.filter(is_held) else { return Renewed::Gone(LossReason::Gone) };
+        if self.fault != Fault::RelabelIsForgotten {
+            stored.request.label = Some(label);
+        }
+        Renewed::Extended
     }
 
     fn disturb_by_look(&self, state: &mut ServerState, name: &str, key: &LockKey, now: Instant) {
