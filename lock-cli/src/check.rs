@@ -201,7 +201,7 @@ fn report(
 }
 
 /// Returns each capability of the store: its JSON name and its label, then its value as text and as JSON.
-fn capabilities(lock: &dyn Lock) -> [(&'static str, &'static str, String, Value); 19] {
+fn capabilities(lock: &dyn Lock) -> [(&'static str, &'static str, String, Value); 20] {
     let has = lock.capabilities();
     let ends_sessions = admin::sessions(lock).is_some();
     let yes = |yes: bool| if yes { "yes" } else { "no" }.to_owned();

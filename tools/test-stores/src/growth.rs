@@ -62,6 +62,7 @@ fn statements(dialect: &Dialect, more: &[(&'static str, &str)], schema: &str) ->
         renew_early,
         renew,
         confirm,
+        relabel,
         release_unawaited,
         release_one,
         release,
@@ -80,6 +81,7 @@ fn statements(dialect: &Dialect, more: &[(&'static str, &str)], schema: &str) ->
         ("renew", renew.replace("{skip}", "")),
         ("renew skipping", renew.replace("{skip}", " SKIP LOCKED")),
         ("confirm", (*confirm).to_owned()),
+        ("relabel", (*relabel).to_owned()),
         ("release_unawaited", (*release_unawaited).to_owned()),
         ("release_one", (*release_one).to_owned()),
         ("release", (*release).to_owned()),
@@ -121,6 +123,7 @@ fn values_of(statement: &str) -> Vec<&'static str> {
         "release" | "release_unlocked" => vec![KEYS, HOLDERS, "ARRAY['holder-2']"],
         "release_unawaited" | "release_one" => vec!["'held-1'", "'holder-1'", "true"],
         "force" => vec!["'held-1'", "'holder-1'"],
+        "relabel" => vec!["'held-1'", "'holder-1'", "'label'"],
         "mark" | "mark skipping" => vec![KEYS, "1000000"],
         // A start after which the scan finds no row for a long time.
         "list" => vec!["'free'", "'z'", "false", "1000"],

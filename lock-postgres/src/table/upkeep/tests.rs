@@ -21,6 +21,7 @@ const PURGES: Dialect = Dialect {
     renew_early: None,
     renew: "",
     confirm: "",
+    relabel: "",
     release_unawaited: "",
     release_one: "",
     release: "",

@@ -360,7 +360,7 @@ impl Grant for SmallGrant {
                 if (now != seen && !hidden) || !now.is_held() {
                     return now;
                 }
-                tokio::time::sleep(Duration::from_millis(10)).await;
+                sleep(Duration::from_millis(10)).await;
             }
         })
     }
