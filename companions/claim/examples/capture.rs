@@ -215,7 +215,7 @@ fn told(what: &str, result: Result<(), ClaimError>) -> String {
         Ok(()) => what.to_owned(),
         Err(ClaimError::NotFound { .. }) => format!("{what}: refused, it has not captured it"),
         Err(ClaimError::IllegalTransition { from, to, .. }) => format!("{what}: refused, {from} to {to}"),
-        Err(ClaimError::Superseded { .. }) => format!("{what}: refused, it is somebody else's by now"),
+        Err(ClaimError::Superseded { .. }) => format!("{what}: refused, another worker has claimed it since"),
         Err(error) => format!("{what}: {error}"),
     }
 }

@@ -36,7 +36,7 @@ pub enum ClaimError {
     },
 
     /// The row does not exist.
-    #[error("there is no row {row}; it was deleted, or never was there")]
+    #[error("row {row} does not exist; it was deleted, or was never inserted")]
     NotFound {
         /// The row that is missing.
         row: RowKey,
@@ -44,7 +44,7 @@ pub enum ClaimError {
 
     /// Another transaction has locked the row, or a row that it depends on. Nothing was changed. Go on with the next
     /// row and come back.
-    #[error("{what} is locked by somebody else; go on with the next row and come back")]
+    #[error("{what} is locked by another transaction; go on with the next row and come back")]
     #[non_exhaustive]
     Busy {
         /// The locked row or transaction, for the message.
@@ -52,7 +52,7 @@ pub enum ClaimError {
     },
 
     /// The row already exists, according to a unique constraint or index.
-    #[error("it is there already: unique constraint {constraint}")]
+    #[error("the row exists already: unique constraint {constraint}")]
     #[non_exhaustive]
     Duplicate {
         /// The name of the violated constraint or index.

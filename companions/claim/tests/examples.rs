@@ -51,7 +51,7 @@ async fn work_recorded_without_a_worker_is_done_by_a_later_one() {
         "recorded create 3 as row 7",
         "recorded update 3 as row 8",
         "recorded update 3 as row 9",
-        "refused create 1: it is there already",
+        "refused create 1: it exists already",
     ];
     assert_eq!(told, recorded);
     // The worker can do the sheets in any order, but updates come after the creation.
@@ -182,7 +182,7 @@ async fn a_task_past_its_timeout_is_swept_once_and_its_late_holder_refused() {
         "A captures [1]",
         "two sweeps return 1",
         "B captures [1]",
-        "A sets 1 to done: refused, it is somebody else's by now",
+        "A sets 1 to done: refused, another worker has claimed it since",
         "B sets 1 to done",
     ];
     assert_eq!(example.one_is_too_late().await.unwrap(), told);

@@ -162,7 +162,7 @@ fn is_passing(error: &sqlx::Error) -> bool {
 
 fn late(doing: &str) -> TableError {
     let message = format!(
-        "could not {doing} in time: somebody kept the table locked, or it is large; what was done stays, call \
+        "could not {doing} in time: another session kept the table locked, or it is large; what was done stays, call \
          again, with more time"
     );
     TableError::Store(Error::new(ErrorKind::Timeout, message))

@@ -191,7 +191,7 @@ async fn record(pool: &PgPool) -> Result<()> {
         let mut connection = pool.acquire().await?;
         match hand_off::record(&mut connection, kind, sheet.parse()?, None).await? {
             Some(row) => say(&format!("recorded {order} as row {row}")),
-            None => say(&format!("refused {order}: it is there already")),
+            None => say(&format!("refused {order}: it exists already")),
         }
     }
     Ok(())

@@ -183,7 +183,7 @@ impl Keeper {
                     // written.
                     self.again_soon(hold, now);
                     if hold.lose(LossReason::Gone) {
-                        tracing::warn!(%row, ?current_epoch, "a claim was lost to somebody else");
+                        tracing::warn!(%row, ?current_epoch, "a claim was lost to another worker");
                     }
                 }
             }

@@ -153,7 +153,7 @@ impl HeldStore {
             if open.end(self.held.pool(), self.held.table.limit()).await? {
                 tracing::warn!(
                     ?claim,
-                    "the session of a claim was ended, which its worker did not let go of"
+                    "the session of a claim was ended, because its worker did not release it"
                 );
             }
             self.retake(claim, outcome, error).await

@@ -102,7 +102,7 @@ impl PgHeld {
                     if taken.claims.is_empty()
                         && let Some(last) = self.waiting(connection, order, request, &reached).await?
                     {
-                        busy = Some("a row that others wait for, and that is not done yet,".to_owned());
+                        busy = Some("a row that other rows wait for, and that is not done yet,".to_owned());
                         taken.skipped += 1;
                         taken.cursor = Some(last);
                     }

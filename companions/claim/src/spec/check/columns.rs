@@ -34,7 +34,7 @@ impl TableCheck<'_> {
                 ));
             } else if want.how == Use::Empties && fact.is_required {
                 self.error(format!(
-                    "column {column} may not be NULL, but is NULL while nobody has the row: \
+                    "column {column} may not be NULL, but is NULL while no worker has claimed the row: \
                      ALTER TABLE {table} ALTER COLUMN {name} DROP NOT NULL"
                 ));
             } else if want.what == SETTLED_BY && fact.longest.is_some_and(|longest| longest < LONGEST_OWNER) {

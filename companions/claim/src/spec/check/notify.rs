@@ -31,7 +31,7 @@ impl TableCheck<'_> {
         if !found.is(2) {
             self.warning(format!(
                 "function {function} runs with the rights of whoever inserts into table {table}, and is not of the \
-                 table's owner, so that somebody else may change what it does: ALTER FUNCTION {function} OWNER TO {owner}"
+                 table's owner, so that another user can change what it does: ALTER FUNCTION {function} OWNER TO {owner}"
             ));
         }
         Ok(())

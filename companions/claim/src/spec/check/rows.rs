@@ -34,7 +34,7 @@ impl TableCheck<'_> {
             let condition = format!("{state} = {} AND {until} IS NULL", literal(taken.as_str()));
             let what = "are taken without a lease, which never ends";
             let fix = format!(
-                "if nobody is at them, UPDATE {table} SET {until} = pg_catalog.clock_timestamp() WHERE {condition}"
+                "if no worker has claimed them, UPDATE {table} SET {until} = pg_catalog.clock_timestamp() WHERE {condition}"
             );
             self.count(&condition, what, &fix).await?;
         }
