@@ -1,18 +1,24 @@
-//! Checks that no statement touches more pages of a large table, with a thousand and with many rows of each kind: settled,
-//! for later, claimed, and of one group. The table also has indexes of the application. The statements are from
-//! `sql/*.sql`, which another test compares with the code.
+//! Checks that no statement touches more pages of a large table. The large table has a million archived rows, which are
+//! done, failed or without attempts left, and many rows each for later, of a claimed group and of an unclaimed one. The
+//! table also has indexes of the application. The statements are from `sql/*.sql`, which another test compares with the
+//! code.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failed `unwrap` fails the test.
 
-use leasehold_claim::sqlx::{self, AssertSqlSafe, PgConnection, raw_sql};
+use leasehold_claim::sqlx::{self, PgConnection};
 use leasehold_claim::{ClaimSpec, OrderType, Retention, States, Table};
 use test_servers::fresh_database;
 use test_servers::growth::{Probe, assert_no_growth};
+use test_servers::sql::{run, text};
 
 const FEW: u32 = 1_000;
 
-/// Number of rows of each kind, and the variable that replaces it. A million of each takes minutes to insert.
+/// Number of rows of each unsettled kind, and the variable that replaces it.
 const MANY: (u32, &str) = (200_000, "LEASEHOLD_GROWTH_ROWS");
+
+/// Number of archived rows for each row of an unsettled kind. Of these, one has failed, one has no attempts left, and the
+/// others are done.
+const ARCHIVED: u32 = 5;
 
 fn many() -> u32 {
     std::env::var(MANY.1).map_or(MANY.0, |rows| rows.parse().expect("a number of rows"))
@@ -40,48 +46,68 @@ fn spec(name: &str, is_grouped: bool) -> ClaimSpec {
     spec.build().unwrap()
 }
 
-async fn run(conn: &mut PgConnection, sql: impl Into<String>) {
-    let sql = sql.into();
-    raw_sql(AssertSqlSafe(sql.clone())).execute(conn).await.unwrap_or_else(|error| panic!("{error}: {sql}"));
+/// Inserts rows into an empty table without its indexes, and then builds them, because that takes less time. The table is
+/// not logged, because the number of pages does not depend on that.
+async fn insert(conn: &mut PgConnection, table: &str, columns: &str, rows: &[(u32, String)]) {
+    let indexes = format!("FROM pg_index WHERE indrelid = '{table}'::regclass AND NOT indisprimary");
+    let build = format!("SELECT string_agg(pg_get_indexdef(indexrelid), '; ') {indexes}");
+    let build = text(&mut *conn, build).await;
+    let drop = format!("SELECT string_agg(indexrelid::regclass::text, ', ') {indexes}");
+    let drop = text(&mut *conn, drop).await;
+    run(&mut *conn, format!("ALTER TABLE {table} SET UNLOGGED; DROP INDEX {drop}")).await;
+    for (count, values) in rows {
+        let select = format!("SELECT {values} FROM generate_series(1, {count}) n");
+        run(&mut *conn, format!("INSERT INTO {table} ({columns}) {select}")).await;
+    }
+    run(&mut *conn, build).await;
+    run(&mut *conn, format!("VACUUM ANALYZE {table}")).await;
 }
 
 async fn fill(conn: &mut PgConnection, pool: &sqlx::PgPool, name: &str, count: u32) {
-    run(conn, format!("CREATE SCHEMA {name}; CREATE TABLE {name}.job (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, \
+    run(&mut *conn, format!("CREATE SCHEMA {name}; CREATE TABLE {name}.job (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, \
         entity text, payload text, state text NOT NULL DEFAULT 'new') WITH (autovacuum_enabled = false)")).await;
     for is_grouped in [false, true] {
         spec(name, is_grouped).migration().attempts(5).apply(pool).await.unwrap();
     }
-    run(conn, format!("CREATE INDEX ON {name}.job (payload); CREATE INDEX ON {name}.job (entity, payload)"))
-        .await;
-    let columns = "(entity, payload, state, ready_at, settled_at, owner, lease_until)";
+    run(
+        &mut *conn,
+        format!("CREATE INDEX ON {name}.job (payload); CREATE INDEX ON {name}.job (entity, payload)"),
+    )
+    .await;
+    let row = |count: u32, entity: &str, rest: &str| (count, format!("{entity}, 'p' || n, {rest}"));
     let rows = [
         // Settled, but too young for a purge.
-        (
-            count,
+        row(
+            (ARCHIVED - 2) * count,
             "'old-' || n",
             "'done', now() - interval '2 days', now() - interval '1 day', NULL::uuid, NULL::timestamptz",
         ),
         // For later.
-        (count, "'later-' || n", "'new', now() + interval '1 day', NULL, NULL, NULL"),
+        row(count, "'later-' || n", "'new', now() + interval '1 day', NULL, NULL, NULL"),
         // Of one claimed group.
-        (count, "'hot'", "'new', now() - interval '1 hour', NULL, NULL, NULL"),
-        (
+        row(count, "'hot'", "'new', now() - interval '1 hour', NULL, NULL, NULL"),
+        row(
             TAKEN,
             "CASE n WHEN 1 THEN 'hot' ELSE 'taken-' || n END",
             "'running', now(), NULL, md5('p' || n)::uuid, now() + interval '1 hour'",
         ),
         // Of an unclaimed group.
-        (count, "'wide'", "'new', now() - interval '1 minute', NULL, NULL, NULL"),
+        row(count, "'wide'", "'new', now() - interval '1 minute', NULL, NULL, NULL"),
         // Claimable now.
-        (TAKEN, "'next-' || n", "'new', now() - interval '1 minute', NULL, NULL, NULL"),
-        // Failed and exhausted.
-        (count, "'failed-' || n", "'failed', now(), now(), NULL, NULL"),
-        (count, "'dead-' || n", "'dead', now(), NULL, NULL, NULL"),
+        row(TAKEN, "'next-' || n", "'new', now() - interval '1 minute', NULL, NULL, NULL"),
+        row(count, "'failed-' || n", "'failed', now(), now(), NULL, NULL"),
+        row(count, "'dead-' || n", "'dead', now(), NULL, NULL, NULL"),
     ];
-    for (count, entity, rest) in rows {
-        run(conn, format!("INSERT INTO {name}.job {columns} SELECT {entity}, 'p' || n, {rest} FROM generate_series(1, {count}) n")).await;
-    }
-    run(conn, format!("VACUUM ANALYZE {name}.job")).await;
+    let columns = "entity, payload, state, ready_at, settled_at, owner, lease_until";
+    insert(conn, &format!("{name}.job"), columns, &rows).await;
+}
+
+/// Returns the ids of the first claimed row, of the first row of the unclaimed group, and of the first row after it. The
+/// ids follow the order of the inserts.
+fn ids(count: u32) -> [u32; 3] {
+    let done = ARCHIVED - 2;
+    let taken = (done + 2) * count + 1;
+    [taken, taken + TAKEN, taken + TAKEN + count]
 }
 
 const BATCH: &str = "'00000000-0000-0000-0000-000000000000'";
@@ -155,10 +181,8 @@ impl Statements {
 /// Returns the statements of a queue on the table in the schema `name`.
 fn statements(name: &str, count: u32) -> Vec<Probe> {
     let (queue, held) = (Statements::of("queue", "job", name), Statements::of("held", "job", name));
-    // The ids follow the order of the inserts.
-    let row = |number: u32| format!("ARRAY['{number}']");
-    let (taken, next, failed) =
-        (row(3 * count + 2), row(4 * count + TAKEN + 1), row(4 * count + 2 * TAKEN + 1));
+    let [taken, _, next] = ids(count);
+    let [taken, next, failed] = [taken + 1, next, next + TAKEN].map(|number| format!("ARRAY['{number}']"));
     vec![
         queue.probe("take one", &["1", BATCH, "30000", "NULL"]),
         queue.limited("take", &TAKE),
@@ -188,7 +212,8 @@ fn of_groups(name: &str, count: u32) -> Vec<Probe> {
         probe.name = format!("{how} of {entity}");
         probe
     };
-    let (wide, next) = (("wide", 3 * count + TAKEN + 1), ("next-1", 4 * count + TAKEN + 1));
+    let [_, wide, next] = ids(count);
+    let (wide, next) = (("wide", wide), ("next-1", next));
     let both = ["take members", "hold members"];
     both.iter().flat_map(|how| [wide, next].map(|(entity, at)| probe(how, entity, at))).collect()
 }
@@ -204,7 +229,7 @@ fn limited(name: &str) -> ClaimSpec {
 /// Creates a tenant at its limit with the first rows, twenty tenants after it, and rows without a tenant.
 async fn fill_limited(conn: &mut PgConnection, pool: &sqlx::PgPool, name: &str, count: u32) {
     run(
-        conn,
+        &mut *conn,
         format!(
             "CREATE TABLE {name}.work (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, tenant text, \
         payload text, state text NOT NULL DEFAULT 'new') WITH (autovacuum_enabled = false)"
@@ -213,22 +238,20 @@ async fn fill_limited(conn: &mut PgConnection, pool: &sqlx::PgPool, name: &str, 
     .await;
     limited(name).migration().apply(pool).await.unwrap();
     run(
-        conn,
+        &mut *conn,
         format!("CREATE INDEX ON {name}.work (payload); CREATE INDEX ON {name}.work (tenant, payload)"),
     )
     .await;
+    let row = |count: u32, values: &str| (count, format!("{values}, 'p' || n"));
     let rows = [
-        (5, "'full'", "'running'"),
-        (count, "'full'", "'new'"),
-        (count, "'full'", "'done'"),
-        (TAKEN, "'taken-' || n", "'running'"),
-        (TAKEN, "'next-' || n % 20", "'new'"),
-        (TAKEN, "NULL", "'new'"),
+        row(5, "'full', 'running'"),
+        row(count, "'full', 'new'"),
+        row(ARCHIVED * count, "'full', 'done'"),
+        row(TAKEN, "'taken-' || n, 'running'"),
+        row(TAKEN, "'next-' || n % 20, 'new'"),
+        row(TAKEN, "NULL, 'new'"),
     ];
-    for (count, tenant, state) in rows {
-        run(conn, format!("INSERT INTO {name}.work (tenant, state, payload) SELECT {tenant}, {state}, 'p' || n FROM generate_series(1, {count}) n")).await;
-    }
-    run(conn, format!("VACUUM ANALYZE {name}.work")).await;
+    insert(conn, &format!("{name}.work"), "tenant, state, payload", &rows).await;
 }
 
 /// Returns the statements that take rows of tenants.
@@ -242,7 +265,7 @@ fn of_tenants(name: &str, count: u32) -> Vec<Probe> {
         probe.name = format!("{how} of {tenant}");
         probe
     };
-    let (full, next) = (6, 5 + 2 * count + TAKEN + 1);
+    let (full, next) = (6, 5 + (1 + ARCHIVED) * count + TAKEN + 1);
     vec![
         tenants.limited("look in order", &look),
         tenants.limited("look by tenant", &look),

@@ -107,6 +107,35 @@ async fn a_created_table_needs_only_the_columns_of_the_work() {
     assert_eq!(text(&pool, ends).await, format!("complete {first}, error {second}, new by none"));
 }
 
+/// A created table has no default for the kind, because nobody guesses it. Each kind is claimed, an update after its
+/// create.
+#[tokio::test]
+async fn rows_of_each_kind_are_claimed_in_a_created_table() {
+    let (_db, pool) = database().await;
+    let builder = full("request").max_attempts(3).kind("kind").group("entity");
+    let spec = builder.waits("update", "create", Unmet::Block, Unmet::Block).build().unwrap();
+    run(&pool, spec.create_sql()).await;
+    assert_eq!(refused(&pool, "INSERT INTO request (document) VALUES ('{}')").await, "23502");
+    run(
+        &pool,
+        "INSERT INTO request (kind, entity, document) VALUES
+            ('create', 'a', '1'), ('update', 'a', '2'), ('create', 'b', '3')",
+    )
+    .await;
+    let claims = PgClaims::new(pool.clone(), spec);
+    let documents = async || {
+        let taken = claims.take(&Take::up_to(9)).await.unwrap().claims;
+        for claimed in &taken {
+            claims.settle_one(&claimed.claim, Outcome::Done).await.unwrap();
+        }
+        taken.iter().map(|claimed| claimed.rows[0].work["document"].to_string()).collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(documents().await, "1 3", "the update of `a` waits");
+    assert_eq!(documents().await, "2");
+    let rows = "SELECT string_agg(concat_ws(' ', document, kind, status), ', ' ORDER BY id) FROM request";
+    assert_eq!(text(&pool, rows).await, "1 create complete, 2 update complete, 3 create complete");
+}
+
 /// Without a number of attempts in the spec, nobody guesses one.
 #[tokio::test]
 async fn attempts_that_the_spec_does_not_name_have_to_be_given() {

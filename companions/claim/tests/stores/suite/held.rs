@@ -359,18 +359,26 @@ pub async fn not_ready_for_either(env: &Env) {
 pub async fn each_end_of_a_held_claim_names_it(env: &Env) {
     let layout =
         Layout::new(|spec| spec.settled_by("settled_by").attempts("attempts_left").ready_at("ready_at"));
+    let to = if env.variant.is_boolean() { "true" } else { "paused" };
+    let plain =
+        [Outcome::Done, Outcome::To(to.into()), Outcome::PutBack, Outcome::Snooze(Duration::from_secs(9))];
+    let failed = env.variant.failed().map(|_| Outcome::Failed("no".to_owned()));
+    let ends: Vec<_> = plain.into_iter().chain([retry()]).chain(failed).map(|outcome| (outcome, 5)).collect();
     for layout in [layout.clone(), layout.without_lease()] {
         let bench = env.table(layout).await;
-        let ends = [Outcome::Done, Outcome::PutBack, Outcome::Snooze(Duration::from_secs(9)), retry()];
-        let failed = env.variant.failed().map(|_| Outcome::Failed("no".to_owned()));
-        for outcome in ends.into_iter().chain(failed) {
-            let key = bench.insert(row(1).attempts(5)).await;
+        for (outcome, attempts) in ends.iter().cloned().chain([(retry(), 1)]) {
+            let key = bench.insert(row(1).attempts(attempts)).await;
             let mut held = hold(&bench, 1).await;
             let claim = held.taken().claims[0].claim.clone();
-            bounded(held.settle(&claim, &outcome)).await.unwrap();
+            let settled = bounded(held.settle(&claim, &outcome)).await.unwrap();
+            assert_eq!(settled.exhausted.len(), usize::from(attempts == 1), "{outcome:?}");
             assert_eq!(bench.see(&key).await.settled_by, None, "nobody sees it before the commit");
             bounded(held.commit()).await.unwrap();
-            assert_eq!(bench.see(&key).await.settled_by, Some(claim.owner.to_string()), "{outcome:?}");
+            let seen = bench.see(&key).await;
+            assert_eq!(seen.settled_by, Some(claim.owner.to_string()), "{outcome:?}");
+            if attempts == 1 {
+                assert_eq!(seen.state, env.variant.exhausted());
+            }
             bench.table.delete(&key).await;
         }
     }
