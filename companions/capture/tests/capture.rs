@@ -4,6 +4,8 @@
 
 #[path = "capture/consumer.rs"]
 mod consumer;
+#[path = "capture/cost.rs"]
+mod cost;
 
 use leasehold_capture::{Capture, CaptureBuilder, Source};
 use leasehold_claim::sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
