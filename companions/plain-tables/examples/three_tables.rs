@@ -185,13 +185,20 @@ pub async fn plain(url: &str) -> Result<Vec<String>> {
     sqlx::raw_sql("UPDATE leasehold_timeout.task SET ts = ts - 3601").execute(&pool).await?;
     said.push(format!("timeout: acquire(a) {}", timeout.acquire(&pool, "a").await?));
 
-    let claims = PgClaims::new(pool, spec);
+    let claims = PgClaims::new(pool.clone(), spec);
     let (mut one, mut other) = (Tasks::new(&claims), Tasks::new(&claims));
     let (a, b) = (RowKey::new("a"), RowKey::new("b"));
     said.push(format!("one: capture(2) {}", names(&one.capture(2).await?)));
     said.push(format!("other: capture(2) {}", names(&other.capture(2).await?)));
     said.push(format!("other: set_status(a, done) {}", told(other.set_status(&a, Status::Done).await)));
-    said.push(format!("one: set_status(a, failed) {}", told(one.set_status(&a, Status::Failed).await)));
+    // Simulates that the first worker's lease of `a` has ended.
+    let end =
+        "UPDATE leasehold_transition.task_claim SET lease_until = now() - interval '1 second' WHERE id = 'a'";
+    sqlx::raw_sql(end).execute(&pool).await?;
+    said.push(format!("sweep {}", names(&claims.sweep(9).await?.returned)));
+    said.push(format!("other: capture(9) {}", names(&other.capture(9).await?)));
+    said.push(format!("one: set_status(a, done) {}", told(one.set_status(&a, Status::Done).await)));
+    said.push(format!("other: set_status(a, failed) {}", told(other.set_status(&a, Status::Failed).await)));
     said.push(format!("one: set_status(b, done) {}", told(one.set_status(&b, Status::Done).await)));
     said.push(format!("other: capture(9) {}", names(&other.capture(9).await?)));
     Ok(said)
@@ -245,6 +252,7 @@ fn told(result: Result<(), ClaimError>) -> &'static str {
     match result {
         Ok(()) => "ok",
         Err(ClaimError::NotFound { .. }) => "refused, it has not captured it",
+        Err(ClaimError::Superseded { .. }) => "refused, another worker has captured it since",
         Err(_) => "failed",
     }
 }
