@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use cookbook::rate_limit::{Answer, Api, Called, PAGE, RateLimit, call_once, slots};
 use cookbook::sql;
+use futures_util::future::join_all;
 use leasehold_claim::{Claimed, PgClaims, PgHeld, Take};
 use sqlx::PgPool;
 use test_bounds::within;
@@ -82,7 +83,7 @@ impl Api for Scripted {
 }
 
 struct Tables {
-    _db: Database,
+    db: Database,
     pool: PgPool,
     slots: PgClaims,
     mails: PgClaims,
@@ -101,7 +102,7 @@ impl Tables {
         let fill = "INSERT INTO mail (recipient) SELECT 'r' || n FROM generate_series(1, $1) n";
         sqlx::query(fill).bind(mails).execute(&pool).await.unwrap();
         let [slots, mails] = specs.map(|spec| PgClaims::new(pool.clone(), spec));
-        Self { _db: db, pool, slots, mails }
+        Self { db, pool, slots, mails }
     }
 
     async fn call(&self, api: &impl Api) -> Called {
@@ -135,6 +136,33 @@ async fn a_batch_of_rows_is_one_call_and_uses_one_slot_for_a_window() {
     assert_eq!(tables.call(&api).await, Called::NoRows);
     let sent = api.sent.into_inner().unwrap();
     assert_eq!(sent, [&["r1", "r2", "r3"][..], &["r4", "r5", "r6"], &["r7"]]);
+}
+
+/// Clients on separate connections make all calls that the limit allows, and in the next window as many again.
+#[tokio::test]
+async fn clients_together_make_every_call_that_is_allowed() {
+    const ALLOWED: i32 = 20;
+    let tables = Tables::new(ALLOWED, 200).await;
+    let mut clients = Vec::new();
+    for _ in 0..8 {
+        let pool = pool(tables.db.url(), 1).await;
+        let claims = |spec| PgClaims::new(pool.clone(), spec);
+        clients.push((claims(slots().unwrap()), claims(cookbook::rate_limit::mails().unwrap())));
+    }
+    for window in 1..=2 {
+        let api = Scripted::new([]);
+        let until_no_slot = async |(slots, mails): &(PgClaims, PgClaims)| loop {
+            match call_once(slots, mails, &LIMIT, &api).await.unwrap() {
+                Called::Batch(rows) => assert_eq!(rows, 3, "a batch is as large as the limit allows"),
+                Called::NoSlot => return,
+                Called::NoRows => panic!("there are more rows than calls"),
+            }
+        };
+        within(LONG, "calls go on", join_all(clients.iter().map(until_no_slot))).await;
+        let calls = api.sent.into_inner().unwrap().len();
+        assert_eq!(i32::try_from(calls).unwrap(), ALLOWED, "window {window}");
+        tables.pass().await;
+    }
 }
 
 #[tokio::test]
