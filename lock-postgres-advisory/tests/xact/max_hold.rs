@@ -31,25 +31,29 @@ async fn a_borrowed_connection_whose_caller_awaits_for_ever_loses_its_lock() {
     }
 }
 
-/// A task with its own transaction blocks its thread.
+/// A task with its own transaction writes and then blocks its thread. Its write does not count.
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
 async fn a_task_that_blocks_its_thread_loses_its_lock() {
     let db = fresh_database().await;
     let (pool, mut other) = (pool(db.url(), 4).await, db.connect().await);
+    run(&mut other, "CREATE TABLE work (n int)").await;
     let bounded = locks().max_hold(ms(200), pool.clone());
     let (release, blocked) = mpsc::channel::<()>();
     let (told, begun) = tokio::sync::oneshot::channel();
     let task = tokio::spawn(async move {
-        let guard = bounded.begin(&pool, &key("a"), LONG).await.unwrap();
-        told.send(()).unwrap();
+        let mut guard = bounded.begin(&pool, &key("a"), LONG).await.unwrap();
+        let written = sqlx::raw_sql("INSERT INTO work VALUES (1)").execute(&mut *guard).await;
+        told.send(written.map(|written| written.rows_affected())).unwrap();
         let _ = blocked.recv();
         guard.commit().await
     });
-    timeout(LONG, begun).await.unwrap().unwrap();
+    assert_eq!(timeout(LONG, begun).await.unwrap().unwrap().unwrap(), 1);
     run(&mut other, "BEGIN").await;
     locks().lock_in(&mut other, &key("a"), LONG).await.unwrap();
+    assert_eq!(text(&mut other, "SELECT count(*) FROM work").await, "0", "its work is undone");
     release.send(()).unwrap();
-    assert!(timeout(LONG, task).await.unwrap().unwrap().is_err(), "nothing is committed");
+    assert!(timeout(LONG, task).await.unwrap().unwrap().is_err());
+    assert_eq!(text(&mut other, "SELECT count(*) FROM work").await, "0", "nothing is committed");
 }
 
 /// A later transaction of the same session is not ended.
