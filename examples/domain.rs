@@ -68,19 +68,28 @@ impl Ledger {
     }
 }
 
-/// Spends twice. Only this function chooses the store.
 #[tokio::main]
 async fn main() -> Result<(), Error> {
+    for line in run().await? {
+        println!("{line}");
+    }
+    Ok(())
+}
+
+/// Spends twice. Returns a line for each. Only this function chooses the store.
+async fn run() -> Result<Vec<String>, Error> {
     let accounts = Arc::new(Accounts(Mutex::new(Account { balance: 30, token: None })));
     let ledger =
         Ledger { lock: leasehold::connect("memory:").await?, accounts, pause: Duration::from_millis(10) };
+    let mut said = Vec::new();
     for amount in [20, 20] {
-        match ledger.spend(42, amount).await {
-            Ok(rest) => println!("spent {amount}, {rest} left"),
-            Err(error) => println!("{amount} not spent: {error}"),
-        }
+        said.push(match ledger.spend(42, amount).await {
+            Ok(rest) => format!("spent {amount}, {rest} left"),
+            Err(error) => format!("{amount} not spent: {error}"),
+        });
     }
-    ledger.lock.close().await
+    ledger.lock.close().await?;
+    Ok(said)
 }
 
 #[cfg(test)]
@@ -97,6 +106,11 @@ mod tests {
 
     fn accounts(balance: u64) -> Arc<Accounts> {
         Arc::new(Accounts(Mutex::new(Account { balance, token: None })))
+    }
+
+    #[tokio::test]
+    async fn the_program_spends_once() {
+        assert_eq!(run().await.unwrap(), ["spent 20, 10 left", "20 not spent: the balance is too small"]);
     }
 
     /// Uses two clients of one store, which act like two processes. Time is virtual.

@@ -67,7 +67,7 @@ pub mod shop {
 }
 
 #[tokio::main]
-async fn main() -> Result<()> {
+pub(crate) async fn main() -> Result<()> {
     let sold = run(&url()?).await?;
     println!("{sold} sold of 5");
     Ok(())
