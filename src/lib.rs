@@ -105,6 +105,7 @@
 //! | `claim` | the modules `postgres` and `claim`: each row of your table to one worker |
 //! | `capture` | `claim`, and the module `capture`: triggers that record each change of other tables as a row to be claimed |
 //! | `plain-tables` | `claim`, and the module `plain_tables`: locks in your tables |
+//! | `election` | the module `election`: one leader among replicas, on every store |
 //! | `tower` | the module `tower`: a lock around a request, for HTTP, gRPC and messages, and with `postgres-advisory` also a transaction around it |
 //! | `axum` | `tower`, and in its module the parts for axum: extractors, keys of path parameters |
 //! | `idempotency` | the modules `postgres` and `idempotency`: keys whose record and effect share one transaction |
@@ -182,6 +183,9 @@ pub use leasehold_capture as capture;
 #[cfg(feature = "plain-tables")]
 pub use leasehold_plain_tables as plain_tables;
 
+/// Leader election on any lock: terms, observers, stepping down.
+#[cfg(feature = "election")]
+pub use leasehold_election as election;
 /// Idempotency keys: a request that is sent again does not repeat its effect.
 #[cfg(feature = "idempotency")]
 pub use leasehold_idempotency as idempotency;

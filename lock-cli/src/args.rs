@@ -2,6 +2,7 @@
 #![allow(clippy::doc_markdown)]
 
 mod acquire;
+mod elect;
 pub(crate) mod flock;
 mod run;
 
@@ -11,6 +12,7 @@ use clap::{Parser, Subcommand};
 use leasehold::{HolderId, LockKey};
 
 pub(crate) use self::acquire::AcquireArgs;
+pub(crate) use self::elect::{ElectArgs, ObserveArgs, Restart};
 pub(crate) use self::run::{HoldArgs, OnLoss, RunArgs};
 use crate::{chosen_store, exit};
 
@@ -45,6 +47,8 @@ pub(crate) enum Command {
     Run(RunArgs),
     #[command(name = "lock")]
     Hold(HoldArgs),
+    Elect(ElectArgs),
+    Observe(ObserveArgs),
     List(ListArgs),
     Inspect(InspectArgs),
     Release(ReleaseArgs),
@@ -68,7 +72,8 @@ impl Command {
             Self::Check(args) => args.json,
             Self::Gc(args) => args.json,
             Self::Claims(args) => args.json,
-            Self::Run(_) | Self::Schema(_) | Self::Completions(_) | Self::Man(_) => false,
+            Self::Observe(args) => args.json,
+            Self::Run(_) | Self::Elect(_) | Self::Schema(_) | Self::Completions(_) | Self::Man(_) => false,
         }
     }
 }

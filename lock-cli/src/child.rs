@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::ExitStatus;
 
 use leasehold::file::HeldFile;
-use leasehold::{Error, ErrorKind, LockGuard, MultiGuard};
+use leasehold::{Error, ErrorKind, LockGuard};
 use rustix::io::Errno;
 use rustix::process::Pid;
 #[cfg(target_os = "linux")]
@@ -60,7 +60,7 @@ pub(crate) fn find(program: &OsStr) -> Result<(), u8> {
 /// If the command cannot be started, the inner result is the exit code. On Linux the child reports that instead.
 pub(crate) fn start(
     command: &[OsString],
-    guards: &MultiGuard,
+    guards: &[LockGuard],
     store: &ChosenStore,
 ) -> Result<Result<Running, u8>, Error> {
     tree::adopt_orphans();
@@ -101,14 +101,14 @@ pub(crate) fn start(
 
 /// Sets the command's keys, tokens and holders in its environment. With several keys, variables of a single key are not
 /// set, because the command could use one key's token for the resource of another.
-fn name_grants(process: &mut Command, guards: &MultiGuard) {
+fn name_grants(process: &mut Command, guards: &[LockGuard]) {
     let all =
         |of: &dyn Fn(&LockGuard) -> String, between| guards.iter().map(of).collect::<Vec<_>>().join(between);
     let token = |guard: &LockGuard| guard.token().map(|token| token.to_string());
     process.env(waiting::KEYS, all(&|guard| guard.key().to_string(), "\n"));
     process.env("LEASEHOLD_TOKENS", all(&|guard| output::or_dash(token(guard)), " "));
     process.env(waiting::HOLDERS, waiting::holders_with(&all(&|guard| guard.holder().to_string(), " ")));
-    let single = if let [guard] = &**guards { Some(guard) } else { None };
+    let single = if let [guard] = guards { Some(guard) } else { None };
     let of_single = [
         ("LEASEHOLD_KEY", single.map(|guard| guard.key().to_string())),
         ("LEASEHOLD_HOLDER", single.map(|guard| guard.holder().to_string())),

@@ -30,12 +30,14 @@ Exit codes:
   74     the output is not complete, because it could not be written
   75     `run`, `lock`: not granted within --wait, usually because another client holds the
          lock (another code with --conflict-exit-code); `lock --once-per`: not due
-  76     `run`, `lock`: the lock was lost before the end, also by --max-hold
-  126    `run`: the command cannot be executed
-  127    `run`: the command does not exist
-  128+N  `run`: signal N ended the command; `run`, `lock`: the wait for the lock
+  76     `run`, `lock`: the lock was lost before the end, also by --max-hold;
+         `elect`: while its last command ended
+  126    `run`, `elect`: the command cannot be executed
+  127    `run`, `elect`: the command does not exist
+  128+N  `run`, `elect`: signal N ended the command; `run`, `lock`, `elect`: the wait for
+         the lock
 
-`run` passes on any other exit code of its command.";
+`run` passes on any other exit code of its command, `elect` that of its last one.";
 
 /// Returns the exit code for an end by signal `number`.
 pub(crate) fn of_signal(number: i32) -> u8 {

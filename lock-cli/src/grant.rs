@@ -1,9 +1,12 @@
 //! Runs the work under the locks of a command: connects, runs, releases, and reports each step.
 
+use std::sync::Arc;
+
 use leasehold::{Error, ErrorKind, Lock, LockKey, LossReason, MultiGuard, Scope, Validity};
 
 use crate::acquire::{AcquireRequest, Acquired, NotGranted, acquire};
 use crate::args::{self, AcquireArgs};
+use crate::chosen_store::ChosenStore;
 use crate::output::{self, Notes};
 use crate::signals::Signals;
 use crate::wait_budget::{OutageReport, WaitBudget};
@@ -20,19 +23,10 @@ where
         Signals::listen().map_err(|error| output::system("cannot listen for signals", error))?;
     let budget = WaitBudget::new(args.budget());
     let mut outage = OutageReport::new(notes);
-    notes.detail("connecting to the store");
-    let lock = tokio::select! {
-        lock = budget.connect(store, &mut outage) => lock?,
-        signal = signals.next() => return Ok(exit::of_signal(signal.as_raw())),
+    let lock = match connect(store, budget, &mut signals, &mut outage, notes).await? {
+        Ok(lock) => lock,
+        Err(code) => return Ok(code),
     };
-    outage.end();
-    notes.detail(&format!("connected to {lock}"));
-    if lock.capabilities().scope == Scope::Process {
-        notes.say("this store excludes within one process only: no other command meets this one there");
-    }
-    for caution in file_store::cautions(&*lock) {
-        notes.say(&caution);
-    }
     let guard = match acquire(&*lock, request, budget, &mut signals, &mut outage).await {
         Ok(Acquired::Granted(guard)) => guard,
         Ok(Acquired::NotGranted(not_granted)) => {
@@ -41,7 +35,7 @@ where
         Err(error) => return close_without_grant(&*lock, request, &mut signals, Err(error)).await,
     };
     let code = body(guard, &*lock, &mut signals).await;
-    if let Err(reason) = close(&*lock, request, &mut signals).await {
+    if let Err(reason) = close(&*lock, request.notes, &mut signals).await {
         // Prints an error, which `--quiet` does not suppress, because a key that stays locked concerns the next caller.
         let later =
             manual_release_advice(&*lock).unwrap_or("it is free later, as after a crash of its holder");
@@ -52,6 +46,30 @@ where
     code
 }
 
+/// Connects to the store and reports its limits. The inner error is the exit code of a signal that ended the wait.
+pub(crate) async fn connect(
+    store: &ChosenStore,
+    budget: WaitBudget,
+    signals: &mut Signals,
+    outage: &mut OutageReport,
+    notes: Notes,
+) -> Result<Result<Arc<dyn Lock>, u8>, Error> {
+    notes.detail("connecting to the store");
+    let lock = tokio::select! {
+        lock = budget.connect(store, outage) => lock?,
+        signal = signals.next() => return Ok(Err(exit::of_signal(signal.as_raw()))),
+    };
+    outage.end();
+    notes.detail(&format!("connected to {lock}"));
+    if lock.capabilities().scope == Scope::Process {
+        notes.say("this store excludes within one process only: no other command meets this one there");
+    }
+    for caution in file_store::cautions(&*lock) {
+        notes.say(&caution);
+    }
+    Ok(Ok(lock))
+}
+
 /// Closes the store after an attempt without a grant. Returns the exit code once the attempt is undone for certain.
 async fn close_without_grant(
     lock: &dyn Lock,
@@ -59,7 +77,7 @@ async fn close_without_grant(
     signals: &mut Signals,
     attempt: Result<NotGranted, Error>,
 ) -> Result<u8, Error> {
-    let Err(reason) = close(lock, request, signals).await else {
+    let Err(reason) = close(lock, request.notes, signals).await else {
         let NotGranted { code, note, .. } = attempt?;
         note.iter().for_each(|note| request.notes.say(note));
         return Ok(code);
@@ -79,14 +97,14 @@ async fn close_without_grant(
 
 /// Closes the store, which also undoes unfinished attempts. Returns the reason as an error if the store has not
 /// confirmed that.
-async fn close(lock: &dyn Lock, request: AcquireRequest<'_>, signals: &mut Signals) -> Result<(), String> {
+pub(crate) async fn close(lock: &dyn Lock, notes: Notes, signals: &mut Signals) -> Result<(), String> {
     let closed = tokio::select! {
         biased;
         closed = lock.close() => closed.map_err(|error| error.to_string()),
         () = signals.impatience() => Err("ended by a signal before it was answered".to_owned()),
     };
     if closed.is_ok() {
-        request.notes.detail("the lock is closed");
+        notes.detail("the lock is closed");
     }
     closed
 }

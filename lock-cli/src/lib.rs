@@ -14,6 +14,7 @@ mod chosen_store;
 mod claims;
 mod completions;
 mod deadlock;
+mod elect;
 mod exit;
 mod file_store;
 #[cfg(test)]
@@ -24,6 +25,7 @@ mod hold;
 mod identity;
 mod manual;
 mod numbered_keys;
+mod observe;
 mod output;
 mod run;
 mod schema;
@@ -165,6 +167,8 @@ async fn run_command(args: Args, notes: Notes) -> Result<u8, Error> {
     match args.command {
         Command::Run(run) => run::run(&run, &store()?, notes).await,
         Command::Hold(hold) => hold::hold(&hold, &store()?, notes).await,
+        Command::Elect(elect) => elect::elect(&elect, &store()?, notes).await,
+        Command::Observe(observe) => observe::observe(&observe, &store()?).await,
         Command::List(list) => admin::list(&list, &store()?).await,
         Command::Inspect(inspect) => admin::inspect(&inspect, &store()?, notes).await,
         Command::Release(release) => admin::release(&release, &store()?, notes).await,

@@ -9,6 +9,7 @@ use crate::args::RunArgs;
 use crate::chosen_store::ChosenStore;
 use crate::grant;
 use crate::output::{self, Notes};
+use crate::supervise::EndPolicy;
 use crate::{child, supervise};
 
 pub(crate) async fn run(args: &RunArgs, store: &ChosenStore, notes: Notes) -> Result<u8, Error> {
@@ -26,9 +27,11 @@ pub(crate) async fn run(args: &RunArgs, store: &ChosenStore, notes: Notes) -> Re
             Ok(running) => running,
             Err(code) => return guards.release().await.map(|()| code),
         };
-        let ended = supervise::until_end(&mut running, &guards, signals, args, notes).await;
-        let status = ended.map_err(|error| output::system("cannot learn how the command ended", error))?;
-        grant::release(guards, lock, child::exit_code(status), "the command", signals, notes).await
+        let policy =
+            EndPolicy { on_loss: args.on_loss, loss_grace: args.grace, grace: args.grace, step_down: None };
+        let ended = supervise::until_end(&mut running, guards.lost(), signals, policy, notes).await;
+        let ended = ended.map_err(|error| output::system("cannot learn how the command ended", error))?;
+        grant::release(guards, lock, child::exit_code(ended.status), "the command", signals, notes).await
     })
     .await
 }

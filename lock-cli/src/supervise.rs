@@ -1,17 +1,18 @@
 //! Supervises the command from its start to its end.
 
+use std::future::Future;
 use std::io;
 use std::os::unix::process::ExitStatusExt as _;
 use std::pin::pin;
 use std::process::ExitStatus;
 use std::time::Duration;
 
-use leasehold::MultiGuard;
+use leasehold::{LockKey, LossReason};
 use rustix::process::Signal;
 use tokio::signal::unix::{self, SignalKind};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::args::{OnLoss, RunArgs};
+use crate::args::OnLoss;
 use crate::child::Running;
 use crate::output::{self, Notes};
 use crate::signal_helpers::{Reach, SignalHelpers};
@@ -24,15 +25,42 @@ const LOOK: Duration = Duration::from_millis(20);
 /// Time limit for killed processes to end, because one in a kernel call ends only after that call.
 const KILLED: Duration = Duration::from_secs(10);
 
-/// Waits for the end of the command. Passes signals on, and ends the command if the lock is lost.
+/// When a command is ended before its own end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct EndPolicy {
+    pub(crate) on_loss: OnLoss,
+    /// The time between SIGTERM and SIGKILL after a loss.
+    pub(crate) loss_grace: Duration,
+    /// The same time after a request to step down, and for processes left by a command that a signal has ended.
+    pub(crate) grace: Duration,
+    /// The signal that ends the command, and not this tool.
+    pub(crate) step_down: Option<Signal>,
+}
+
+/// The end of a command.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ended {
+    pub(crate) status: ExitStatus,
+    /// Whether the lock was lost before.
+    pub(crate) is_lost: bool,
+    /// Whether a signal requested the end of command and tool before.
+    pub(crate) is_signalled: bool,
+    /// Whether the step-down signal has ended it.
+    pub(crate) has_stepped_down: bool,
+}
+
+/// Waits for the end of the command. Passes signals on, and ends the command when `lost` resolves.
 pub(crate) async fn until_end(
     running: &mut Running,
-    guards: &MultiGuard,
+    lost: impl Future<Output = (LockKey, LossReason)>,
     signals: &mut Signals,
-    args: &RunArgs,
+    policy: EndPolicy,
     notes: Notes,
-) -> io::Result<ExitStatus> {
-    let mut lost = pin!(guards.lost());
+) -> io::Result<Ended> {
+    let mut lost = pin!(lost);
+    // Whether the processes must be dead at once after a loss.
+    let has_no_time = policy.loss_grace.is_zero();
+    let (mut is_signalled, mut has_stepped_down) = (false, false);
     let mut adopted = unix::signal(SignalKind::child())?;
     let (mut is_loss_reported, mut is_ending, mut kill_at) = (false, false, None);
     // The signals that were passed on only to the first process, as bits.
@@ -45,24 +73,46 @@ pub(crate) async fn until_end(
             status = running.ended() => break status?,
             (key, reason) = &mut lost, if !is_loss_reported => {
                 is_loss_reported = true;
-                if args.on_loss == OnLoss::Warn {
+                if policy.on_loss == OnLoss::Warn {
                     notes.say(&format!("lost the lock \"{key}\" ({reason}); the command goes on"));
                 } else {
-                    notes.say(&format!("lost the lock \"{key}\" ({reason}); ending the command"));
-                    let refused = tree.send(Signal::TERM, Reach::Alone);
+                    // Kills before it writes the note, because a full pipe blocks the writer.
+                    let killed = has_no_time.then(|| tree.send(Signal::KILL, Reach::Alone));
+                    let action = if has_no_time { "killing" } else { "ending" };
+                    notes.say(&format!("lost the lock \"{key}\" ({reason}); {action} the command"));
+                    let refused = killed.unwrap_or_else(|| tree.send(Signal::TERM, Reach::Alone));
                     if !refused.is_empty() {
                         let list = refused.iter().map(|pid| pid.as_raw_pid().to_string()).collect::<Vec<_>>().join(", ");
                         output::problem(&format!(
                             "processes of another user take no signal from this one and go on without the lock: {list}"
                         ));
                     }
-                    kill_at = Some(Instant::now() + args.grace);
+                    kill_at = Some(Instant::now() + policy.loss_grace);
                 }
             }
             signal = signals.next() => {
-                let (all, reach) = helpers.collect(signal, signals).await;
+                let collected = tokio::select! {
+                    biased;
+                    // Handles a loss first if the command has no time, because the lease can end within this wait.
+                    _ = lost.as_mut(), if !is_loss_reported && has_no_time => None,
+                    collected = helpers.collect(signal, signals) => Some(collected),
+                };
+                let Some((all, reach)) = collected else {
+                    is_loss_reported = true;
+                    is_signalled |= signals::is_an_end(signal);
+                    kill_at = Some(Instant::now());
+                    continue;
+                };
                 tree.set_helpers(helpers.pids());
                 for signal in all {
+                    if policy.step_down == Some(signal) {
+                        notes.say("stepping down; ending the command");
+                        tree.send(Signal::TERM, Reach::Alone);
+                        (has_stepped_down, is_ending) = (true, true);
+                        kill_at.get_or_insert_with(|| Instant::now() + policy.grace);
+                        continue;
+                    }
+                    is_signalled |= signals::is_an_end(signal);
                     is_ending |= pass_on(running, &tree, signal, reach);
                     if !signals::is_an_end(signal) {
                         passed_on |= 1 << signal.as_raw();
@@ -72,7 +122,9 @@ pub(crate) async fn until_end(
             }
             _ = adopted.recv() => tree.reap_adopted(),
             () = sleep_until(kill_at.unwrap_or_else(Instant::now)), if kill_at.is_some() => {
-                notes.say("the command did not end in time; killing it");
+                if !(is_loss_reported && has_no_time) {
+                    notes.say("the command did not end in time; killing it");
+                }
                 tree.send(Signal::KILL, Reach::Alone);
                 break running.ended().await?;
             }
@@ -85,11 +137,18 @@ pub(crate) async fn until_end(
         is_ending = true;
     }
     if kill_at.is_some() || is_ending {
-        let kill_at = kill_at.unwrap_or_else(|| Instant::now() + args.grace);
-        end_the_rest(&mut tree, &mut helpers, signals, kill_at, notes).await;
+        let kill_at = kill_at.unwrap_or_else(|| Instant::now() + policy.grace);
+        tokio::select! {
+            biased;
+            _ = lost.as_mut(), if !is_loss_reported && has_no_time => {
+                is_loss_reported = true;
+                end_the_rest(&mut tree, &mut helpers, signals, Instant::now(), notes).await;
+            }
+            () = end_the_rest(&mut tree, &mut helpers, signals, kill_at, notes) => {}
+        }
     }
     helpers.end().await;
-    Ok(status)
+    Ok(Ended { status, is_lost: is_loss_reported, is_signalled, has_stepped_down })
 }
 
 /// Passes `signal` on to its targets that it has not reached. Returns whether the signal requests the end of the

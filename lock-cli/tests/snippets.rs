@@ -183,6 +183,20 @@ fn several_keys() {
 }
 
 #[test]
+fn a_leader_runs_its_command() {
+    let machine = Machine::new();
+    machine.write("scheduler", "#!/bin/sh\nread line; echo \"$LEASEHOLD_KEY is led\"");
+    let mut observer = Beside::start(&mut machine.store.tool("observe scheduler"));
+    assert_eq!(observer.line(), "none");
+    let mut leader = Beside::start(machine.command("sh").args(["-c", &script("elect")]));
+    let seen = observer.line();
+    assert!(seen.starts_with("leader ") && seen.ends_with(" 10.0.0.7:8080"), "{seen}");
+    leader.go_on();
+    assert_eq!((leader.line().as_str(), leader.code()), ("scheduler is led", 0));
+    assert_eq!(observer.line(), "none");
+}
+
+#[test]
 fn monitoring() {
     let machine = Machine::new();
     let run = |url: &str| {
@@ -234,7 +248,15 @@ fn bash_completes_keys() {
 
 #[test]
 fn every_block_is_run() {
-    let run = ["whole-script", "some-commands", "some-commands-sh", "as-flock", "several-keys", "monitoring"];
+    let run = [
+        "whole-script",
+        "some-commands",
+        "some-commands-sh",
+        "as-flock",
+        "several-keys",
+        "elect",
+        "monitoring",
+    ];
     assert_eq!(blocks("sh").chain(blocks("bash")).count(), run.len());
     assert_eq!((blocks("cron").count(), blocks("ini").count()), (1, 2));
 }
@@ -255,6 +277,8 @@ fn the_page_names_every_field() {
         collect(&serde_json::from_str(&finish(&mut command).1).unwrap(), &mut names);
     }
     collect(&serde_json::from_str(&held).unwrap(), &mut names);
+    let mut observer = Beside::start(&mut store.tool("observe k --json"));
+    collect(&serde_json::from_str(&observer.line()).unwrap(), &mut names);
     let page = PAGE.split("## JSON").nth(1).unwrap();
     for name in names {
         assert!(page.contains(&format!("`{name}`")), "{name}");
