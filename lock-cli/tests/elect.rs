@@ -205,6 +205,35 @@ async fn a_command_is_dead_before_the_lease_can_end_in_the_store() {
     assert!(!within(LONG, "not ended", led).await.unwrap().is_empty());
 }
 
+/// A replica that was stopped for longer than its lease kills its command when it goes on, and campaigns again.
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_that_was_stopped_beyond_its_lease_kills_its_command() {
+    let database = Cluster::shared().fresh_database().await;
+    let url = format!("postgres+ttl{}?install=true&ttl=3s", database.url().strip_prefix("postgres").unwrap());
+    let run = tokio::task::spawn_blocking(move || {
+        let tool = |script: &str| {
+            let mut tool = support::tool();
+            tool.env("LEASEHOLD_URL", &url).args(["elect", "k", "--", "sh", "-c", script]);
+            Beside::start(&mut tool)
+        };
+        let mut first = tool("trap '' TERM; echo $$; while :; do sleep 0.05; done");
+        let command = pid(&first.line());
+        let mut second = tool("echo leads; read line");
+        let group = pid(&first.id().to_string());
+        rustix::process::kill_process_group(group, Signal::STOP).unwrap();
+        assert_eq!(second.line(), "leads");
+        rustix::process::kill_process_group(group, Signal::CONT).unwrap();
+        let bound = Bound::new(Duration::from_secs(120));
+        while is_running(command) {
+            bound.pause(Duration::from_millis(5), "the command of the former leader runs");
+        }
+        drop(second);
+        assert_ne!(pid(&first.line()), command, "it leads again");
+    });
+    within(Duration::from_secs(180), "not ended", run).await.unwrap();
+}
+
 /// A forced release ends the command at once, and the tool campaigns again.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_forced_release_kills_the_command_at_once() {

@@ -13,7 +13,7 @@ use leasehold_postgres::{Identifier, PgConfig};
 use leasehold_postgres_advisory::AdvisoryConfig;
 use leasehold_postgres_ttl::TtlConfig;
 use test_bounds::within;
-use test_servers::{Cluster, ClusterOptions, Database, Proxy, StopMode, sql};
+use test_servers::{Cluster, ClusterOptions, Database, Proxy, Standby, StopMode, sql};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinHandle;
 
@@ -172,6 +172,34 @@ async fn a_restart_of_the_server_ends_no_campaign() {
         }
         let (_, term) = leads(&mut starts).await;
         assert!(term.token() > last.token(), "{store:?}: nobody campaigns any more");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_promoted_standby_has_one_leader_with_a_greater_token() {
+    for store in STORES {
+        let primary = tokio::task::spawn_blocking(|| Cluster::start(ClusterOptions::new())).await.unwrap();
+        let db = primary.fresh_database().await;
+        let proxy = Proxy::start(primary.address()).await;
+        let url = proxy.url(db.url());
+        let (a, b) = (store.connect(&url, "a").await, store.connect(&url, "b").await);
+        let (started, mut starts) = unbounded_channel();
+        let replicas = [start(&a, "a", &started), start(&b, "b", &started)];
+        let standby = Standby::of(&primary).await;
+        let (_, first) = leads(&mut starts).await;
+        standby.wait_for_replay(&primary).await;
+        primary.stop(StopMode::Immediate).await;
+        standby.promote().await;
+        proxy.retarget(standby.cluster().address());
+        proxy.reset();
+        let term = tokio::select! {
+            (_, term) = leads(&mut starts) => term,
+            () = until_leading(&replicas) => first.clone(),
+        };
+        assert!(term.token() >= first.token(), "{store:?}");
+        replicas.iter().for_each(|one| one.handle.step_down(Duration::from_secs(1)));
+        let (_, next) = leads(&mut starts).await;
+        assert!(next.token() > term.token(), "{store:?}: nobody campaigns any more");
     }
 }
 
