@@ -38,7 +38,7 @@ const OUT_OF_REACH: [(&str, &[&str]); 21] = [
         ],
     ),
     (
-        "nobody looks, nor asks for what is invalid or not declared",
+        "nobody looks, waits for a change, changes a label, or asks for what is invalid or not declared",
         &[
             "backend:force-ignores-holder",
             "backend:force-undeclared",
@@ -52,10 +52,14 @@ const OUT_OF_REACH: [(&str, &[&str]); 21] = [
             "backend:list-limits-first",
             "backend:label-of-the-one-before",
             "backend:label-lost-in-queue",
+            "backend:relabels-successor",
+            "backend:relabel-is-forgotten",
             "backend:force-ends-expired",
             "backend:admin-missing",
             "backend:password-shown",
             "backend:errors-alike",
+            "lock:no-holder-is-not-told",
+            "lock:observer-outlives-close",
             "lock:errors-unnamed",
             "lock:errors-name-the-first",
             "lock:kind-flattened",
@@ -69,8 +73,8 @@ const OUT_OF_REACH: [(&str, &[&str]); 21] = [
         ],
     ),
     (
-        "no caller of a schedule confirms a grant",
-        &["lock:confirms-from-memory", "lock:confirms-by-earlier-renewal"],
+        "no caller of a schedule confirms a grant or follows its validity",
+        &["lock:confirms-from-memory", "lock:confirms-by-earlier-renewal", "lock:doubt-is-not-told"],
     ),
     (
         "needs more keys, longer ones, or more refusals than a schedule has",
