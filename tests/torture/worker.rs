@@ -109,6 +109,11 @@ async fn caller(lock: Arc<dyn Lock>, seed: u64, number: usize, dir: PathBuf, par
         dir: &dir,
     };
     while !is_over(&dir, parent) {
+        #[cfg(feature = "election")]
+        if caller.random.u8(..4) == 0 {
+            caller.campaign(&lock).await;
+            continue;
+        }
         caller.section(&lock).await;
     }
 }
@@ -143,16 +148,7 @@ impl Caller<'_> {
                 return tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        let token = guard.token().map(FencingToken::as_u64);
-        line(&mut self.record, &format!("B {key} {} {}", now(), or_dash(token)));
-        // A quarter of the sections takes longer.
-        let pause = Duration::from_micros(if self.random.u8(..4) == 0 { self.random.u64(..4000) } else { 0 });
-        let plain = register::add_one(self.dir, key, None, pause).await;
-        let fenced = match token {
-            Some(_) => register::add_one(self.dir, key, token, pause).await,
-            None => None,
-        };
-        self.end(&guard, fenced, plain);
+        self.body(key).run(&guard).await;
         if self.random.u8(..20) == 0 {
             return drop(guard);
         }
@@ -161,7 +157,68 @@ impl Caller<'_> {
         }
     }
 
-    fn end(&mut self, guard: &LockGuard, fenced: Option<u64>, plain: Option<u64>) {
+    /// Campaigns for a key until a term is over, or gives up as a section does. The body of the term is a section.
+    #[cfg(feature = "election")]
+    async fn campaign(&mut self, lock: &Arc<dyn Lock>) {
+        use leasehold::election::{Election, Next, State};
+
+        let key = KEYS[self.random.usize(..KEYS.len())];
+        let election = Election::new(Arc::clone(lock), format!("{key}{}", self.suffix));
+        let handle = election.handle();
+        let campaign = election.lead_boxed(|term| {
+            let mut body = self.body(key);
+            Box::pin(async move {
+                body.run(term.guard()).await;
+                Ok(Next::Done)
+            })
+        });
+        let given_up = async {
+            loop {
+                tokio::time::sleep(PATIENCE).await;
+                if !matches!(handle.state(), State::Leading { .. } | State::InDoubt { .. }) {
+                    return;
+                }
+            }
+        };
+        let led = tokio::select! {
+            led = campaign => led,
+            () = given_up => return,
+        };
+        match led {
+            Ok(()) => line(&mut self.record, "R"),
+            // Another caller of this client campaigns for the key.
+            Err(error) if error.kind() == ErrorKind::InvalidOption => {}
+            Err(_) => line(&mut self.record, &format!("F {}", now())),
+        }
+    }
+
+    fn body(&mut self, key: &'static str) -> Body {
+        // A quarter of the sections takes longer.
+        let pause = Duration::from_micros(if self.random.u8(..4) == 0 { self.random.u64(..4000) } else { 0 });
+        let (dir, is_deaf) = (self.dir.to_owned(), self.is_deaf);
+        Body { record: self.record.try_clone().unwrap(), dir, key, pause, is_deaf }
+    }
+}
+
+/// The work of one section.
+struct Body {
+    record: File,
+    dir: PathBuf,
+    key: &'static str,
+    pause: Duration,
+    is_deaf: bool,
+}
+
+impl Body {
+    async fn run(&mut self, guard: &LockGuard) {
+        let Self { key, pause, .. } = *self;
+        let token = guard.token().map(FencingToken::as_u64);
+        line(&mut self.record, &format!("B {key} {} {}", now(), or_dash(token)));
+        let plain = register::add_one(&self.dir, key, None, pause).await;
+        let fenced = match token {
+            Some(_) => register::add_one(&self.dir, key, token, pause).await,
+            None => None,
+        };
         // Reads the clock first, because a guard that is valid afterwards was valid at that time.
         let at = now();
         let validity = if guard.validity() == Validity::Valid || self.is_deaf { "valid" } else { "lost" };
