@@ -115,9 +115,9 @@ pub trait LockAdmin: Debug + Send + Sync {
     /// they are the same after `at_most`, so `seen` is still right.
     ///
     /// `seen` is an earlier answer of this method or of [`inspect`](LockAdmin::inspect), or [`KeyInfo::free`] to
-    /// get the holder at once if there is one. A change is another grant, the end of a grant without a successor,
+    /// get a holder at once. A change is another grant, the end of a grant without a successor,
     /// or another label ([`KeyInfo::differs_from`]). The end of a lease counts when the store lets others in. The
-    /// caller does not wait for the key and takes no part in its order.
+    /// caller is not among the waiters of the key.
     ///
     /// The engine looks when it is called, on a notification of the store, when a shown lease ends, and at the
     /// poll interval of waiters. It sees a change within [`Capabilities::handover`](crate::Capabilities::handover)
@@ -150,7 +150,7 @@ pub trait LockAdmin: Debug + Send + Sync {
     ///
     /// # Cancel safety
     ///
-    /// If dropped, no lock is affected, and a call with the same `seen` misses nothing.
+    /// If dropped, no lock is affected. A later call with the same `seen` returns the change.
     async fn changed(&self, seen: &KeyInfo, at_most: Duration) -> Result<Option<KeyInfo>, Error> {
         let _ = at_most;
         Err(Error::unsupported("wait for a change of a key").with_key(&seen.key))

@@ -93,8 +93,8 @@ impl LockGuard {
         self.grant().validity()
     }
 
-    /// Waits until the validity differs from `seen`, and returns it, so that a holder learns when doubt begins and
-    /// when it ends. Returns at once if the grant has ended, because no change follows.
+    /// Waits until the validity differs from `seen`, and returns it. A holder can follow the start and the end of
+    /// doubt by it. Returns at once if the grant has ended, because no change follows.
     ///
     /// ```
     /// # #[tokio::main]
@@ -119,7 +119,7 @@ impl LockGuard {
     ///
     /// # Cancel safety
     ///
-    /// If dropped, nothing changes, and a call with the same `seen` misses nothing.
+    /// If dropped, the grant is unaffected. A later call with the same `seen` returns the change.
     pub async fn validity_changed(&self, seen: Validity) -> Validity {
         self.shared().validity_changed(seen).await
     }

@@ -87,7 +87,7 @@ impl GrantHandle {
     ///
     /// # Cancel safety
     ///
-    /// If dropped, nothing changes, and a call with the same `seen` misses nothing.
+    /// If dropped, the grant is unaffected. A later call with the same `seen` returns the change.
     pub async fn validity_changed(&self, seen: Validity) -> Validity {
         Arc::clone(&self.grant).validity_changed(seen).await
     }

@@ -1,4 +1,4 @@
-//! The operator's view of an engine: that of its store, and the wait for a change of a key.
+//! The operator's view of an engine: the view of its store, and the wait for a change of a key.
 
 use std::any::{Any, TypeId};
 use std::collections::HashMap;

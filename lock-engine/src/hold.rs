@@ -47,7 +47,7 @@ pub(crate) struct Hold {
     pub(crate) times: Times,
     /// Whether the hold's request was sent, and whether a caller has its guard.
     pub(crate) delivery: Delivery,
-    /// Whether the store may have another label for the hold than `request`.
+    /// Whether a change of the label was sent, after which the label of `request` is out of date.
     pub(crate) relabelled: AtomicBool,
 }
 

@@ -131,7 +131,7 @@ impl FileHold {
         }
     }
 
-    /// Replaces the label in the record. Returns `false` if the lock is not held any more.
+    /// Replaces the label in the record. Returns `false` if the grant has ended.
     pub(crate) fn relabel(&self, label: &str) -> Result<bool, Error> {
         let writing = lock(&self.record);
         let path = self.files.main();
@@ -162,8 +162,8 @@ impl FileHold {
         (was_held, waiters)
     }
 
-    /// Unlocks without checking the files, so without waiting for the disk. If the record is being written, its
-    /// writer unlocks.
+    /// Unlocks. Skips the checks of the files, because they can wait for the disk. If the record is being written,
+    /// its writer unlocks.
     pub(crate) fn unlock(&self) {
         self.ended.store(true, Ordering::SeqCst);
         if !matches!(self.record.try_lock(), Err(TryLockError::WouldBlock)) {

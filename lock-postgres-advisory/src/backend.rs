@@ -139,7 +139,7 @@ impl Backend for AdvisoryBackend {
         let common = &self.client.common;
         common.open()?;
         let number = common.number(&hold.key)?;
-        // Asks the server first, because this process may not know yet that the session has ended.
+        // Queries the server first, because the session has possibly ended unnoticed.
         let confirmed = self.client.confirm(std::slice::from_ref(&hold)).await.pop();
         match confirmed.unwrap_or_else(|| Err(interrupted()))? {
             Renewed::Extended if !common.registry.relabel(number, hold.holder, label) => {

@@ -26,7 +26,7 @@ pub(crate) struct LeaseClock {
     /// Time (ns) at which the clock was found to have stood still. The hold is in doubt from then until the
     /// store confirms it.
     distrusted: AtomicU64,
-    /// Notified when doubt or end may have moved.
+    /// Notified when the start of doubt or the end has possibly moved.
     pub(crate) moved: Notify,
     /// The longest interval between two looks (checks that the store still has the hold).
     look: Option<Duration>,
