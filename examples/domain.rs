@@ -1,4 +1,4 @@
-//! Domain code that only uses the trait `Lock`, and its tests, which need neither a server nor a network.
+//! Domain code that only uses the trait `Lock`, and its tests, which run without server and network.
 //!
 //! ```text
 //! cargo run -p leasehold --example domain --features test-util

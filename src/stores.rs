@@ -95,7 +95,7 @@ pub(crate) fn parse(text: &str) -> Result<StoreUrl, Error> {
 }
 
 /// Returns the URL in a form that the parser accepts. If it has several hosts, or a user without a host, it gets one
-/// host instead. Postgres URLs may have both forms, but the URL parser accepts neither.
+/// host instead. Postgres URLs can have both forms, but the URL parser accepts neither.
 fn with_one_host(text: &str) -> Cow<'_, str> {
     let Some((scheme, rest)) = text.split_once("://") else { return text.into() };
     let (authority, behind) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));

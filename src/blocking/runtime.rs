@@ -19,7 +19,7 @@ const CALLBACKS: Duration = Duration::from_secs(1);
 /// The longest that the drops of guards, one after the other, wait for a store that does not reply.
 const RELEASE: Duration = Duration::from_secs(1);
 
-/// How long after such a wait no drop waits, unless the store replies.
+/// How long the drops after such a wait return at once. A reply of the store ends this time.
 const NO_WAIT: Duration = Duration::from_secs(10);
 
 pub(super) struct Runtime {
@@ -88,7 +88,7 @@ impl Runtime {
             Ok(Ok(())) => self.patience.replied(),
             Err(_) => self.patience.silent(end),
             Ok(Err(error)) if is_silence(&error) => self.patience.silent(end),
-            // The guard was lost before, so the error says nothing about the store.
+            // The guard was lost before, so the error does not concern the store.
             Ok(Err(_)) => {}
         }
     }
@@ -99,8 +99,8 @@ fn is_silence(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::OutcomeUnknown)
 }
 
-/// The end of the wait of the last drop that got no reply, if the store has not replied since. The following drops
-/// share it, so that many guards together wait no longer than one.
+/// The end of the wait of the last drop without a reply. A reply of the store
+/// clears it. The following drops share it, so many guards together wait the time of one.
 #[derive(Default)]
 struct Patience(Mutex<Option<Instant>>);
 
@@ -225,7 +225,7 @@ mod tests {
         assert_eq!((waits, now), (1, begun + RELEASE));
         // A drop that begins during the wait of another one.
         assert_eq!(patience.end_of_wait(begun + RELEASE / 2), begun + RELEASE);
-        // A store can be back, although nobody called it since.
+        // A store can be back, although no call has reached it since.
         let later = now + NO_WAIT;
         assert_eq!(patience.end_of_wait(later), later + RELEASE);
         patience.replied();

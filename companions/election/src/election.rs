@@ -122,7 +122,7 @@ impl<P: Deref<Target: Lock>> Election<P> {
     }
 
     /// Leads like [`lead`](Self::lead), for spawned tasks and generic code, which need a `Send` future. Rust cannot
-    /// yet prove that of the future of an `AsyncFnMut`, so the body boxes its future.
+    /// yet prove this for the future of an `AsyncFnMut`, so the body boxes its future.
     ///
     /// ```
     /// use std::sync::Arc;

@@ -35,7 +35,7 @@ impl<P: Deref<Target: Lock>> Observer<P> {
         Self { lock, key: key.try_into().map_err(Into::into), seen: None, pauses, next_try: None }
     }
 
-    /// Returns the leader at the first call, and afterwards waits for the next change. `None` means that nobody
+    /// Returns the leader at the first call, and afterwards waits for the next change. `None` means that no client
     /// leads. The label is the leader's value. Changes that last only briefly can be skipped.
     ///
     /// # Errors

@@ -110,7 +110,7 @@ impl Standing {
     }
 }
 
-/// What a campaign shares with its handles.
+/// The state that a campaign shares with its handles.
 #[derive(Debug)]
 pub(crate) struct Shared {
     standing: watch::Sender<Standing>,

@@ -1,4 +1,4 @@
-//! A term: what its body sees.
+//! A term, as its body sees it.
 
 use std::error::Error as StdError;
 use std::future::Future;
@@ -13,10 +13,10 @@ use crate::state::Shared;
 /// The error of a body. `?` makes it of every error that is `Send + Sync`.
 pub type BodyError = Box<dyn StdError + Send + Sync>;
 
-/// What a body returns.
+/// The result of a body.
 pub type TermResult = Result<Next, BodyError>;
 
-/// What follows a term whose body has returned.
+/// The step after a term whose body has returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(clippy::exhaustive_enums)] // Complete: the campaign goes on or ends.
 pub enum Next {
@@ -56,7 +56,7 @@ impl Term {
         self.shared.step_down(pause);
     }
 
-    /// Waits until the body has to return: the term is lost, or was told to step down. Needed only under
+    /// Waits until the body has to return: the term is lost, or has to step down. Needed only under
     /// [`OnLoss::Tell`](crate::OnLoss::Tell) and [`OnLoss::Exit`](crate::OnLoss::Exit). The future is
     /// `'static`.
     ///

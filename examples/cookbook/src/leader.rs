@@ -33,7 +33,7 @@ impl Inbox {
         Self { rounds }
     }
 
-    /// Processes what has arrived. Each write takes the token along.
+    /// Processes the messages that have arrived. Each write takes the token along.
     ///
     /// # Errors
     ///

@@ -65,7 +65,7 @@ pub(crate) struct ElectArgs {
     #[arg(long, value_name = "SIGNAL", value_parser = step_down)]
     pub(crate) step_down: Option<Signal>,
 
-    /// Do not campaign for this long after a step-down, so that another replica leads.
+    /// Do not campaign for this long after a step-down, to let another replica lead.
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "30s")]
     pub(crate) rest: Duration,
 
@@ -98,8 +98,8 @@ pub(crate) enum Restart {
 
 /// Print the leader of a key, and each change of it, until interrupted.
 ///
-/// Prints one line per change: `leader`, the term's token (or -), the holder's id and the value, or `none` if nobody
-/// leads. It takes no part in the election, and needs only the right to inspect.
+/// Prints one line per change: `leader`, the term's token (or -), the holder's id and the value, or `none` if no
+/// replica leads. It takes no part in the election, and needs only the right to inspect.
 #[derive(Debug, clap::Args)]
 #[command(after_help = OBSERVE_HELP)]
 pub(crate) struct ObserveArgs {
