@@ -304,7 +304,8 @@ async fn a_value_has_at_most_256_bytes_without_nul() {
     }
 }
 
-/// Twenty candidates whose stores fail at random: two never lead at once, and somebody always leads again.
+/// The stores of twenty candidates fail at random. Two candidates never lead at once, and after each failure one of
+/// them leads again.
 #[tokio::test(start_paused = true)]
 async fn two_never_lead_at_once() {
     for seed in 0..20 {

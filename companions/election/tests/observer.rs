@@ -1,4 +1,4 @@
-//! Observers: told of each leader, of its value, and that nobody leads.
+//! An observer sees each leader, its value, and the absence of a leader.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,5 +1,5 @@
-//! Statements for operators and upkeep: list, change a label, force a release, end sessions, purge old rows. Each reads a bounded
-//! number of rows, even in a large table.
+//! Statements for operators and upkeep: list, change a label, force a release, end sessions, purge old rows. Each
+//! reads a bounded number of rows, even in a large table.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
