@@ -368,7 +368,8 @@ impl Context {
         Duration::from_millis(10)
     }
 
-    /// Releases the hold. Fails the case if the release returns an error.
+    /// Releases the hold. Fails the case if the release returns an error. Inconclusive in real time if the
+    /// hold has expired.
     ///
     /// # Cancel safety
     ///
@@ -376,6 +377,7 @@ impl Context {
     pub async fn give(&self, guard: LockGuard) {
         let key = guard.key().clone();
         if let Err(error) = guard.release().await {
+            self.inconclusive_if_expired(&key, error.loss());
             panic!("the release of {key:?} must be Ok: {error}");
         }
     }

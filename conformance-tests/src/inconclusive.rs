@@ -2,7 +2,7 @@
 
 use std::panic::panic_any;
 
-use leasehold_api::{Error, ErrorKind, LockGuard, Validity};
+use leasehold_api::{Error, ErrorKind, LockGuard, LockKey, LossReason, Validity};
 use tokio::time::Instant;
 
 use crate::context::Context;
@@ -36,6 +36,25 @@ impl Context {
         }
     }
 
+    /// Asserts that an undisturbed hold reads valid. Inconclusive in real time if the hold has expired or is in
+    /// doubt, because a slow store can answer its renewals too late.
+    #[track_caller]
+    pub(crate) fn assert_valid(&self, guard: &LockGuard) {
+        let validity = guard.validity();
+        if !self.is_virtual() && validity == Validity::InDoubt {
+            panic_any(InconclusivePanic(format!("a renewal of {:?} is late", guard.key())));
+        }
+        self.inconclusive_if_expired(guard.key(), guard.lost().reason());
+        assert_eq!(validity, Validity::Valid, "the hold of {:?}", guard.key());
+    }
+
+    /// Ends the case as inconclusive in real time if a hold was lost because its renewals came too late.
+    pub(crate) fn inconclusive_if_expired(&self, key: &LockKey, loss: Option<LossReason>) {
+        if !self.is_virtual() && loss == Some(LossReason::Expired) {
+            panic_any(InconclusivePanic(format!("the renewals of {key:?} came too late")));
+        }
+    }
+
     /// Fails the case because an undisturbed call failed. In real time `Unavailable` makes it inconclusive,
     /// because a busy server breaks no rule.
     pub(crate) fn call_failed(&self, what: &str, error: &Error) -> ! {
@@ -53,7 +72,7 @@ mod tests {
 
     use futures_util::FutureExt as _;
     use leasehold_api::Lock;
-    use leasehold_engine::Engine;
+    use leasehold_engine::{Engine, TokioClock};
     use leasehold_memory::MemoryStore;
 
     use super::*;
@@ -101,5 +120,42 @@ mod tests {
         assert!(doubts(Time::Real, now).await);
         assert!(!doubts(Time::Real, now + std::time::Duration::from_secs(600)).await);
         assert!(!doubts(Time::Virtual, now).await);
+    }
+
+    #[derive(Debug)]
+    struct NeverRenews;
+
+    #[async_trait]
+    impl Harness for NeverRenews {
+        async fn client(&self) -> Result<Arc<dyn Lock>, Error> {
+            let backend = Disturbed::new(MemoryStore::new().backend());
+            (0..1000).for_each(|_| backend.faults().script(Op::Renew, Fault::Error(ErrorKind::Unavailable)));
+            Ok(Arc::new(Engine::builder(backend).clock(Arc::new(TokioClock::new())).start()?))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_hold_that_expires_in_real_time_does_not_accuse_the_store() {
+        // Returns whether a check fails, and then whether it makes the case inconclusive.
+        let checks = async |time, is_expired, is_forced| {
+            let cx = Context::new(Box::new(NeverRenews), time, None).await.unwrap();
+            let lock = cx.client().await;
+            let guard = cx.take_with(&lock, &cx.key(), &cx.leased()).await;
+            if is_expired {
+                guard.lost().await;
+            }
+            if is_forced {
+                let admin = lock.admin().expect("a store in memory can be inspected");
+                assert!(admin.force_release(guard.key(), guard.holder()).await.unwrap());
+                guard.lost().await;
+            }
+            let valid = std::panic::catch_unwind(AssertUnwindSafe(|| cx.assert_valid(&guard)));
+            let given = AssertUnwindSafe(cx.give(guard)).catch_unwind().await;
+            [valid.err(), given.err()].map(|panic| panic.map(|panic| panic.is::<InconclusivePanic>()))
+        };
+        assert_eq!(checks(Time::Real, false, false).await, [None; 2]);
+        assert_eq!(checks(Time::Real, true, false).await, [Some(true); 2]);
+        assert_eq!(checks(Time::Virtual, true, false).await, [Some(false); 2]);
+        assert_eq!(checks(Time::Real, false, true).await, [Some(false); 2]);
     }
 }

@@ -16,7 +16,7 @@ pub(crate) async fn is_ok_while_it_is_held(cx: &Context) {
     let guard = cx.take(&a, &key).await;
     for _ in 0..5 {
         cx.within("a confirmation", cx.call_limit(), guard.confirm()).await.expect("held");
-        assert_eq!(guard.validity(), Validity::Valid);
+        cx.assert_valid(&guard);
         cx.held(&b, &key).await;
         cx.sleep(cx.ttl() / 4).await;
     }

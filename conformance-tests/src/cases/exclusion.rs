@@ -14,10 +14,10 @@ pub(crate) async fn free_key_is_granted(cx: &Context) {
     let key = cx.key();
     let guard = cx.take(&lock, &key).await;
     assert_eq!(guard.key(), &key);
-    assert_eq!(guard.validity(), Validity::Valid);
+    cx.assert_valid(&guard);
     cx.give(guard).await;
     let guard = lock.acquire(&key, &cx.patient()).await.expect("acquire of a free key");
-    assert_eq!(guard.validity(), Validity::Valid);
+    cx.assert_valid(&guard);
     cx.give(guard).await;
 }
 
@@ -28,7 +28,7 @@ pub(crate) async fn held_key_reads_held_for_another_client(cx: &Context) {
     for _ in 0..3 {
         cx.held(&b, &key).await;
     }
-    assert_eq!(guard.validity(), Validity::Valid);
+    cx.assert_valid(&guard);
     cx.give(guard).await;
 }
 
@@ -208,7 +208,7 @@ pub(crate) async fn an_idle_holder_keeps_the_lock(cx: &Context) {
     for _ in 0..looks {
         cx.sleep(idle / looks).await;
         cx.held(&b, &key).await;
-        assert_eq!(guard.validity(), Validity::Valid);
+        cx.assert_valid(&guard);
     }
     cx.give(guard).await;
 }

@@ -127,7 +127,7 @@ pub(crate) async fn a_late_release_spares_the_successor(cx: &Context) {
         cx.sleep(cx.ttl() / 4).await;
         cx.held(&c, &key).await;
     }
-    assert_eq!(successor.validity(), Validity::Valid);
+    cx.assert_valid(&successor);
     cx.give(successor).await;
 }
 
@@ -153,7 +153,7 @@ pub(crate) async fn a_late_renewal_spares_the_successor(cx: &Context) {
     old.client.faults.silence(false);
     fails(old.guard.renew().await, &[ErrorKind::Lost]);
     cx.sleep(cx.ttl()).await;
-    assert_eq!(successor.validity(), Validity::Valid);
+    cx.assert_valid(&successor);
     cx.held(&c, &key).await;
     assert_eq!(old.guard.validity(), Validity::Lost);
     cx.give(successor).await;
@@ -183,7 +183,7 @@ pub(crate) async fn a_new_grant_does_not_revive_the_old(cx: &Context) {
     assert_ne!(new.holder(), old.guard.holder());
     assert_eq!(old.guard.validity(), Validity::Lost);
     fails(old.guard.release().await, &[ErrorKind::Lost]);
-    assert_eq!(new.validity(), Validity::Valid);
+    cx.assert_valid(&new);
     cx.give(new).await;
 }
 
@@ -283,7 +283,7 @@ pub(crate) async fn a_grant_that_is_noticed_late_claims_no_more_than_the_truth(c
         let guards = (late.expect("granted, or still waiting"), &taken);
         panic!("granted while another holds: {guards:?}");
     }
-    assert_eq!(taken.validity(), Validity::Valid);
+    cx.assert_valid(&taken);
     cx.give(taken).await;
     let guard = cx.within("the waiter's grant", cx.capabilities().undo + cx.handover(), waiting).await;
     cx.give(guard.expect("it has waited")).await;
@@ -314,7 +314,7 @@ pub(crate) async fn the_longest_ttl_does_not_overflow(cx: &Context) {
     let guard = cx.take_with(&a, &key, &options).await;
     cx.sleep(cx.ttl()).await;
     cx.held(&b, &key).await;
-    assert_eq!(guard.validity(), Validity::Valid);
+    cx.assert_valid(&guard);
     assert!(guard.remaining().is_some_and(|r| r > Duration::ZERO && r <= cx.lease().max));
     guard.renew().await.expect("held until now");
     cx.give(guard).await;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_api::{AcquireOptions, ErrorKind, Lock, LockKey, Validity};
+use leasehold_api::{AcquireOptions, ErrorKind, Lock, LockKey};
 use tokio::time::Instant;
 
 use crate::context::{NO_ANSWER, Context, acquire_for, attempt_at, fails};
@@ -32,10 +32,10 @@ pub(crate) async fn latency_changes_no_promise(cx: &Context) {
     }
     let key = cx.key();
     let guard = cx.take_with(&a.lock, &key, &AcquireOptions::new()).await;
-    assert_eq!(guard.validity(), Validity::Valid);
+    cx.assert_valid(&guard);
     cx.held(&b, &key).await;
     cx.sleep(cx.ttl() * 2).await;
-    assert_eq!(guard.validity(), Validity::Valid);
+    cx.assert_valid(&guard);
     cx.held(&b, &key).await;
     cx.give(guard).await;
     let held = cx.take(&b, &key).await;
@@ -95,7 +95,7 @@ pub(crate) async fn a_failure_of_one_key_spares_the_others(cx: &Context) {
         let attempt = attempt_at(&a.lock, &keys[0]);
         let _ = cx.within("a disturbed try", cx.call_limit(), attempt).await;
         cx.give(cx.take(&a.lock, &keys[1]).await).await;
-        assert_eq!(kept.validity(), Validity::Valid);
+        cx.assert_valid(&kept);
         cx.held(&b, kept.key()).await;
     }
     cx.give(kept).await;

@@ -138,7 +138,7 @@ pub(crate) async fn looking_takes_nothing(cx: &Context) {
     for _ in 0..50 {
         assert!(look(&b, &key).await.is_some(), "a held key looks free");
     }
-    assert_eq!(guard.validity(), Validity::Valid);
+    cx.assert_valid(&guard);
     cx.give(guard).await;
     cx.give(cx.take(&b, &key).await).await;
 }
@@ -425,7 +425,7 @@ pub(crate) async fn a_forced_release_frees(cx: &Context) {
     drop(guard);
     cx.sleep(cx.capabilities().undo.min(cx.ttl())).await;
     cx.held(&a, &keys[0]).await;
-    assert_eq!(next.validity(), Validity::Valid);
+    cx.assert_valid(&next);
     cx.give(next).await;
     assert_eq!(bystander.validity(), Validity::Valid, "forced release of another key");
     cx.give(bystander).await;
@@ -444,7 +444,7 @@ pub(crate) async fn force_names_whom_it_breaks(cx: &Context) {
     let other = cx.take(&b, &cx.key()).await;
     assert!(!force(other.holder()).await, "that holder has another key");
     cx.settle().await;
-    assert_eq!(guard.validity(), Validity::Valid);
+    cx.assert_valid(&guard);
     cx.held(&b, &key).await;
     assert!(force(guard.holder()).await);
     assert!(!force(guard.holder()).await, "it can be broken once");
@@ -463,7 +463,7 @@ pub(crate) async fn a_forced_release_serves_a_waiter(cx: &Context) {
         assert!(next.token() > guard.token() || guard.token().is_none());
         drop(guard);
         cx.settle().await;
-        assert_eq!(next.validity(), Validity::Valid);
+        cx.assert_valid(&next);
         cx.give(next).await;
     }
 }

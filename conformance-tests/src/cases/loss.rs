@@ -15,7 +15,7 @@ pub(crate) async fn quiet_in_normal_life(cx: &Context) {
     let early = guard.lost();
     let watching = tokio::spawn(early.clone());
     cx.sleep(cx.ttl() * 3).await;
-    assert_eq!(guard.validity(), Validity::Valid);
+    cx.assert_valid(&guard);
     assert_eq!(guard.lost().reason(), None);
     cx.give(guard).await;
     cx.sleep(cx.ttl()).await;
@@ -114,7 +114,7 @@ pub(crate) async fn concerns_one_key_alone(cx: &Context) {
     cx.within("the lost signal", cx.capabilities().loss_detection, guards[1].lost()).await;
     cx.sleep(cx.ttl()).await;
     for i in [0, 2] {
-        assert_eq!(guards[i].validity(), Validity::Valid);
+        cx.assert_valid(&guards[i]);
         assert_eq!(guards[i].lost().reason(), None);
         cx.held(&b, &keys[i]).await;
     }
@@ -126,7 +126,7 @@ pub(crate) async fn a_silent_store_does_not_delay_it(cx: &Context) {
     let guard = cx.take_with(&a.lock, &key, &cx.leased()).await;
     // Sleeps until well into a renewed lease.
     cx.sleep(cx.ttl() * 3 / 2).await;
-    assert_eq!(guard.validity(), Validity::Valid);
+    cx.assert_valid(&guard);
     a.faults.silence(true);
     let silent = Instant::now();
     let reason = cx.within("the lost signal", cx.ttl(), guard.lost()).await;

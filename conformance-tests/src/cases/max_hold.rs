@@ -33,7 +33,7 @@ pub(crate) async fn ends_the_hold(cx: &Context) {
     let error = fails(guard.release().await, &[ErrorKind::Lost]);
     assert_eq!(error.loss(), Some(LossReason::HeldTooLong));
     cx.held(&a, &key).await;
-    assert_eq!(next.validity(), Validity::Valid);
+    cx.assert_valid(&next);
     cx.give(next).await;
 }
 
@@ -146,7 +146,7 @@ pub(crate) async fn concerns_its_own_grant_alone(cx: &Context) {
     cx.sleep(limit + cx.settling()).await;
     assert_eq!(lost.reason(), None, "it was released in time");
     for guard in [bystander, next] {
-        assert_eq!(guard.validity(), Validity::Valid);
+        cx.assert_valid(&guard);
         cx.held(&b, guard.key()).await;
         cx.give(guard).await;
     }
@@ -176,6 +176,6 @@ pub(crate) async fn of_zero_is_refused(cx: &Context) {
     // A limit beyond the clock's range never ends the hold.
     let guard = a.key(&key).max_hold(Duration::MAX).acquire().await.expect("a free key");
     cx.settle().await;
-    assert_eq!(guard.validity(), Validity::Valid);
+    cx.assert_valid(&guard);
     cx.give(guard).await;
 }

@@ -54,7 +54,7 @@ pub(crate) async fn a_late_release_spares_the_successor(cx: &Context) {
         let successor = free_after_loss(cx, next, &key).await;
         fails(old.release().await, &[ErrorKind::Lost]);
         cx.settle().await;
-        assert_eq!(successor.validity(), Validity::Valid);
+        cx.assert_valid(&successor);
         cx.held(&c, &key).await;
         cx.give(successor).await;
     }
@@ -70,7 +70,7 @@ pub(crate) async fn a_late_drop_spares_the_successor(cx: &Context) {
         let successor = free_after_loss(cx, next, &key).await;
         drop(old);
         cx.sleep(cx.capabilities().undo.min(cx.ttl())).await;
-        assert_eq!(successor.validity(), Validity::Valid);
+        cx.assert_valid(&successor);
         cx.held(&c, &key).await;
         cx.give(successor).await;
     }
@@ -123,7 +123,7 @@ pub(crate) async fn undoing_an_attempt_spares_the_holder(cx: &Context) {
         }
         cx.sleep(cx.capabilities().undo.min(cx.ttl())).await;
         cx.held(&c, &key).await;
-        assert_eq!(guard.validity(), Validity::Valid);
+        cx.assert_valid(&guard);
     }
     cx.give(guard).await;
 }

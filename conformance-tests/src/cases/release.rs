@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use leasehold_api::{AcquireOptions, ErrorKind, LossReason, Validity};
+use leasehold_api::{AcquireOptions, ErrorKind, LossReason};
 
 use crate::context::{NO_ANSWER, Context, fails, joined};
 use crate::harness::{Fault, Op};
@@ -144,7 +144,7 @@ pub(crate) async fn any_order_over_several_keys(cx: &Context) {
         for (j, key) in keys.iter().enumerate() {
             match &guards[j] {
                 Some(guard) => {
-                    assert_eq!(guard.validity(), Validity::Valid);
+                    cx.assert_valid(&guard);
                     cx.held(&b, key).await;
                 }
                 None => cx.give(cx.take(&b, key).await).await,

@@ -16,7 +16,7 @@ pub(crate) async fn keeps_a_lease_for_long(cx: &Context) {
     let steps = 40;
     for _ in 0..steps {
         cx.sleep(cx.ttl() * 4 / steps).await;
-        assert_eq!(guard.validity(), Validity::Valid);
+        cx.assert_valid(&guard);
         cx.held(&b, &key).await;
     }
     assert_eq!(lost.reason(), None);
@@ -30,7 +30,7 @@ pub(crate) async fn keeps_a_short_lease(cx: &Context) {
     let guard = cx.take_with(&a, &key, &AcquireOptions::new().ttl(shortest)).await;
     for _ in 0..20 {
         cx.sleep(shortest / 4).await;
-        assert_eq!(guard.validity(), Validity::Valid);
+        cx.assert_valid(&guard);
         cx.held(&b, &key).await;
     }
     cx.give(guard).await;
@@ -46,6 +46,7 @@ pub(crate) async fn keeps_many_leases(cx: &Context) {
     cx.sleep(cx.ttl() * 3).await;
     let many = keys.len();
     for (guard, key) in guards.into_iter().zip(&keys) {
+        cx.inconclusive_if_expired(key, guard.lost().reason());
         let validity = guard.validity();
         assert_eq!(
             validity,
@@ -186,7 +187,7 @@ pub(crate) async fn another_ttl_stays_in_force(cx: &Context) {
     // The automatic renewals must use the shorter TTL, so this watches twelve thirds of it.
     for _ in 0..12 {
         cx.sleep(shorter / 3).await;
-        assert_eq!(guard.validity(), Validity::Valid);
+        cx.assert_valid(&guard);
         assert!(guard.remaining().is_some_and(|r| r <= shorter), "{:?}", guard.remaining());
         cx.held(&b, &key).await;
     }
@@ -206,7 +207,7 @@ pub(crate) async fn refuses_a_ttl_out_of_bounds(cx: &Context) {
     for ttl in outside.into_iter().flatten() {
         fails(guard.renew_for(ttl).await, &[ErrorKind::InvalidOption]);
     }
-    assert_eq!(guard.validity(), Validity::Valid);
+    cx.assert_valid(&guard);
     cx.give(guard).await;
 }
 
@@ -239,7 +240,7 @@ pub(crate) async fn is_retried_after_a_failure(cx: &Context) {
             assert!(guard.validity().is_held(), "lost to two renewals of {fault:?}");
             cx.held(&b, &key).await;
         }
-        assert_eq!(guard.validity(), Validity::Valid);
+        cx.assert_valid(&guard);
         cx.give(guard).await;
     }
 }
@@ -260,7 +261,7 @@ pub(crate) async fn is_repeated_after_one_that_is_not_answered(cx: &Context) {
                 assert!(guard.validity().is_held(), "a lease of {ttl:?} is lost to one renewal of {fault:?}");
                 cx.held(&b, &key).await;
             }
-            assert_eq!(guard.validity(), Validity::Valid);
+            cx.assert_valid(&guard);
             cx.give(guard).await;
         }
     }
@@ -289,7 +290,7 @@ pub(crate) async fn a_failure_by_hand_is_told_and_costs_nothing(cx: &Context) {
     if let Err(error) = guard.renew().await {
         fails(Err::<(), _>(error), &[ErrorKind::Unavailable, ErrorKind::OutcomeUnknown]);
     }
-    assert_eq!(guard.validity(), Validity::Valid);
+    cx.assert_valid(&guard);
     guard.renew().await.expect("the next one works");
     cx.give(guard).await;
 }

@@ -182,7 +182,7 @@ pub(crate) async fn leaves_other_clients_alone(cx: &Context) {
     let lost = guard.lost();
     a.close().await.expect("the store answers");
     cx.sleep(cx.ttl()).await;
-    assert_eq!(guard.validity(), Validity::Valid);
+    cx.assert_valid(&guard);
     assert_eq!(lost.reason(), None);
     assert!(!waiter.is_done());
     cx.give(guard).await;
