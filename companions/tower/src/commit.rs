@@ -1,12 +1,18 @@
 //! A transaction committed outside a lock layer, and the locks that must last until the commit.
 
 use std::fmt;
+use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use http::Extensions;
-use leasehold_api::LossReason;
+use leasehold_api::{Lock, LockKey, LossReason};
 
 use crate::hold::RequestHold;
+
+tokio::task_local! {
+    /// The transaction around the running task, set by [`OpenCommit::scope`].
+    static SCOPE: CommitSlot;
+}
 
 /// A transaction that a layer commits after the inner service has responded.
 ///
@@ -58,7 +64,7 @@ struct KeptHolds {
 impl OpenCommit {
     /// Marks the request with these extensions. Lock layers inside then pass their locks to the returned value.
     pub fn around(extensions: &mut Extensions, reads: Reads) -> Self {
-        let outer = CommitSlot::of(extensions);
+        let outer = CommitSlot::of(Some(extensions));
         let kept = Arc::new(KeptHolds { reads, holds: Mutex::new(Some(Vec::new())) });
         extensions.insert(CommitSlot(Arc::downgrade(&kept)));
         Self { kept, outer }
@@ -67,7 +73,17 @@ impl OpenCommit {
     /// Returns whether a transaction is open around the request with these extensions.
     #[must_use]
     pub fn is_around(extensions: &Extensions) -> bool {
-        CommitSlot::of(extensions).is_some()
+        CommitSlot::of(Some(extensions)).is_some()
+    }
+
+    /// Runs `work` so that a lock layer called in its task passes its lock to this value, even if the request of that
+    /// layer has no extensions, as messages have none. A task that `work` spawns is outside.
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped, `work` is dropped. The locks passed so far are kept.
+    pub async fn scope<F: Future>(&self, work: F) -> F::Output {
+        SCOPE.scope(CommitSlot(Arc::downgrade(&self.kept)), work).await
     }
 
     /// Returns the reason if a lock was lost whose layer stops work without its lock
@@ -105,9 +121,17 @@ impl Drop for OpenCommit {
 }
 
 impl CommitSlot {
-    /// Returns the innermost open transaction around the request with these extensions.
-    pub(crate) fn of(extensions: &Extensions) -> Option<Self> {
-        extensions.get::<Self>().filter(|slot| slot.reads().is_some()).cloned()
+    /// Returns the innermost open transaction around the request with these extensions, or else around the task.
+    pub(crate) fn of(extensions: Option<&Extensions>) -> Option<Self> {
+        let is_open = |slot: &Self| slot.reads().is_some();
+        let around_request = extensions.and_then(|extensions| extensions.get::<Self>()).cloned();
+        around_request.filter(is_open).or_else(|| SCOPE.try_with(Self::clone).ok().filter(is_open))
+    }
+
+    /// Returns whether the transaction keeps `key` of `lock`. Waiting for the key inside would be a deadlock.
+    pub(crate) fn keeps(&self, lock: &Arc<dyn Lock>, key: &LockKey) -> bool {
+        let Some(kept) = self.0.upgrade() else { return false };
+        kept.holds().iter().flatten().any(|hold| hold.is_of(lock, key))
     }
 
     /// Returns which commits the transaction's statements see, or `None` once it has ended.

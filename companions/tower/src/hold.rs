@@ -3,13 +3,15 @@
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use leasehold_api::{ErrorKind, LockGuard, LossReason, Lost, Validity};
+use leasehold_api::{ErrorKind, Lock, LockGuard, LockKey, LossReason, Lost, Validity};
 use tracing::warn;
 
 use crate::commit::CommitSlot;
+use crate::held::Held;
 use crate::settings::OnLost;
 use crate::stats::InFlightRequest;
 
@@ -25,6 +27,7 @@ pub struct RequestHold {
 struct GrantedLock {
     // The guard of the lock. Dropped before the count, because all locks must be released when no request is in flight.
     guard: LockGuard,
+    held: Held,
     lost: Lost,
     on_lost: OnLost,
     release_within: Duration,
@@ -34,18 +37,24 @@ struct GrantedLock {
 impl RequestHold {
     pub(crate) fn new(
         guard: LockGuard,
+        held: Held,
         on_lost: OnLost,
         release_within: Duration,
         in_flight: InFlightRequest,
         commit: Option<CommitSlot>,
     ) -> Self {
         let lost = guard.lost();
-        Self { granted: Some(GrantedLock { guard, lost, on_lost, release_within, in_flight }), commit }
+        Self { granted: Some(GrantedLock { guard, held, lost, on_lost, release_within, in_flight }), commit }
     }
 
     /// Sets the transaction that the lock must outlast.
     pub(crate) fn pass_to(&mut self, commit: Option<CommitSlot>) {
         self.commit = commit;
+    }
+
+    /// Returns whether this is `key` of `lock`, or is held inside of it.
+    pub(crate) fn is_of(&self, lock: &Arc<dyn Lock>, key: &LockKey) -> bool {
+        self.granted.as_ref().is_some_and(|granted| granted.held.holds(lock, key))
     }
 
     /// Polls `work` until it is done or, with [`OnLost::Cancel`], until the lock is lost.

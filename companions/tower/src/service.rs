@@ -81,7 +81,7 @@ where
         }
     };
     let outer = settings.transport.held(&request).cloned();
-    let commit = settings.transport.extensions(&request).and_then(CommitSlot::of);
+    let commit = CommitSlot::of(settings.transport.extensions(&request));
     if commit.as_ref().and_then(CommitSlot::reads) == Some(Reads::Snapshot) {
         settings.counters.count(AdmissionOutcome::Nested);
         error!(
@@ -90,14 +90,15 @@ where
         );
         return settings.transport.refuse(Refused::OpenTransaction);
     }
-    let (guard, in_flight) = match settings.admit(key, outer.as_ref()).await {
+    let (guard, in_flight) = match settings.admit(key, outer.as_ref(), commit.as_ref()).await {
         Ok(admitted) => admitted,
         Err(why) => return settings.transport.refuse(why),
     };
     // If a lock layer is outside, this layer's setting is ignored, because the handler also needs the outer lock.
     let finishes = settings.on_gone == OnGone::Finish && outer.is_none();
     let held = Held::new(guard.handle(), Arc::clone(&settings.lock), outer);
-    let hold = RequestHold::new(guard, settings.on_lost, settings.release_within, in_flight, commit);
+    let hold =
+        RequestHold::new(guard, held.clone(), settings.on_lost, settings.release_within, in_flight, commit);
     settings.transport.attach(&mut request, held);
     // Boxed before the branch, because a future that contains the work twice would be moved with every request. With
     // `Finish`, the handler survives its client.
@@ -150,10 +151,13 @@ impl<K, T> LayerSettings<K, T> {
         &self,
         key: LockKey,
         outer: Option<&Held>,
+        commit: Option<&CommitSlot>,
     ) -> Result<(LockGuard, InFlightRequest), Refused> {
-        if outer.is_some_and(|held| held.holds(&self.lock, &key)) {
+        if outer.is_some_and(|held| held.holds(&self.lock, &key))
+            || commit.is_some_and(|commit| commit.keeps(&self.lock, &key))
+        {
             self.counters.count(AdmissionOutcome::Nested);
-            error!(%key, "a lock layer inside of another asks for the key that the other one holds");
+            error!(%key, "a lock layer asks for the key that another one around it, or an open transaction, holds");
             return Err(Refused::Nested(key));
         }
         let Some(waiting) = self.counters.wait(self.max_waiters) else {

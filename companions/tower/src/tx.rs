@@ -18,7 +18,7 @@ use tower_layer::Layer;
 use tower_service::Service;
 use tracing::{debug, error, warn};
 
-use crate::commit::OpenCommit;
+use crate::commit::{CommitSlot, OpenCommit};
 use crate::finish::Finish;
 use crate::http::Http;
 use crate::key::{KeyError, KeyFor};
@@ -43,9 +43,8 @@ pub use shared::{SharedTx, SharedTxError};
 ///
 /// - If the client leaves, the handler completes and its transaction is committed. Inside a lock layer for HTTP, the
 ///   setting of that layer applies.
-/// - For HTTP, a lock layer inside passes its lock to the transaction, which releases it after the commit. Another
-///   `TxLayer` inside gets status 500, and so does this one inside a layer that commits its own transaction
-///   ([`OpenCommit`]). For messages, put lock layers outside.
+/// - A lock layer inside passes its lock to the transaction, which releases it after the commit. Another `TxLayer`
+///   inside refuses its requests, and so does this one inside a layer that commits its own transaction ([`OpenCommit`]).
 /// - Inside, use only the transaction. A handler that takes another connection of the same pool competes with the
 ///   other handlers. One connection is kept free for such handlers, so they proceed one after the other.
 /// - Requests of one key queue in the process before the first takes a connection. The layer's transactions never
@@ -264,7 +263,7 @@ where
             return refuse(Refused::NoKey(error));
         }
     };
-    if shared.transport.extensions(&request).is_some_and(OpenCommit::is_around) {
+    if CommitSlot::of(shared.transport.extensions(&request)).is_some() {
         shared.counters.count(AdmissionOutcome::Nested);
         error!(
             %key,
@@ -327,7 +326,7 @@ impl<K, T> TxLayerSettings<K, T> {
         T: CarryTx<Req> + Commits<S::Response> + Transport<Req, S::Response, S::Error>,
     {
         let transport = &self.transport;
-        let called = call(inner, request);
+        let called = open.scope(call(inner, request));
         let handled = match self.queue.longest {
             Some(longest) => timeout(longest, called).await.ok(),
             None => Some(called.await),

@@ -242,7 +242,7 @@ impl<S: IdempotencyStore> RequestWork<S> {
         let Self { settings, asked, shared, open, client } = self;
         let count = settings.in_flight.token();
         let handled = async {
-            let response = inner.call(request).await?;
+            let response = open.scope(inner.call(request)).await?;
             Ok(settings.read(response).await)
         };
         // If this future is dropped here, by a panic or because the client has left, the transaction is rolled back.

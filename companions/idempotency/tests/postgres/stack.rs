@@ -9,15 +9,15 @@ use axum::body::{Body, to_bytes};
 use axum::extract::{Path, Request};
 use axum::http::{Response, StatusCode};
 use axum::routing::{MethodRouter, post};
-use leasehold_api::{Lock, LockKey, LossReason, key};
+use leasehold_api::{Lock, LockExt as _, LockKey, LossReason, key};
 use leasehold_idempotency::{IdemTx, IdempotencyLayer, Isolation, PgIdempotency};
 use leasehold_memory::MemoryStore;
 use leasehold_postgres_advisory::XactLocks;
-use leasehold_tower::{LockLayer, OnGone, Template, TxLayer};
+use leasehold_tower::{LockLayer, Message, OnGone, Refused, Template, TxLayer};
 use test_bounds::Bound;
 use test_servers::{Cluster, Database, Proxy, fresh_database};
 use tokio::sync::Semaphore;
-use tower::{ServiceBuilder, ServiceExt as _};
+use tower::{Layer as _, ServiceBuilder, ServiceExt as _, service_fn};
 
 use crate::common::{PATIENT, Pg, effect, on, pool};
 
@@ -122,6 +122,30 @@ async fn a_lock_on_either_side_of_the_keys_lasts_until_the_commit() {
         assert_eq!(it.world.number("SELECT sum(amount) FROM entry").await, 0);
         assert_eq!(it.lock.stats().in_flight, 0);
     }
+}
+
+#[tokio::test]
+async fn a_lock_that_a_handler_takes_for_a_message_lasts_until_the_commit_of_its_key() {
+    let it = stack().await;
+    it.world.run(GATE).await;
+    let lock: Arc<dyn Lock> = Arc::new(it.store.client().unwrap());
+    let refused = |why: Refused| Err::<(), _>(why.to_string());
+    let messages = LockLayer::with(Arc::clone(&lock), |(): &()| key!["message"], Message(refused));
+    let handler = messages.layer(service_fn(async |()| Ok::<_, String>(())));
+    let post = post(async move |mut tx: IdemTx| {
+        sqlx::query("INSERT INTO entry VALUES (42, 10)").execute(&mut *tx).await.unwrap();
+        handler.oneshot(()).await.unwrap();
+    });
+    let app = app(post.route_layer(it.keys.clone()));
+    let mut gate = it.world.database.connect().await;
+    sqlx::query("SELECT pg_advisory_lock(4711, 1)").execute(&mut gate).await.unwrap();
+    let sent = tokio::spawn(async move { send(&app, "first").await.status() });
+    until("it commits", async || it.world.number(COMMITTING).await == 1).await;
+    let message = key!["message"].unwrap();
+    assert!(lock.key(&message).try_acquire().await.unwrap().is_none(), "the commit is to come");
+    sqlx::query("SELECT pg_advisory_unlock(4711, 1)").execute(&mut gate).await.unwrap();
+    assert_eq!(sent.await.unwrap(), 200);
+    assert!(lock.key(&message).try_acquire().await.unwrap().is_some());
 }
 
 /// The connection breaks while the commit waits at its gate, so the layer does not learn of its end.

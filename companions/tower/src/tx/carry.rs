@@ -52,7 +52,6 @@ where
     type Carried = (M, SharedTx);
 
     async fn carry(&self, message: M, tx: &Tx) -> ((M, SharedTx), OpenCommit) {
-        // No lock layer inside finds this value, because a message has no extensions.
         let open = OpenCommit::around(&mut Extensions::new(), Reads::Committed);
         ((message, tx.share().await), open)
     }

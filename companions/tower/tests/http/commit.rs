@@ -9,7 +9,7 @@ use crate::ledger::{number, run, until_number};
 use axum::Router;
 use axum::routing::post;
 use bytes::Bytes;
-use http::{Request, Response, StatusCode};
+use http::{Extensions, Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, Full};
 use leasehold_api::{Lock, LockExt as _, LossReason};
 use leasehold_postgres::Identifier;
@@ -43,6 +43,23 @@ async fn a_lock_inside_of_an_open_transaction_is_released_when_that_has_ended() 
     assert_eq!(open.lost(), None);
     open.end().await;
     assert!(is_free(&lock, "a").await);
+}
+
+#[tokio::test]
+async fn a_lock_that_a_handler_takes_in_its_task_lasts_until_the_commit_too() {
+    let (_, lock) = memory();
+    let service = layer(&lock).layer(answering(StatusCode::OK));
+    // The request of the handler's own call has none of the extensions.
+    let open = OpenCommit::around(&mut Extensions::new(), Reads::Committed);
+    assert_eq!(open.scope(send(&service, get("/a"))).await.status(), 200);
+    assert!(!is_free(&lock, "a").await, "the commit is to come");
+    // To wait for the same key once more would last until the commit, which comes after the wait.
+    assert_eq!(open.scope(send(&service, get("/a"))).await.status(), 500);
+    assert_eq!(open.scope(send(&service, get("/b"))).await.status(), 200);
+    assert_eq!(send(&service, get("/c")).await.status(), 200);
+    assert!(!is_free(&lock, "b").await && is_free(&lock, "c").await);
+    open.end().await;
+    assert!(is_free(&lock, "a").await && is_free(&lock, "b").await);
 }
 
 #[tokio::test]

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::common::LONG;
-use crate::ledger::{number, run};
-use leasehold_api::{ErrorKind, LockKey};
+use crate::common::{LONG, memory};
+use crate::ledger::{number, run, until_number};
+use leasehold_api::{ErrorKind, LockExt as _, LockKey};
 use leasehold_postgres::Identifier;
 use leasehold_postgres_advisory::XactLocks;
-use leasehold_tower::{Message, MessageTemplate, Refused, SharedTx, TxLayer};
+use leasehold_tower::{LockLayer, Message, MessageTemplate, Refused, SharedTx, TxLayer};
 use serde::Serialize;
 use sqlx::postgres::PgPoolOptions;
 use test_bounds::within;
@@ -204,4 +204,49 @@ async fn a_message_whose_caller_leaves_is_committed() {
     within(LONG, "not ended", it.layer.idle()).await;
     assert_eq!(it.count().await, 1);
     assert!(it.is_free().await);
+}
+
+/// Commits of `work` wait at a gate until it opens.
+const GATE: &str = "CREATE FUNCTION gate() RETURNS trigger LANGUAGE plpgsql AS
+    $$ BEGIN PERFORM pg_advisory_xact_lock_shared(4711, 1); RETURN NULL; END $$;
+    CREATE CONSTRAINT TRIGGER gate AFTER INSERT ON work DEFERRABLE INITIALLY DEFERRED
+    FOR EACH ROW EXECUTE FUNCTION gate()";
+const COMMITTING: &str = "SELECT count(*) FROM pg_locks JOIN pg_database d ON d.oid = database
+    WHERE locktype = 'advisory' AND NOT granted AND classid = 4711 AND d.datname = current_database()";
+
+#[tokio::test]
+async fn a_lock_inside_of_the_transaction_of_a_message_lasts_until_the_commit() {
+    let it = setup().await;
+    let (_, lock) = memory();
+    let refuse: Refuse = |why| Err(Failed::Refused(why));
+    let by_holder = |message: &(Event, SharedTx)| leasehold_api::key!["inside", message.0.holder];
+    let inside = LockLayer::with(Arc::clone(&lock), by_holder, Message(refuse)).wait(LONG);
+    let handler = inside.layer(service_fn(async |(_, mut tx): (Event, SharedTx)| {
+        write(&mut tx).await;
+        Ok(1)
+    }));
+    let mut gate = it.database.connect().await;
+    run(&mut gate, GATE).await;
+    run(&mut gate, "SELECT pg_advisory_lock(4711, 1)").await;
+    let sending = tokio::spawn(it.layer.layer(handler).oneshot(Event { holder: 7 }));
+    until_number(&it.database, COMMITTING, 1).await;
+    let inside = leasehold_api::key!["inside", 7].unwrap();
+    assert!(lock.key(&inside).try_acquire().await.unwrap().is_none(), "the commit is to come");
+    run(&mut gate, "SELECT pg_advisory_unlock(4711, 1)").await;
+    assert_eq!(within(LONG, "no result", sending).await.unwrap().unwrap(), 1);
+    assert!(lock.key(&inside).try_acquire().await.unwrap().is_some());
+    assert_eq!(it.count().await, 1);
+}
+
+#[tokio::test]
+async fn a_second_transaction_inside_of_that_of_a_message_is_refused() {
+    let it = setup().await;
+    let pool = PgPoolOptions::new().max_connections(4).connect(it.database.url()).await.unwrap();
+    let refuse: Refuse = |why| Err(Failed::Refused(why));
+    let other = |_: &(Event, SharedTx)| leasehold_api::key!["other"];
+    let inside = TxLayer::with(locks(), pool, other, Message(refuse)).unwrap().wait(LONG);
+    let handler = inside.layer(service_fn(async |_: ((Event, SharedTx), SharedTx)| Ok(1)));
+    let sent = it.layer.layer(handler).oneshot(Event { holder: 7 });
+    let refused = within(LONG, "no result", sent).await;
+    assert!(matches!(refused, Err(Failed::Refused(Refused::OpenTransaction))), "{refused:?}");
 }
