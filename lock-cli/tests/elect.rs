@@ -79,10 +79,30 @@ fn stepping_down_ends_the_command_and_rests_this_replica() {
     b.signal(Signal::USR1);
     assert_eq!(b.line(), "down");
     assert_eq!(a.line(), "begun", "it campaigns again after its rest");
-    // A candidate that is told to step down rests as well, and the tool goes on.
-    b.signal(Signal::USR1);
+    let rests = loop {
+        let note = b.note();
+        if note.contains("no candidate for \"k\" for ") {
+            break note;
+        }
+    };
+    assert!(rests.contains(" 10m") || rests.contains(" 9m"), "{rests}");
     b.signal(Signal::TERM);
-    assert_eq!(b.code(), 143);
+    assert_eq!(b.code(), 143, "a resting replica ends too");
+}
+
+#[test]
+fn a_candidate_that_is_told_to_step_down_rests_too() {
+    let store = Store::new();
+    let mut leader = Beside::start(&mut elect(&store, "k --restart never", LEAD));
+    leader.line();
+    let mut candidate =
+        Beside::start(&mut elect(&store, "k --verbose --step-down USR1 --rest 2s", "echo ran"));
+    while !candidate.note().contains("candidate for \"k\"") {}
+    candidate.signal(Signal::USR1);
+    leader.go_on();
+    assert_eq!((leader.code(), candidate.line().as_str(), candidate.code()), (7, "ran", 0));
+    let notes = candidate.rest_of_stderr();
+    assert!(notes.contains("no candidate for \"k\" for "), "{notes}");
 }
 
 #[test]

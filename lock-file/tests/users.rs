@@ -13,9 +13,10 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use common::{attempt, contended, granted, request, token};
-use leasehold_api::ErrorKind;
-use leasehold_engine::{Attempt, Backend as _};
+use leasehold_api::{ErrorKind, KeyInfo, Lock as _, LockExt as _};
+use leasehold_engine::{Attempt, Backend as _, Engine};
 use leasehold_file::{FileBackend, FileConfig};
+use test_bounds::within;
 
 const DIR: &str = "LEASEHOLD_FILE_TEST_SHARED";
 const STEP: &str = "LEASEHOLD_FILE_TEST_STEP";
@@ -99,6 +100,28 @@ async fn another_user() {
             assert!(info.is_held());
             assert!(matches!(attempt(&backend, &request("k")).await, Ok(Attempt::Refused(_))));
         }
+        "observe without rights" => {
+            let holder = config.connect().unwrap();
+            let observer = Engine::start(config.read_only().backend().unwrap()).unwrap();
+            let guard = holder.key("k").acquire().await.unwrap();
+            let admin = observer.admin().unwrap();
+            let changed = async |seen: &KeyInfo| {
+                within(common::LONG, "no answer", admin.changed(seen, common::LONG)).await
+            };
+            let may_enter = |bits| fs::set_permissions(&dir, Permissions::from_mode(bits)).unwrap();
+            let held = changed(&KeyInfo::free(guard.key().clone())).await.unwrap().unwrap();
+            assert_eq!(held.holder().unwrap().holder, Some(guard.holder()));
+            may_enter(0o000);
+            let error = changed(&held).await.unwrap_err();
+            assert_eq!(
+                (error.kind(), error.key()),
+                (ErrorKind::PermissionDenied, Some(guard.key())),
+                "{error}"
+            );
+            may_enter(0o700);
+            guard.release().await.unwrap();
+            assert!(changed(&held).await.unwrap().unwrap().is_free());
+        }
         "be refused" => {
             let error = config.backend().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{error}");
@@ -167,6 +190,16 @@ fn a_second_user_of_a_private_directory_is_told_how_to_share_one() {
     // The same if all users can write to the directory.
     fs::set_permissions(&store, Permissions::from_mode(0o1777)).unwrap();
     succeeds(USERS[1], USERS[1], "be refused", &store);
+}
+
+#[test]
+fn an_observer_without_rights_gets_a_typed_error_and_sees_the_change_once_it_has_them() {
+    assert!(is_superuser(), "acting as other users needs the superuser: run this test as one");
+    let (_root, store) = place();
+    fs::create_dir(&store).unwrap();
+    chown(&store, Some(USERS[0]), Some(USERS[0])).unwrap();
+    fs::set_permissions(&store, Permissions::from_mode(0o700)).unwrap();
+    succeeds(USERS[0], USERS[0], "observe without rights", &store);
 }
 
 /// Covers, for example, a run with sudo, or a daily job that removes the files of unused keys.

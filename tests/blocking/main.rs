@@ -150,6 +150,25 @@ fn a_guard_outlives_its_lock_and_moves_between_threads() {
 }
 
 #[test]
+fn a_guard_changes_its_label_until_it_is_lost() {
+    let [a, b] = two("a_guard_changes_its_label");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let shown = |guard: &blocking::LockGuard| {
+        let info = runtime.block_on(b.as_async().admin().unwrap().inspect(guard.key())).unwrap();
+        info.holder().and_then(|hold| hold.label.as_deref().map(str::to_owned))
+    };
+    let guard = a.key("k").label("first").acquire().unwrap();
+    assert_eq!(shown(&guard).as_deref(), Some("first"));
+    guard.relabel("second").unwrap();
+    assert_eq!(shown(&guard).as_deref(), Some("second"));
+    assert_eq!(guard.relabel("a\0b").unwrap_err().kind(), ErrorKind::InvalidOption);
+    a.close().unwrap();
+    assert_eq!(guard.relabel("late").unwrap_err().loss(), Some(LossReason::Closed));
+    let next = b.key("k").label("next").acquire().unwrap();
+    assert_eq!(shown(&next).as_deref(), Some("next"));
+}
+
+#[test]
 fn calls_in_an_async_task_are_refused_and_drops_there_release() {
     let directory = tempfile::tempdir().unwrap();
     let runtime = || tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
@@ -171,6 +190,7 @@ fn calls_in_an_async_task_are_refused_and_drops_there_release() {
                 a.keys(["k", "l"]).acquire().map(drop),
                 released.confirm(),
                 released.renew(),
+                released.relabel("new"),
                 released.release(),
                 a.close(),
                 a.key("k").run(|_| ()).map_err(leasehold::Error::from),
