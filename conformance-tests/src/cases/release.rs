@@ -144,7 +144,7 @@ pub(crate) async fn any_order_over_several_keys(cx: &Context) {
         for (j, key) in keys.iter().enumerate() {
             match &guards[j] {
                 Some(guard) => {
-                    cx.assert_valid(&guard);
+                    cx.assert_valid(guard);
                     cx.held(&b, key).await;
                 }
                 None => cx.give(cx.take(&b, key).await).await,
