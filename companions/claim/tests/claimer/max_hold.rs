@@ -25,7 +25,10 @@ async fn table(db: &Database, rows: i64) -> PgPool {
     let pool = crate::pg::prepare(db.url()).await;
     run(
         &pool,
-        &format!("INSERT INTO request (attempts_left) SELECT {ATTEMPTS} FROM generate_series(1, {rows})"),
+        &format!(
+            "ALTER TABLE request ADD settled_by text, ADD timeout integer;
+            INSERT INTO request (attempts_left) SELECT {ATTEMPTS} FROM generate_series(1, {rows})"
+        ),
     )
     .await;
     pool
@@ -43,15 +46,18 @@ fn held_spec() -> ClaimSpecBuilder {
 }
 
 fn claimer(pool: &PgPool, held: bool) -> ClaimerBuilder {
+    let spec = if held { held_spec() } else { spec() };
+    let spec = spec.timeout_seconds("timeout").settled_by("settled_by").build().unwrap();
     if held {
-        PgHeld::new(pool.clone(), held_spec().build().unwrap()).claimer()
+        PgHeld::new(pool.clone(), spec).claimer()
     } else {
-        Claimer::builder(Arc::new(PgClaims::new(pool.clone(), spec().build().unwrap())))
+        Claimer::builder(Arc::new(PgClaims::new(pool.clone(), spec)))
     }
 }
 
 /// A handler that awaits indefinitely, itself or in a statement of its transaction, is dropped, and its attempt counts.
-/// It closes its own claimer, so no claim of another worker comes between the loss and the end that writes the attempt.
+/// Its write is rolled back, and the end names its claim. It closes its own claimer, so no claim of another worker comes
+/// between the loss and the end that writes the attempt.
 async fn hangs(held: bool, statement: Option<&'static str>) {
     let what = format!("held {held}, {statement:?}");
     let db = fresh_database().await;
@@ -63,8 +69,11 @@ async fn hangs(held: bool, statement: Option<&'static str>) {
     let first = builder.on_error(move |error| told.lock().unwrap().push(error.to_string())).start().unwrap();
     let (runs, worker) = (Arc::new(AtomicUsize::new(0)), first.clone());
     let counted = Arc::clone(&runs);
+    let owner = Arc::new(Mutex::new(String::new()));
+    let claimed_by = Arc::clone(&owner);
     let handler = move |mut claim: Claim| {
         counted.fetch_add(1, Ordering::SeqCst);
+        *claimed_by.lock().unwrap() = claim.owner().to_string();
         let worker = worker.clone();
         async move {
             let hanging = async {
@@ -82,8 +91,11 @@ async fn hangs(held: bool, statement: Option<&'static str>) {
     assert_eq!(runs.load(Ordering::SeqCst), 1, "{what}");
     let errors = errors.lock().unwrap().clone();
     assert!(errors.iter().any(|error| error.starts_with("row ")), "{what}: {errors:?}");
-    let row = text(&pool, "SELECT concat_ws(' ', status, attempts_left, error) FROM request").await;
-    assert_eq!(row, format!("new {} its worker had it for longer than 500ms", ATTEMPTS - 1), "{what}");
+    let row =
+        text(&pool, "SELECT concat_ws(' ', status, attempts_left, settled_by, error) FROM request").await;
+    let (left, owner) = (ATTEMPTS - 1, owner.lock().unwrap().clone());
+    assert_eq!(row, format!("new {left} {owner} its worker had it for longer than 500ms"), "{what}");
+    assert_eq!(text(&pool, "SELECT count(*) FROM effect").await, "0", "{what}");
 
     let second = claimer(&pool, held).start().unwrap();
     let claim = within("the row", second.next()).await.unwrap();
@@ -96,25 +108,33 @@ async fn hangs(held: bool, statement: Option<&'static str>) {
 async fn a_handler_that_awaits_for_ever_loses_its_claim() {
     tokio::join!(
         hangs(false, None),
-        hangs(true, Some("SELECT 1")),
+        hangs(true, Some("INSERT INTO effect VALUES (1, 1)")),
         // The server's time limit passes before another session ends the one that sleeps.
-        hangs(true, Some("SELECT pg_sleep(3600)")),
+        hangs(true, Some("INSERT INTO effect VALUES (1, 1); SELECT pg_sleep(3600)")),
     );
 }
 
-/// A handler that blocks its thread, in its claim's transaction or in its own. Its future cannot be dropped, and its
-/// write does not count.
+/// A handler that blocks its thread, in its claim's transaction or in its own, with a maximum of all rows or the timeout of
+/// its row. Its future cannot be dropped, and its write does not count.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_handler_that_blocks_its_thread_loses_its_claim() {
-    for held in [false, true] {
+    // The row's timeout is also the length of its lease, whose renewals a busy machine must not miss.
+    for (held, timeout) in [(false, None), (true, None), (false, Some(10)), (true, Some(1))] {
+        let what = format!("held {held}, timeout {timeout:?}");
         let db = fresh_database().await;
-        table(&db, 1).await;
-        let pool = pool(db.url(), 6).await;
+        let pool = table(&db, 1).await;
+        if let Some(timeout) = timeout {
+            run(&pool, &format!("UPDATE request SET timeout = {timeout}")).await;
+        }
+        let pool = self::pool(db.url(), 6).await;
         let (release, blocked) = mpsc::channel::<()>();
         let blocked = Arc::new(Mutex::new(Some(blocked)));
         let (told, ended) = mpsc::channel();
         let leases = (!held).then(|| PgClaims::new(pool.clone(), spec().build().unwrap()));
-        let claimer = claimer(&pool, held).max_hold(SECOND / 2).start().unwrap();
+        let claimer = claimer(&pool, held);
+        let claimer =
+            if timeout.is_some() { claimer.timeout_is_max_hold() } else { claimer.max_hold(SECOND / 2) };
+        let claimer = claimer.start().unwrap();
         let (worker, runs) = (claimer.clone(), Arc::new(AtomicUsize::new(0)));
         let running = tokio::spawn(async move {
             let handler = move |mut claim: Claim| {
@@ -161,13 +181,13 @@ async fn a_handler_that_blocks_its_thread_loses_its_claim() {
             }
         })
         .await;
-        assert!(!is_valid, "held {held}");
-        let Err(ClaimError::Store(error)) = settled else { panic!("held {held}: {settled:?}") };
+        assert!(!is_valid, "{what}");
+        let Err(ClaimError::Store(error)) = settled else { panic!("{what}: {settled:?}") };
         assert_eq!((error.kind(), error.loss()), (ErrorKind::Lost, Some(LossReason::HeldTooLong)));
         within("closing", claimer.close()).await.unwrap();
         within("the handlers", running).await.unwrap();
         let writes = "SELECT concat_ws(' ', count(*), min(epoch) > 1) FROM effect";
-        assert_eq!(text(&pool, writes).await, "1 t", "held {held}: only the later run's write counts");
+        assert_eq!(text(&pool, writes).await, "1 t", "{what}: only the later run's write counts");
     }
 }
 
@@ -232,12 +252,49 @@ async fn the_timeout_of_a_row_can_bound_its_claim() {
         let claimer = builder.start().unwrap();
         let first = within("a claim", claimer.next()).await.unwrap();
         let second = within("a claim", claimer.next()).await.unwrap();
+        tokio::time::sleep(SECOND * 19).await;
+        assert!(first.is_valid(), "before its timeout");
+        tokio::time::sleep(SECOND * 2).await;
+        assert_eq!(first.is_valid(), !bounds, "after its timeout");
         tokio::time::sleep(SECOND * 300).await;
         assert_eq!(first.is_valid(), !bounds);
         assert!(second.is_valid(), "it has no timeout");
         until("it is back", || (state(&claims, 1) == "new") == bounds).await;
         assert_eq!(claims.row(&RowKey::new(1)).unwrap().attempts_left(), Some(4));
     }
+}
+
+/// A handler that hangs is dropped at the timeout of its row, and the row's next run is another attempt.
+#[tokio::test(start_paused = true)]
+async fn the_timeout_of_a_row_ends_its_handler() {
+    let spec = builder().timeout_seconds("timeout").build().unwrap();
+    let claims = MemoryClaims::with_clock(spec, MemoryClock::stopped()).unwrap();
+    claims.insert(MemoryRow::new(1).with_attempts(5).with_timeout_seconds(20)).unwrap();
+    let store = crate::common::Probe::of(claims.clone());
+    let claimer = paused(&store).timeout_is_max_hold().start().unwrap();
+    let (begun, mut runs) = tokio::sync::mpsc::unbounded_channel();
+    let worker = claimer.clone();
+    let running = tokio::spawn(async move {
+        let handler = move |claim: Claim| {
+            begun.send(tokio::time::Instant::now()).unwrap();
+            let is_first = claim.row().attempts_left == Some(4);
+            async move {
+                if is_first {
+                    std::future::pending::<()>().await;
+                }
+                Ok::<(), String>(())
+            }
+        };
+        worker.run(1, handler).await.unwrap();
+    });
+    let first = within("a run", runs.recv()).await.unwrap();
+    let second = tokio::time::timeout(SECOND * 60, runs.recv()).await.unwrap().unwrap();
+    let between = second - first;
+    assert!((SECOND * 20..SECOND * 22).contains(&between), "{between:?}");
+    until("it is done", || state(&claims, 1) == "complete").await;
+    assert_eq!(claims.row(&RowKey::new(1)).unwrap().attempts_left(), Some(3));
+    within("closing", claimer.close()).await.unwrap();
+    within("the handlers", running).await.unwrap();
 }
 
 /// On a server, in either mode: the claim of the row with a timeout is lost, and its attempt counts. The claim of the
@@ -248,21 +305,9 @@ async fn the_timeout_of_a_row_bounds_its_leased_or_held_claim() {
     for (held, timeout) in [(false, 6), (true, 1)] {
         let db = fresh_database().await;
         let pool = table(&db, 1).await;
-        run(
-            &pool,
-            &format!(
-                "ALTER TABLE request ADD timeout integer;
-                 INSERT INTO request (attempts_left, timeout) VALUES ({ATTEMPTS}, {timeout})"
-            ),
-        )
-        .await;
-        let builder = if held {
-            PgHeld::new(pool.clone(), held_spec().timeout_seconds("timeout").build().unwrap()).claimer()
-        } else {
-            let spec = spec().timeout_seconds("timeout").build().unwrap();
-            Claimer::builder(Arc::new(PgClaims::new(pool.clone(), spec)))
-        };
-        let claimer = builder.timeout_is_max_hold().start().unwrap();
+        let row = format!("INSERT INTO request (attempts_left, timeout) VALUES ({ATTEMPTS}, {timeout})");
+        run(&pool, &row).await;
+        let claimer = claimer(&pool, held).timeout_is_max_hold().start().unwrap();
         let unbounded = within("a claim", claimer.next()).await.unwrap();
         let bounded = within("a claim", claimer.next()).await.unwrap();
         assert_eq!((id(&unbounded), id(&bounded)), (1, 2));

@@ -166,6 +166,7 @@ macro_rules! for_each_case {
                 held_claims_of_others_are_not_settled, a_hold_does_not_block_the_rest,
                 an_ended_lease_is_free_for_held_claims_too, held_and_leased_claims_continue_each_others_cursor,
                 not_ready_for_either, each_end_of_a_held_claim_names_it,
+                all_rows_of_a_held_claim_name_it,
             }
         }
     };

@@ -383,3 +383,21 @@ pub async fn each_end_of_a_held_claim_names_it(env: &Env) {
         }
     }
 }
+
+pub async fn all_rows_of_a_held_claim_name_it(env: &Env) {
+    let layout = Layout::new(|spec| spec.settled_by("settled_by").group("entity").grouped());
+    for layout in [layout.clone(), layout.without_lease()] {
+        let bench = env.table(layout).await;
+        let mut rows = Vec::new();
+        for id in 1..=3 {
+            rows.push(bench.insert(row(id).entity("a")).await);
+        }
+        let mut held = hold(&bench, 1).await;
+        let claim = held.taken().claims[0].claim.clone();
+        bounded(held.settle(&claim, &Outcome::Done)).await.unwrap();
+        bounded(held.commit()).await.unwrap();
+        for key in &rows {
+            assert_eq!(bench.see(key).await.settled_by, Some(claim.owner.to_string()));
+        }
+    }
+}
