@@ -47,6 +47,7 @@ async fn a_failing_queue_leaves_everything_unchanged() {
     let DeleteError::Database(error) = error else { panic!("{error:?}") };
     assert_eq!(state(&error), "23514");
     assert_eq!(requested(&db).await, "0 0 0");
+    assert_eq!(text(&mut db.connect().await, COUNTS).await, "6 3 1 0");
 }
 
 #[tokio::test]

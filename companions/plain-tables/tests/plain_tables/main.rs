@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)] // Applies to the shared test code too.
 
+mod clock;
+
 use std::sync::Arc;
 
 use leasehold_plain_tables::{
