@@ -175,11 +175,15 @@ fn calls_in_an_async_task_are_refused_and_drops_there_release() {
     let database = runtime().block_on(test_servers::fresh_database());
     let mut urls = vec!["memory:calls_in_an_async_task".to_owned()];
     urls.push(format!("file://{}", directory.path().join("locks").display()));
-    urls.extend(["postgres+advisory", "postgres+ttl"].map(|scheme| url_of(&database, scheme, "")));
+    // No lease ends within the test.
+    let stores = [("advisory", ""), ("advisory-xact", ""), ("row", ""), ("ttl", "&ttl=1h")];
+    urls.extend(stores.map(|(store, ttl)| url_of(&database, &format!("postgres+{store}"), ttl)));
     for url in urls {
         let [a, b] = [(); 2].map(|()| connect(&url).unwrap());
         let guards = ["dropped", "released"].map(|key| a.key(key).acquire().unwrap());
         let several = a.keys(["x", "y"]).acquire().unwrap();
+        // Keeps the sessions and files, whose end would also free the keys.
+        let kept = a.clone();
         let refused = runtime().block_on(async move {
             let [dropped, released] = guards;
             drop((dropped, several));
@@ -195,7 +199,6 @@ fn calls_in_an_async_task_are_refused_and_drops_there_release() {
                 a.close(),
                 a.key("k").run(|_| ()).map_err(leasehold::Error::from),
             ];
-            // The last of the lock and its guards.
             drop(a);
             kinds.map(|refused| refused.unwrap_err())
         });
@@ -204,6 +207,8 @@ fn calls_in_an_async_task_are_refused_and_drops_there_release() {
             assert!(error.to_string().contains("leasehold::connect"), "{error}");
         }
         b.keys(["dropped", "released", "x", "y", "k"]).wait(LIVENESS).acquire().unwrap().release().unwrap();
+        // Drops the last of the lock and its guards in a task.
+        runtime().block_on(async move { drop(kept) });
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::LONG;
-use leasehold_api::{ErrorKind, Lock as _, LockExt as _, LockKey, Validity};
+use leasehold_api::{ErrorKind, Lock as _, LockExt as _, LockKey, Validity, WindowOutcome};
 use leasehold_postgres::Pooler;
 use leasehold_postgres_row::{PgConfig, RowConfig};
 use test_bounds::within;
@@ -14,6 +14,8 @@ use test_servers::{Cluster, ClusterOptions, Proxy, Standby, StopMode};
 
 /// Confirmation interval, shorter than in production to shorten the tests. A hold is lost after a second.
 const CONFIRM: Duration = Duration::from_millis(200);
+
+const HOUR: Duration = Duration::from_secs(3_600);
 
 fn config_of(url: &str) -> RowConfig {
     RowConfig::new(PgConfig::from_url(url).unwrap().install_schema(true))
@@ -28,6 +30,10 @@ async fn a_crash_of_the_server_opens_nothing_and_tokens_grow() {
     let config = config_of(database.url()).confirm(Duration::from_secs(3));
     let (lock, other) = (config.connect().await.unwrap(), config.connect().await.unwrap());
     let guard = lock.key("k").acquire().await.unwrap();
+    assert_eq!(
+        lock.key("hourly").at_most_once_per(HOUR).run(async |_| ()).await.unwrap(),
+        WindowOutcome::Due(())
+    );
     cluster.kill_postmaster().await;
     cluster.start_again().await;
     let end = Instant::now() + LONG;
@@ -53,6 +59,8 @@ async fn a_crash_of_the_server_opens_nothing_and_tokens_grow() {
     let next = other.key("k").wait(LONG).acquire().await.unwrap();
     assert!(next.token() > token, "{:?} after {token:?}", next.token());
     next.release().await.unwrap();
+    let again = other.key("hourly").at_most_once_per(HOUR).run(async |_| ()).await.unwrap();
+    assert!(matches!(again, WindowOutcome::NotDue { .. }), "the crash has ended the cooldown: {again:?}");
     cluster.stop(StopMode::Fast).await;
 }
 

@@ -1,5 +1,6 @@
 //! The row store on a real server: causes that lock and unlock a row (`docs/hazards.md`).
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::LONG;
@@ -12,7 +13,7 @@ use leasehold_postgres_row::{PgConfig, RowConfig};
 use sqlx::postgres::PgListener;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use test_bounds::{Bound, within};
-use test_servers::{Database, fresh_database};
+use test_servers::{Cluster, Database, PgBouncer, fresh_database};
 use test_stores::windows;
 
 fn config(database: &Database) -> RowConfig {
@@ -166,9 +167,9 @@ async fn exactly_one_of_a_hundred_gets_it() {
     let database = fresh_database().await;
     let mut tasks = Vec::new();
     for client in 0..10_u64 {
-        let backend = std::sync::Arc::new(config(&database).backend().await.unwrap());
+        let backend = Arc::new(config(&database).backend().await.unwrap());
         for n in 0..10_u64 {
-            let backend = std::sync::Arc::clone(&backend);
+            let backend = Arc::clone(&backend);
             tasks.push(tokio::spawn(async move {
                 matches!(
                     backend.acquire(vec![request("k", client * 10 + n)]).await.remove(0).unwrap(),
@@ -236,15 +237,37 @@ async fn futures_of<F: Future>(all: impl Iterator<Item = F>) -> Vec<F::Output> {
 async fn works_where_every_transaction_may_reach_another_session() {
     let (database, direct, _) = two_clients().await;
     let postgres = PgConfig::from_url(database.url()).unwrap().pooler(Pooler::Transaction);
-    let pooled = std::sync::Arc::new(RowConfig::new(postgres).connect().await.unwrap());
+    let pooled = Arc::new(RowConfig::new(postgres).connect().await.unwrap());
     let guard = direct.key("k").acquire().await.unwrap();
-    let waiter = std::sync::Arc::clone(&pooled);
+    let waiter = Arc::clone(&pooled);
     let waiting = tokio::spawn(async move { waiter.key("k").acquire().await });
     wait_until_marked(&database).await;
     guard.release().await.unwrap();
     let guard = within(pooled.capabilities().handover, "not handed over", waiting).await.unwrap().unwrap();
     assert!(direct.key("k").try_acquire().await.unwrap().is_none());
     guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn works_behind_a_pooler_in_transaction_mode() {
+    let (database, direct, _) = two_clients().await;
+    let pooler = PgBouncer::transaction_mode(Cluster::shared());
+    let pooled = RowConfig::new(PgConfig::from_url(&pooler.url(database.name())).unwrap());
+    let (a, b) = (pooled.connect().await.unwrap(), Arc::new(pooled.connect().await.unwrap()));
+    let guard = a.key("k").acquire().await.unwrap();
+    assert!(b.key("k").try_acquire().await.unwrap().is_none());
+    assert!(direct.key("k").try_acquire().await.unwrap().is_none());
+    guard.confirm().await.unwrap();
+    let token = guard.token();
+    let waiter = Arc::clone(&b);
+    let waiting = tokio::spawn(async move { waiter.key("k").acquire().await });
+    wait_until_marked(&database).await;
+    guard.release().await.unwrap();
+    let guard = within(a.capabilities().handover, "not handed over", waiting).await.unwrap().unwrap();
+    assert!(guard.token() > token, "{:?} after {token:?}", guard.token());
+    assert!(a.key("k").try_acquire().await.unwrap().is_none());
+    guard.release().await.unwrap();
+    direct.key("k").try_acquire().await.unwrap().unwrap().release().await.unwrap();
 }
 
 #[tokio::test]

@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::LONG;
-use leasehold_api::{ErrorKind, FencingToken, HolderId, Lock as _, LockExt as _, LockKey, Validity};
+use leasehold_api::{
+    ErrorKind, FencingToken, HolderId, Lock as _, LockExt as _, LockKey, Validity, WindowOutcome,
+};
 use leasehold_engine::{Attempt, Backend as _, Engine, Request};
 use leasehold_postgres::Pooler;
 use leasehold_postgres_ttl::{LeaseGuardExt as _, PgConfig, TtlBackend, TtlConfig};
@@ -49,6 +51,8 @@ async fn a_crash_of_the_server_ends_no_lease_early_and_tokens_grow() {
     let backend = config_of(database.url()).backend().await.unwrap();
     let asked = Instant::now();
     let token = abandoned(&backend, "k", TTL).await;
+    let hourly = || other.key("hourly").at_most_once_per(Duration::from_secs(3_600)).run(async |_| ());
+    assert_eq!(hourly().await.unwrap(), WindowOutcome::Due(()));
     cluster.kill_postmaster().await;
     cluster.start_again().await;
     let end = Instant::now() + LONG;
@@ -62,6 +66,8 @@ async fn a_crash_of_the_server_ends_no_lease_early_and_tokens_grow() {
     assert!(asked.elapsed() >= TTL, "{:?}", asked.elapsed());
     assert!(guard.token() > Some(token), "{:?} after {token:?}", guard.token());
     guard.release().await.unwrap();
+    let again = hourly().await.unwrap();
+    assert!(matches!(again, WindowOutcome::NotDue { .. }), "the crash has ended the cooldown: {again:?}");
     cluster.stop(StopMode::Fast).await;
 }
 

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::{Lock, LockExt as _, LockKey, connect};
 use test_servers::fresh_database;
@@ -13,8 +13,11 @@ use tokio::task::spawn_blocking;
 /// Limit of a wait for a key. The leases are longer than all waits together, so their end frees no key.
 const LIVENESS: Duration = Duration::from_secs(60);
 
-/// Number of programs that may leave a key held before a test fails. The drop of a guard waits a second for the store, which
-/// may be too short on a busy machine. A release that is never sent fails in every program.
+/// The longest that the drop of a guard waits for the store. A program that ends sooner has released. On a busy machine the
+/// wait may be too short.
+const RELEASE: Duration = Duration::from_secs(1);
+
+/// Number of such slow programs that may leave a key held before a test fails.
 const PROGRAMS: u32 = 4;
 
 /// The ways in which `main` drops its guards.
@@ -33,8 +36,9 @@ const LEAKED: [&str; 3] = ["guard in a static", "forgotten guard", "guard of a t
 /// `main` closes the lock, but does not drop its guard.
 const CLOSED: &str = "closed lock, and a guard in a static";
 
-/// Runs the program to its end.
-async fn program(way: &str, url: &str, key: &str) {
+/// Runs the program to its end. Returns its duration.
+async fn program(way: &str, url: &str, key: &str) -> Duration {
+    let begun = Instant::now();
     let mut program = Command::new(env!("CARGO_BIN_EXE_main-ends"));
     program.args([way, url, key]).stdout(Stdio::null());
     let output = spawn_blocking(move || program.output()).await.unwrap().unwrap();
@@ -42,6 +46,7 @@ async fn program(way: &str, url: &str, key: &str) {
     // 101 is the code of a panic. An abort, for example of a destructor that panics, has none.
     let expected = if way == "panic" { 101 } else { 0 };
     assert_eq!(output.status.code(), Some(expected), "{way} on {url}: {said}");
+    begun.elapsed()
 }
 
 /// Checks that the key is free after each program that drops its guard or closes its lock.
@@ -51,12 +56,13 @@ async fn is_free(other: &dyn Lock, url: &str) {
         loop {
             // No program runs into a key that an earlier one left held.
             let key = format!("{way} {number}");
-            program(way, url, &key).await;
+            let took = program(way, url, &key).await;
             match other.key(&*key).wait(LIVENESS).acquire().await {
                 Ok(guard) => break guard.release().await.unwrap(),
                 Err(error) => {
                     number += 1;
-                    assert!(number < PROGRAMS, "{way} on {url}: {error}");
+                    let is_excused = took >= RELEASE && number < PROGRAMS;
+                    assert!(is_excused, "{way} on {url}, after {took:?}: {error}");
                 }
             }
         }
