@@ -13,16 +13,12 @@ use test_servers::sql::{run, text};
 
 const FEW: u32 = 1_000;
 
-/// Number of rows of each unsettled kind, and the variable that replaces it.
-const MANY: (u32, &str) = (200_000, "LEASEHOLD_GROWTH_ROWS");
+/// Number of rows of each unsettled kind.
+const MANY: u32 = 200_000;
 
 /// Number of archived rows for each row of an unsettled kind. Of these, one has failed, one has no attempts left, and the
 /// others are done.
 const ARCHIVED: u32 = 5;
-
-fn many() -> u32 {
-    std::env::var(MANY.1).map_or(MANY.0, |rows| rows.parse().expect("a number of rows"))
-}
 
 /// Number of claimed rows, the same for both sizes, because current work does not grow with the history.
 const TAKEN: u32 = 200;
@@ -110,6 +106,21 @@ fn ids(count: u32) -> [u32; 3] {
     [taken, taken + TAKEN, taken + TAKEN + count]
 }
 
+/// Returns the cursor of a pass that has only the last twenty rows of the unclaimed group ahead, of all that are ready at
+/// one time, and the rows after them.
+async fn cursor(conn: &mut PgConnection, name: &str, count: u32) -> [String; 2] {
+    let id = ids(count)[2] - 21;
+    let row = format!("FROM {name}.job WHERE id = {id} AND entity = 'wide'");
+    let ready_at = text(conn, format!("SELECT quote_literal(ready_at) {row}")).await;
+    [ready_at, format!("'{id}'")]
+}
+
+/// Checks that the large table has as many archived rows as the tests claim.
+async fn assert_archive(conn: &mut PgConnection, table: &str, states: &str) {
+    let archived = format!("SELECT count(*) FROM large.{table} WHERE state IN ({states})");
+    assert_eq!(text(conn, archived).await, "1000000");
+}
+
 const BATCH: &str = "'00000000-0000-0000-0000-000000000000'";
 const NO_QUEUE: &str = "ARRAY[NULL]::text[]";
 
@@ -179,13 +190,16 @@ impl Statements {
 }
 
 /// Returns the statements of a queue on the table in the schema `name`.
-fn statements(name: &str, count: u32) -> Vec<Probe> {
+fn statements(name: &str, count: u32, cursor: &[String; 2]) -> Vec<Probe> {
     let (queue, held) = (Statements::of("queue", "job", name), Statements::of("held", "job", name));
     let [taken, _, next] = ids(count);
     let [taken, next, failed] = [taken + 1, next, next + TAKEN].map(|number| format!("ARRAY['{number}']"));
+    let behind = [&TAKE[..], &cursor.each_ref().map(String::as_str)].concat();
     vec![
         queue.probe("take one", &["1", BATCH, "30000", "NULL"]),
         queue.limited("take", &TAKE),
+        queue.limited("take behind", &behind),
+        queue.limited("first", &TAKE),
         held.limited("hold", &TAKE),
         queue.probe("pending", &TAKE),
         queue.probe("stats", &TAKE),
@@ -202,8 +216,9 @@ fn statements(name: &str, count: u32) -> Vec<Probe> {
     ]
 }
 
-/// Returns the statements that take the rows of a small and of a large group, with leased and held claims.
-fn of_groups(name: &str, count: u32) -> Vec<Probe> {
+/// Returns the statements that find and lock groups, and that take the rows of a small and of a large group, with leased
+/// and held claims.
+fn of_groups(name: &str, count: u32, cursor: &[String; 2]) -> Vec<Probe> {
     let groups = Statements::of("groups", "job", name);
     let probe = |how: &str, entity: &str, first: u32| {
         let (first, entity) = (format!("ARRAY['{first}']"), format!("ARRAY['{entity}']"));
@@ -214,8 +229,17 @@ fn of_groups(name: &str, count: u32) -> Vec<Probe> {
     };
     let [_, wide, next] = ids(count);
     let (wide, next) = (("wide", wide), ("next-1", next));
-    let both = ["take members", "hold members"];
-    both.iter().flat_map(|how| [wide, next].map(|(entity, at)| probe(how, entity, at))).collect()
+    let look = [&TAKE[..], &["84", "ARRAY[]::text[]"]].concat();
+    let behind = [&look[..], &cursor.each_ref().map(String::as_str)].concat();
+    let mut all = vec![
+        groups.limited("look", &look),
+        groups.limited("look behind", &behind),
+        groups.probe("lock", &["ARRAY[1, 2]"]),
+    ];
+    for how in ["take members", "hold members"] {
+        all.extend([wide, next].map(|(entity, at)| probe(how, entity, at)));
+    }
+    all
 }
 
 fn limited(name: &str) -> ClaimSpec {
@@ -282,11 +306,11 @@ async fn nor_does_one_of_tenants_with_a_limit() {
     let pool = sqlx::PgPool::connect(database.url()).await.unwrap();
     let mut conn = database.connect().await;
     run(&mut conn, "SET synchronous_commit = off; CREATE SCHEMA small; CREATE SCHEMA large").await;
-    let many = many();
     fill_limited(&mut conn, &pool, "small", FEW).await;
-    fill_limited(&mut conn, &pool, "large", many).await;
+    fill_limited(&mut conn, &pool, "large", MANY).await;
+    assert_archive(&mut conn, "work", "'done'").await;
     run(&mut conn, Statements::of("groups", "job", "").settings()).await;
-    assert_no_growth(&mut conn, &of_tenants("small", FEW), &of_tenants("large", many)).await;
+    assert_no_growth(&mut conn, &of_tenants("small", FEW), &of_tenants("large", MANY)).await;
 }
 
 #[tokio::test]
@@ -295,11 +319,13 @@ async fn no_statement_touches_more_of_a_large_table() {
     let pool = sqlx::PgPool::connect(database.url()).await.unwrap();
     let mut conn = database.connect().await;
     run(&mut conn, "SET synchronous_commit = off").await;
-    let many = many();
     fill(&mut conn, &pool, "small", FEW).await;
-    fill(&mut conn, &pool, "large", many).await;
+    fill(&mut conn, &pool, "large", MANY).await;
+    assert_archive(&mut conn, "job", "'done', 'failed', 'dead'").await;
+    let few = cursor(&mut conn, "small", FEW).await;
+    let many = cursor(&mut conn, "large", MANY).await;
     run(&mut conn, "SET synchronize_seqscans = off").await;
-    assert_no_growth(&mut conn, &statements("small", FEW), &statements("large", many)).await;
+    assert_no_growth(&mut conn, &statements("small", FEW, &few), &statements("large", MANY, &many)).await;
     run(&mut conn, Statements::of("groups", "job", "").settings()).await;
-    assert_no_growth(&mut conn, &of_groups("small", FEW), &of_groups("large", many)).await;
+    assert_no_growth(&mut conn, &of_groups("small", FEW, &few), &of_groups("large", MANY, &many)).await;
 }

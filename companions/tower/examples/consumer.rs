@@ -127,7 +127,17 @@ pub fn events() -> Receiver<Spend> {
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let mut outcomes = match std::env::args().nth(1) {
+    let mut outcomes = run(std::env::args().nth(1)).await?;
+    outcomes.sort();
+    for outcome in outcomes {
+        println!("{outcome:?}");
+    }
+    Ok(())
+}
+
+/// Handles [`events`]: without a URL in memory, with one in transactions.
+pub async fn run(url: Option<String>) -> Result<Vec<Outcome>, Box<dyn Error>> {
+    match url {
         None => {
             let layer = lock_layer(Arc::new(leasehold_memory::connect()?))?;
             let balances = Balances::default();
@@ -135,7 +145,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
                 let balances = Arc::clone(&balances);
                 async move { Ok::<_, std::convert::Infallible>(book(event, balances).await) }
             });
-            consume(events(), layer.layer(service)).await?
+            consume(events(), layer.layer(service)).await
         }
         Some(url) => {
             let pool = PgPool::connect(&url).await?;
@@ -143,12 +153,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
             sqlx::query(table).execute(&pool).await?;
             let layer = transaction_layer(pool)?;
             let service = service_fn(async |(event, mut tx)| book_in(event, &mut tx).await);
-            consume(events(), layer.layer(service)).await?
+            consume(events(), layer.layer(service)).await
         }
-    };
-    outcomes.sort();
-    for outcome in outcomes {
-        println!("{outcome:?}");
     }
-    Ok(())
 }

@@ -193,6 +193,16 @@ async fn a_channels_events_of_one_holder_are_booked_one_after_the_other() {
 }
 
 #[tokio::test]
+async fn the_program_books_in_memory_and_with_a_url_in_transactions() {
+    assert_outcomes(consumer::run(None).await.unwrap());
+    let database = test_servers::fresh_database().await;
+    assert_outcomes(consumer::run(Some(database.url().to_owned())).await.unwrap());
+    let pool = sqlx::PgPool::connect(database.url()).await.unwrap();
+    let spent: i64 = sqlx::query_scalar(SPENT).fetch_one(&pool).await.unwrap();
+    assert_eq!(spent, 90);
+}
+
+#[tokio::test]
 async fn a_channels_events_are_transactions_that_begin_with_the_lock() {
     let (_database, pool) = database().await;
     let service = consumer::transaction_layer(pool.clone()).unwrap().layer(in_transactions(Steps::opened()));

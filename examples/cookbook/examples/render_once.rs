@@ -23,7 +23,7 @@ const REQUESTS: i64 = 100;
 const AT_ONCE: i64 = 4;
 
 #[tokio::main]
-async fn main() -> Result<(), Box<dyn Error>> {
+pub(crate) async fn main() -> Result<(), Box<dyn Error>> {
     let url = std::env::var("DATABASE_URL")
         .map_err(|_| "set DATABASE_URL, such as postgres://user@localhost/db")?;
     let pool = PgPool::connect(&url).await?;

@@ -35,6 +35,32 @@ async fn a_plain_boolean_table_is_claimed_without_an_added_column() {
     assert_eq!(ids(rest.taken()), ["3", "4", "5"]);
 }
 
+/// The second reader reads before the first one commits, so that commit does not stop it.
+#[tokio::test]
+async fn wrong_without_a_claim_two_readers_both_do_the_work() {
+    let db = fresh_database().await;
+    let (held, mut observer) = payment(&db).await;
+    run(&mut observer, "CREATE TABLE booking (payment bigint)").await;
+    let next = "SELECT min(id) FROM payment WHERE NOT processed";
+    let mut readers = [db.connect().await, db.connect().await];
+    for reader in &mut readers {
+        run(&mut *reader, "BEGIN").await;
+        assert_eq!(text(&mut *reader, next).await, "1");
+    }
+    for reader in &mut readers {
+        run(
+            reader,
+            "INSERT INTO booking VALUES (1); UPDATE payment SET processed = true WHERE id = 1; COMMIT",
+        )
+        .await;
+    }
+    assert_eq!(text(&mut observer, "SELECT count(*) FROM booking WHERE payment = 1").await, "2");
+    // With claims the second one gets the next row.
+    let first = held.begin(&Take::up_to(1)).await.unwrap().unwrap();
+    let second = held.begin(&Take::up_to(1)).await.unwrap().unwrap();
+    assert_eq!((ids(first.taken()), ids(second.taken())), (vec!["2".to_owned()], vec!["3".to_owned()]));
+}
+
 /// Rows with NULL as their state are not taken.
 #[tokio::test]
 async fn rows_with_a_null_state_are_never_taken() {

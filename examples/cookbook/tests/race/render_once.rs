@@ -1,7 +1,7 @@
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cookbook::render_once::{PAGE, RenderError, Rendered, find, render_missing, render_once};
@@ -13,7 +13,7 @@ use leasehold_postgres::PgConfig;
 use leasehold_postgres_advisory::AdvisoryConfig;
 use sqlx::PgPool;
 use test_bounds::within;
-use test_servers::Database;
+use test_servers::{Database, fresh_database};
 use tokio::sync::mpsc;
 
 use crate::support::*;
@@ -136,6 +136,35 @@ async fn another_process_is_told_busy_and_renders_when_the_first_has_crashed() {
     assert_eq!(count.load(Ordering::Relaxed), 1);
 }
 
+/// No timer ends while the first call renders, so the second call cannot wait for one.
+#[tokio::test]
+async fn a_call_is_told_busy_without_a_wait() {
+    let (_db, pool) = results().await;
+    let (lock, count) = (MemoryStore::new().client().unwrap(), Arc::new(AtomicU32::new(0)));
+    let (end, ended) = std::sync::mpsc::channel::<()>();
+    let (begin, mut begun) = mpsc::unbounded_channel();
+    let ended = Arc::new(Mutex::new(ended));
+    let render = move || {
+        begin.send(()).unwrap();
+        // Returns when `end` is dropped.
+        let _ = ended.lock().unwrap().recv_timeout(Duration::from_secs(60));
+        b"pdf".to_vec()
+    };
+    let first = render_once(&pool, &lock, "report", 1, render);
+    let second = async {
+        begun.recv().await.unwrap();
+        tokio::time::pause();
+        let start = tokio::time::Instant::now();
+        let answer = render_once(&pool, &lock, "report", 1, counting(&count)).await.unwrap();
+        assert_eq!((answer, start.elapsed()), (Rendered::Busy, Duration::ZERO));
+        tokio::time::resume();
+        drop(end);
+    };
+    let (first, ()) = tokio::join!(first, second);
+    assert!(matches!(first, Ok(Rendered::Made(_))), "{first:?}");
+    assert_eq!(count.load(Ordering::Relaxed), 0);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn of_twenty_requests_at_once_one_renders() {
     let (_db, pool) = results().await;
@@ -179,7 +208,7 @@ async fn work_that_panics_is_tried_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_processor_time_saved_is_printed() {
+async fn the_processor_time_saved_is_counted() {
     let (_db, pool) = results().await;
     let lock = MemoryStore::new().client().unwrap();
     let totals = within(LONG, "never ends", example::requests(&pool, &lock, 1)).await.unwrap();
@@ -191,5 +220,24 @@ async fn the_processor_time_saved_is_printed() {
     let micros: i64 = sqlx::query_scalar(cpu).fetch_one(&pool).await.unwrap();
     assert_eq!(totals.spent, Duration::from_micros(micros.unsigned_abs()));
     assert!(totals.saved >= totals.spent * 16, "{totals}");
-    assert!(totals.to_string().ends_with("of processor time saved"), "{totals}");
+}
+
+/// The program, which runs only in another process.
+#[test]
+fn program() {
+    if std::env::var(ROLE).is_ok_and(|role| role == "program") {
+        example::main().unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_program_prints_what_was_spent_and_saved() {
+    let db = fresh_database().await;
+    let mut program = tokio::process::Command::new(std::env::current_exe().unwrap());
+    program.args(["render_once::program", "--exact", "--nocapture", "--test-threads=1"]);
+    program.env(ROLE, "program").env("DATABASE_URL", db.url()).kill_on_drop(true);
+    let output = within(LONG, "never ends", program.output()).await.unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    let line = said.lines().find(|line| line.contains("5 rendered in "));
+    assert!(line.is_some_and(|line| line.ends_with("of processor time saved")), "{output:?}");
 }
