@@ -142,7 +142,7 @@ async fn the_worker_that_settled_a_row_stays_recorded() {
     for mode in [Mode::Held, Mode::Leased] {
         let (_db, jobs, mut observer) = Jobs::new(mode).await;
         assert_eq!(jobs.spec.check(&jobs.pool).await.unwrap(), []);
-        // The end and the name are one write, because the server checks the constraint after each.
+        // The end and the name are one write, because the server checks the constraints after each.
         run(&mut observer, "ALTER TABLE job ADD CHECK (status <> 'done' OR settled_by IS NOT NULL)").await;
         let (claimer, claims) = (jobs.claimer().start().unwrap(), jobs.leases());
         let mut late = next(&claimer).await;
@@ -165,7 +165,12 @@ async fn the_worker_that_settled_a_row_stays_recorded() {
         assert_eq!(text(&mut observer, SETTLED).await, format!("done {owner}"), "{mode:?}");
 
         // The work and who did it, in one transaction.
-        run(&mut observer, "UPDATE job SET status = 'new', settled_by = NULL").await;
+        run(
+            &mut observer,
+            "ALTER TABLE job ADD CHECK (status = 'done' OR settled_by IS NULL);
+            UPDATE job SET status = 'new', settled_by = NULL",
+        )
+        .await;
         claimer.wake();
         let mut fourth = next(&claimer).await;
         let owner = fourth.owner().to_string();
