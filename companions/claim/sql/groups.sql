@@ -63,15 +63,17 @@ WITH found AS MATERIALIZED (
     LIMIT $5
 )
 SELECT f.*,
-    EXISTS (
-        SELECT
+    (
+        SELECT ((t."ready_at", t."id") > ($7::text::timestamptz, $8::text::bigint)) IS NOT TRUE
         FROM "job" t
         WHERE t."entity" = f.g
             AND t."state" IN ('new')
+            AND t."state" IN ('new')
             AND (t."attempts_left" IS NULL OR t."attempts_left" > 0)
             AND t."ready_at" <= pg_catalog.statement_timestamp()
-            AND ((t."ready_at", t."id") > ($7::text::timestamptz, $8::text::bigint)) IS NOT TRUE
-    ) AS passed,
+        ORDER BY t."ready_at", t."id"
+        LIMIT 1
+    ) IS TRUE AS passed,
     '"job"'::pg_catalog.regclass::pg_catalog.oid::bigint AS relation
 FROM found f
 ORDER BY f.o0, f.o1

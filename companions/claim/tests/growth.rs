@@ -1,9 +1,9 @@
-//! Checks that no statement touches more pages of a large table. The large table has a million archived rows, which are
-//! done, failed or without attempts left, and many rows each for later, of a claimed group and of an unclaimed one. The
-//! table also has indexes of the application. The statements are from `sql/*.sql`, which another test compares with the
-//! code.
+//! Checks that the statements of a queue, of groups and of tenants do not touch more pages of a large table. The large
+//! table has a million archived rows, which are done, failed or without attempts left, and many rows each for later, of a
+//! claimed group and of an unclaimed one. The table also has indexes of the application. The statements are from
+//! `sql/*.sql`, which another test compares with the code.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // A failed `unwrap` fails the test.
+#![allow(clippy::unwrap_used, clippy::panic)] // A failed `unwrap` fails the test.
 
 use leasehold_claim::sqlx::{self, PgConnection};
 use leasehold_claim::{ClaimSpec, OrderType, Retention, States, Table};
@@ -106,13 +106,16 @@ fn ids(count: u32) -> [u32; 3] {
     [taken, taken + TAKEN, taken + TAKEN + count]
 }
 
-/// Returns the cursor of a pass that has only the last twenty rows of the unclaimed group ahead, of all that are ready at
-/// one time, and the rows after them.
-async fn cursor(conn: &mut PgConnection, name: &str, count: u32) -> [String; 2] {
-    let id = ids(count)[2] - 21;
-    let row = format!("FROM {name}.job WHERE id = {id} AND entity = 'wide'");
-    let ready_at = text(conn, format!("SELECT quote_literal(ready_at) {row}")).await;
-    [ready_at, format!("'{id}'")]
+/// Returns two cursors of a pass. The whole unclaimed group is behind the first one. The second one has passed all but
+/// twenty of its rows, which are all ready since the same time.
+async fn cursors(conn: &mut PgConnection, name: &str, count: u32) -> [[String; 2]; 2] {
+    let [_, wide, next] = ids(count);
+    let mut at = async |id: u32, entity: &str| {
+        let row = format!("FROM {name}.job WHERE id = {id} AND entity = '{entity}'");
+        [text(&mut *conn, format!("SELECT quote_literal(ready_at) {row}")).await, format!("'{id}'")]
+    };
+    // The rows of the claimed group are directly before the claimed rows.
+    [at(wide - TAKEN - 1, "hot").await, at(next - 21, "wide").await]
 }
 
 /// Checks that the large table has as many archived rows as the tests claim.
@@ -190,11 +193,11 @@ impl Statements {
 }
 
 /// Returns the statements of a queue on the table in the schema `name`.
-fn statements(name: &str, count: u32, cursor: &[String; 2]) -> Vec<Probe> {
+fn statements(name: &str, count: u32, cursors: &[[String; 2]; 2]) -> Vec<Probe> {
     let (queue, held) = (Statements::of("queue", "job", name), Statements::of("held", "job", name));
     let [taken, _, next] = ids(count);
     let [taken, next, failed] = [taken + 1, next, next + TAKEN].map(|number| format!("ARRAY['{number}']"));
-    let behind = [&TAKE[..], &cursor.each_ref().map(String::as_str)].concat();
+    let behind = [&TAKE[..], &cursors[1].each_ref().map(String::as_str)].concat();
     vec![
         queue.probe("take one", &["1", BATCH, "30000", "NULL"]),
         queue.limited("take", &TAKE),
@@ -218,7 +221,7 @@ fn statements(name: &str, count: u32, cursor: &[String; 2]) -> Vec<Probe> {
 
 /// Returns the statements that find and lock groups, and that take the rows of a small and of a large group, with leased
 /// and held claims.
-fn of_groups(name: &str, count: u32, cursor: &[String; 2]) -> Vec<Probe> {
+fn of_groups(name: &str, count: u32, cursors: &[[String; 2]; 2]) -> Vec<Probe> {
     let groups = Statements::of("groups", "job", name);
     let probe = |how: &str, entity: &str, first: u32| {
         let (first, entity) = (format!("ARRAY['{first}']"), format!("ARRAY['{entity}']"));
@@ -230,12 +233,13 @@ fn of_groups(name: &str, count: u32, cursor: &[String; 2]) -> Vec<Probe> {
     let [_, wide, next] = ids(count);
     let (wide, next) = (("wide", wide), ("next-1", next));
     let look = [&TAKE[..], &["84", "ARRAY[]::text[]"]].concat();
-    let behind = [&look[..], &cursor.each_ref().map(String::as_str)].concat();
-    let mut all = vec![
-        groups.limited("look", &look),
-        groups.limited("look behind", &behind),
-        groups.probe("lock", &["ARRAY[1, 2]"]),
-    ];
+    let mut all = vec![groups.limited("look", &look), groups.probe("lock", &["ARRAY[1, 2]"])];
+    for (cursor, at) in cursors.iter().zip(["before a group", "in a group"]) {
+        let behind = [&look[..], &cursor.each_ref().map(String::as_str)].concat();
+        let mut probe = groups.limited("look behind", &behind);
+        probe.name = format!("look behind a row {at}");
+        all.push(probe);
+    }
     for how in ["take members", "hold members"] {
         all.extend([wide, next].map(|(entity, at)| probe(how, entity, at)));
     }
@@ -322,8 +326,8 @@ async fn no_statement_touches_more_of_a_large_table() {
     fill(&mut conn, &pool, "small", FEW).await;
     fill(&mut conn, &pool, "large", MANY).await;
     assert_archive(&mut conn, "job", "'done', 'failed', 'dead'").await;
-    let few = cursor(&mut conn, "small", FEW).await;
-    let many = cursor(&mut conn, "large", MANY).await;
+    let few = cursors(&mut conn, "small", FEW).await;
+    let many = cursors(&mut conn, "large", MANY).await;
     run(&mut conn, "SET synchronize_seqscans = off").await;
     assert_no_growth(&mut conn, &statements("small", FEW, &few), &statements("large", MANY, &many)).await;
     run(&mut conn, Statements::of("groups", "job", "").settings()).await;

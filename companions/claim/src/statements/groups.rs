@@ -65,8 +65,9 @@ impl<'a> Selection<'a> {
         let queue = parts.queue.as_ref().map_or("NULL::text".to_owned(), |queue| format!("{queue}::text"));
         let ready = request.everywhere(parts);
         let behind = nulls.map(|nulls| order.behind(nulls, FREE + 2));
+        // Reads only the first row of the group, because no index has the condition.
         let passed = behind.as_ref().map_or("false".to_owned(), |behind| {
-            format!("EXISTS (SELECT FROM {table} t WHERE {grp} = f.g AND {ready} AND ({behind}) IS NOT TRUE)")
+            format!("(SELECT ({behind}) IS NOT TRUE {} LIMIT 1) IS TRUE", self.in_order("f.g"))
         });
         let and_behind = behind.map_or(String::new(), |behind| format!(" AND {behind}"));
         let found = format!(
@@ -85,6 +86,23 @@ impl<'a> Selection<'a> {
         ))
     }
 
+    /// Builds the clauses that read the ready rows of the group `of` in their order, from the index of groups.
+    fn in_order(&self, of: &str) -> String {
+        let Self { parts, order, request, group, .. } = *self;
+        let inner = parts.inner();
+        let mut stored = request.from.to_vec();
+        stored.extend(inner.states.taken.iter().filter(|_| inner.on_read).cloned());
+        format!(
+            "FROM {table} t WHERE {grp} = {of} AND {state} IN ({stored}) AND {ready} ORDER BY {by}",
+            table = parts.table,
+            grp = column("t", group),
+            state = parts.state(),
+            stored = list(&stored),
+            ready = request.everywhere(parts),
+            by = order.order(),
+        )
+    }
+
     /// Begins a statement with the step `picked`: the first ready rows of the groups that this transaction has locked.
     /// Skips groups of which a running lease holds a row. That check runs once per group, not once per row.
     pub(crate) fn members(&self, locked: Locked) -> With {
@@ -97,8 +115,6 @@ impl<'a> Selection<'a> {
             Some(queue) => (format!(" AND {queue} = u.queue"), ", lead.queue"),
             None => (String::new(), ""),
         };
-        let mut stored = request.from.to_vec();
-        stored.extend(inner.states.taken.iter().filter(|_| inner.on_read).cloned());
         let owner = if drawn.is_empty() { "" } else { ", lead.owner" };
         let lead = format!(
             "SELECT u.claim, {grp} AS g, {key}{drawn} \
@@ -113,14 +129,10 @@ impl<'a> Selection<'a> {
         );
         let member = format!(
             "SELECT lead.claim{owner}, m.* FROM lead, \
-             LATERAL (SELECT {key} FROM {table} t WHERE {grp} = lead.g AND {state} IN ({stored}) AND {ready} \
-             ORDER BY {by} LIMIT {most}) m \
+             LATERAL (SELECT {key} {of_group} LIMIT {most}) m \
              UNION ALL SELECT lead.claim{owner}, lead.id{queue} FROM lead WHERE lead.g IS NULL",
             key = parts.key(),
-            state = parts.state(),
-            stored = list(&stored),
-            ready = request.everywhere(parts),
-            by = order.order(),
+            of_group = self.in_order("lead.g"),
             most = inner.group_limit,
         );
         let picked = format!(
