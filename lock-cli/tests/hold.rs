@@ -6,7 +6,7 @@ mod support;
 
 use rustix::process::Signal;
 use serde_json::Value;
-use support::{Beside, Store, finish};
+use support::{Beside, Store, finish, finish_refused};
 
 #[test]
 fn the_lock_is_held_until_standard_input_is_closed() {
@@ -79,7 +79,7 @@ fn it_is_asked_for_as_by_run() {
     let mut holder = Beside::start(&mut store.tool("lock k --label mine"));
     holder.line();
     for (options, expected) in [("--no-wait", 75), ("-n -E 3", 3), ("-w 1.5", 75), ("--wait 1500ms", 75)] {
-        let (code, stdout, stderr) = finish(&mut store.tool(&format!("lock k {options}")));
+        let (code, stdout, stderr) = finish_refused(&mut store.tool(&format!("lock k {options}")));
         assert_eq!((code, stdout.as_str()), (expected, ""), "{options}: {stderr}");
         assert!(stderr.contains("(mine)"), "{stderr}");
     }

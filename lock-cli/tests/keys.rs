@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use support::{Beside, Store, finish};
+use support::{Beside, Store, finish, finish_refused};
 
 const HOLD: &str = "echo begun; read line; echo ended";
 
@@ -65,8 +65,8 @@ fn one_key_that_is_held_is_named_and_none_is_kept() {
     let store = Store::new();
     let mut holder = Beside::start(&mut store.run("b --label other", HOLD));
     holder.line();
-    for options in ["-n", "-w 0.1"] {
-        let (code, stdout, stderr) = finish(&mut store.run(&format!("a b c {options}"), "echo ran"));
+    for options in ["-n", "-w 1.5"] {
+        let (code, stdout, stderr) = finish_refused(&mut store.run(&format!("a b c {options}"), "echo ran"));
         assert_eq!((code, stdout.as_str()), (75, ""), "{stderr}");
         assert!(stderr.contains("\"b\" is locked, held by pid ") && stderr.contains("(other)"), "{stderr}");
         assert!(store.is_free("a") && store.is_free("c"));

@@ -7,7 +7,7 @@ mod support;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
 
-use support::{Beside, Store, finish, nearly_an_hour, read, with};
+use support::{Beside, Store, finish, finish_refused, nearly_an_hour, read, with};
 
 /// Prints that it has begun, and ends after reading a line.
 const HOLD: &str = "echo begun; read line; echo ended";
@@ -99,7 +99,7 @@ fn a_held_lock_is_a_conflict() {
         ("k --no-wait --conflict-exit-code 3", 3),
         ("k --no-wait --conflict-exit-code 0", 0),
     ] {
-        let (code, stdout, stderr) = finish(&mut store.run(arguments, "echo ran"));
+        let (code, stdout, stderr) = finish_refused(&mut store.run(arguments, "echo ran"));
         assert_eq!((code, stdout.as_str()), (expected, ""), "{arguments}: {stderr}");
         assert!(stderr.contains("\"k\" is locked, held by pid "), "{arguments}: {stderr}");
     }

@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tempfile::TempDir;
+use test_bounds::Bound;
 
 /// Longer than any test takes on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(600);
@@ -99,6 +100,19 @@ pub fn finish(command: &mut Command) -> (i32, String, String) {
     tool.stdin = None;
     let (stdout, stderr) = (tool.rest_of_stdout(), tool.rest_of_stderr());
     (tool.code(), stdout, stderr)
+}
+
+/// Runs a command whose key others hold to its end. Returns code, stdout and stderr.
+///
+/// # Panics
+///
+/// With a [`BoundPassed`](test_bounds::BoundPassed) if the store has not answered within the command's wait budget.
+pub fn finish_refused(command: &mut Command) -> (i32, String, String) {
+    let refused = finish(command);
+    if refused.2.contains("the wait budget ended before the store answered") {
+        Bound::new(Duration::ZERO).check("the store has not answered the command");
+    }
+    refused
 }
 
 /// A tool that runs beside the test. Its process group is killed when this value is dropped or when the tool hangs.
