@@ -22,6 +22,7 @@ use std::{fmt, io, thread};
 use leasehold_api::{Capabilities, Error, ErrorKind, Fencing, LeaseBounds, Lock, LockKey, LossReason, Scope};
 use leasehold_conformance::{
     ClientSetup, Disturbed, Factory, FaultSet, Faults, FaultyClient, Harness, SkewedClock, Time, async_trait,
+    pace,
 };
 use leasehold_engine::{
     Attempt, Backend, Contended, Engine, Events, Granted, HoldRef, ReleaseReply, Renewed, Request,
@@ -30,9 +31,20 @@ use leasehold_engine::{
 use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 
-/// Short in tests, because crash cases wait for the end of a default lease. Use 30 s or more in production.
-const DEFAULT_TTL: Duration = Duration::from_secs(2);
-const MAX_TTL: Duration = Duration::from_secs(10);
+/// Short in tests, because crash cases wait for the end of a default lease. Use 30 s or more in production. The pace
+/// makes this and the next two longer on a slow machine. Only a test needs that.
+fn default_ttl() -> Duration {
+    Duration::from_secs(2) * pace()
+}
+
+fn max_ttl() -> Duration {
+    Duration::from_secs(10) * pace()
+}
+
+/// The time limit of a call. Short in tests, because a case on a silent store waits for it.
+fn request_timeout() -> Duration {
+    Duration::from_secs(2) * pace()
+}
 
 /// `CREATE TABLE locks (key text PRIMARY KEY, holder text, token bigint, ends bigint, awaited boolean)`, and a sequence.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -124,7 +136,7 @@ fn clock() -> u64 {
 }
 
 fn milliseconds(ttl: Option<Duration>) -> u64 {
-    u64::try_from(ttl.unwrap_or(DEFAULT_TTL).as_millis()).unwrap_or(u64::MAX)
+    u64::try_from(ttl.unwrap_or_else(default_ttl).as_millis()).unwrap_or(u64::MAX)
 }
 
 type Job = Box<dyn FnOnce(&Path) + Send>;
@@ -146,12 +158,12 @@ impl Client {
         // Declares only the features of the store. The bounds include the engine's part. It renews a lease
         // after a third of its TTL, loses it after nine tenths, and lets waiters poll every 100 ms.
         let mut capabilities = Capabilities::new(Scope::Machine);
-        capabilities.lease = Some(LeaseBounds::new(Some(DEFAULT_TTL), Duration::from_secs(1), MAX_TTL));
+        capabilities.lease = Some(LeaseBounds::new(Some(default_ttl()), Duration::from_secs(1), max_ttl()));
         capabilities.fencing = Fencing::Durable;
-        capabilities.loss_detection = MAX_TTL;
-        capabilities.undo = Duration::from_secs(2);
-        capabilities.handover = Duration::from_secs(1);
-        capabilities.crash_release = Some(MAX_TTL + Duration::from_secs(1));
+        capabilities.loss_detection = max_ttl();
+        capabilities.undo = request_timeout();
+        capabilities.handover = Duration::from_secs(1) * pace();
+        capabilities.crash_release = Some(max_ttl() + Duration::from_secs(1));
         Self { directory: directory.to_owned(), jobs, capabilities }
     }
 
@@ -188,10 +200,9 @@ impl Backend for Client {
         &self.capabilities
     }
 
-    /// Shortens the time limit of a call for tests, because a case on a silent store waits for it.
     fn timing(&self) -> Timing {
         let mut timing = Timing::default();
-        timing.request_timeout = Duration::from_secs(2);
+        timing.request_timeout = request_timeout();
         timing
     }
 

@@ -16,6 +16,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use crate::harness::{ClientSetup, Faults, FaultyClient, Harness, Time};
+use crate::inconclusive::call_failed;
 use crate::pace::real;
 
 /// A running case with its store, its clients and its clock.
@@ -95,7 +96,7 @@ impl Context {
                 self.remember(&lock);
                 lock
             }
-            Err(error) => self.call_failed("one more client of the store", &error),
+            Err(error) => call_failed("one more client of the store", &error),
         }
     }
 
@@ -123,7 +124,7 @@ impl Context {
                 self.remember(&client.lock);
                 client
             }
-            Err(error) => self.call_failed("one more client that can be disturbed", &error),
+            Err(error) => call_failed("one more client that can be disturbed", &error),
         }
     }
 
@@ -318,7 +319,7 @@ impl Context {
                 guard
             }
             Ok(None) => panic!("{key:?} must be free, but reads held"),
-            Err(error) => self.call_failed(&format!("a try at {key:?} must be granted"), &error),
+            Err(error) => call_failed(&format!("a try at {key:?} must be granted"), &error),
         }
     }
 
@@ -336,7 +337,7 @@ impl Context {
         match lock.try_acquire(key, &AcquireOptions::new()).await {
             Ok(None) => {}
             Ok(Some(guard)) => self.granted_again(&guard),
-            Err(error) => self.call_failed(&format!("that {key:?} is held is no error"), &error),
+            Err(error) => call_failed(&format!("that {key:?} is held is no error"), &error),
         }
     }
 
@@ -351,7 +352,7 @@ impl Context {
             match lock.try_acquire(key, &AcquireOptions::new()).await {
                 Ok(Some(guard)) => return guard,
                 Ok(None) => assert!(Instant::now() < end, "{key:?} is not free after {bound:?}"),
-                Err(error) => self.call_failed(&format!("a try at {key:?}"), &error),
+                Err(error) => call_failed(&format!("a try at {key:?}"), &error),
             }
             self.sleep(self.interval()).await;
         }
@@ -377,8 +378,7 @@ impl Context {
     pub async fn give(&self, guard: LockGuard) {
         let key = guard.key().clone();
         if let Err(error) = guard.release().await {
-            self.inconclusive_if_expired(&key, error.loss());
-            panic!("the release of {key:?} must be Ok: {error}");
+            call_failed(&format!("the release of {key:?} must be Ok"), &error);
         }
     }
 }

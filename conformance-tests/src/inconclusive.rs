@@ -1,15 +1,68 @@
 //! Observations that do not prove a fault of the store.
 
-use std::panic::panic_any;
+use std::any::Any;
+use std::panic::{Location, panic_any};
 
-use leasehold_api::{Error, ErrorKind, LockGuard, LockKey, LossReason, Validity};
+use leasehold_api::{Error, LockGuard, LockKey, LossReason, Validity};
 use tokio::time::Instant;
 
-use crate::context::Context;
+use crate::case::Outcome;
+use crate::context::{Context, NO_ANSWER};
+use crate::harness::Time;
+use crate::runner::panic_text;
 
 /// The payload of a panic that ends a case as inconclusive, because the store is perhaps not at fault.
 #[derive(Debug)]
 pub(crate) struct InconclusivePanic(pub(crate) String);
+
+/// The payload of a panic that ends a case because of the error of an undisturbed call.
+#[derive(Debug)]
+pub(crate) struct CallFailedPanic {
+    message: String,
+    error: Error,
+}
+
+/// Returns the outcome of a case that panicked.
+pub(crate) fn outcome_of(panic: Box<dyn Any + Send>, time: Time) -> Outcome {
+    let panic = match panic.downcast::<InconclusivePanic>() {
+        Ok(doubt) => return Outcome::Inconclusive { message: doubt.0 },
+        Err(panic) => panic,
+    };
+    match panic.downcast::<CallFailedPanic>() {
+        Ok(failed) => after_error(failed.message, &failed.error, time),
+        Err(panic) => Outcome::Failed { message: panic_text(&*panic) },
+    }
+}
+
+/// Returns the outcome of a case that the error of an undisturbed call has ended. In real time a call that was not
+/// answered, or a lease that was not renewed in time, makes it inconclusive, because a busy server breaks no rule.
+pub(crate) fn after_error(message: String, error: &Error, time: Time) -> Outcome {
+    let is_late = NO_ANSWER.contains(&error.kind()) || error.loss() == Some(LossReason::Expired);
+    match time {
+        Time::Real if is_late => Outcome::Inconclusive { message },
+        _ => Outcome::Failed { message },
+    }
+}
+
+/// Outcomes of calls that no case disturbs.
+pub(crate) trait Answered<T> {
+    /// Returns the value. Ends the case with a [`CallFailedPanic`] after an error.
+    fn answered(self, expected: &str) -> T;
+}
+
+impl<T> Answered<T> for Result<T, Error> {
+    #[track_caller]
+    fn answered(self, expected: &str) -> T {
+        self.unwrap_or_else(|error| call_failed(expected, &error))
+    }
+}
+
+/// Ends the case with a [`CallFailedPanic`].
+#[track_caller]
+pub(crate) fn call_failed(what: &str, error: &Error) -> ! {
+    let at = Location::caller();
+    panic_any(CallFailedPanic { message: format!("{what}: {error} ({at})"), error: error.clone() })
+}
 
 impl Context {
     /// Ends the case after another client was granted a key that the case holds. Inconclusive if the earlier
@@ -54,15 +107,6 @@ impl Context {
             panic_any(InconclusivePanic(format!("the renewals of {key:?} came too late")));
         }
     }
-
-    /// Fails the case because an undisturbed call failed. In real time `Unavailable` makes it inconclusive,
-    /// because a busy server breaks no rule.
-    pub(crate) fn call_failed(&self, what: &str, error: &Error) -> ! {
-        if !self.is_virtual() && error.kind() == ErrorKind::Unavailable {
-            panic_any(InconclusivePanic(format!("{what}, and the store did not answer: {error}")))
-        }
-        panic!("{what}: {error}")
-    }
 }
 
 #[cfg(test)]
@@ -71,12 +115,12 @@ mod tests {
     use std::sync::Arc;
 
     use futures_util::FutureExt as _;
-    use leasehold_api::Lock;
+    use leasehold_api::{ErrorKind, Lock};
     use leasehold_engine::{Engine, TokioClock};
     use leasehold_memory::MemoryStore;
 
     use super::*;
-    use crate::{Disturbed, Fault, Harness, Op, Time, async_trait};
+    use crate::{Disturbed, Fault, Harness, Op, async_trait};
 
     #[derive(Debug)]
     struct Fails(ErrorKind);
@@ -99,12 +143,13 @@ mod tests {
             AssertUnwindSafe(cx.free_within(&b, &key, cx.slack())).catch_unwind().await.unwrap_err(),
             AssertUnwindSafe(cx.held(&c, &key)).catch_unwind().await.unwrap_err(),
         ];
-        asked.map(|panic| panic.is::<InconclusivePanic>())
+        asked.map(|panic| matches!(outcome_of(panic, time), Outcome::Inconclusive { .. }))
     }
 
     #[tokio::test]
     async fn a_store_that_does_not_answer_in_real_time_is_not_accused() {
         assert_eq!(doubted(Time::Real, ErrorKind::Unavailable).await, [true; 3]);
+        assert_eq!(doubted(Time::Real, ErrorKind::OutcomeUnknown).await, [true; 3]);
         assert_eq!(doubted(Time::Real, ErrorKind::Corrupt).await, [false; 3]);
         assert_eq!(doubted(Time::Virtual, ErrorKind::Unavailable).await, [false; 3]);
     }
@@ -151,7 +196,9 @@ mod tests {
             }
             let valid = std::panic::catch_unwind(AssertUnwindSafe(|| cx.assert_valid(&guard)));
             let given = AssertUnwindSafe(cx.give(guard)).catch_unwind().await;
-            [valid.err(), given.err()].map(|panic| panic.map(|panic| panic.is::<InconclusivePanic>()))
+            [valid.err(), given.err()].map(|panic| {
+                panic.map(|panic| matches!(outcome_of(panic, time), Outcome::Inconclusive { .. }))
+            })
         };
         assert_eq!(checks(Time::Real, false, false).await, [None; 2]);
         assert_eq!(checks(Time::Real, true, false).await, [Some(true); 2]);

@@ -11,14 +11,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use futures_util::FutureExt as _;
-use leasehold_api::Capabilities;
+use leasehold_api::{Capabilities, Error};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::case::{Case, CaseDecision, Need, Outcome};
 use crate::cases::all_cases;
 use crate::context::Context;
 use crate::harness::{Factory, Time};
-use crate::inconclusive::InconclusivePanic;
+use crate::inconclusive::{after_error, outcome_of};
 use crate::pace::{Slower, pace};
 use crate::report::{CaseReport, Report};
 use crate::stall::{Stall, StallWatch};
@@ -200,12 +200,12 @@ async fn judge_and_run(
         };
         let harness = match opened {
             Ok(harness) => harness,
-            Err(error) => return failed(format!("the harness has no store: {error}")),
+            Err(error) => return no_harness("no store", &error, time),
         };
         let has_child_test = child_test.is_some();
         let cx = match Context::new(harness, time, child_test).await {
             Ok(cx) => cx,
-            Err(error) => return failed(format!("the harness has no client: {error}")),
+            Err(error) => return no_harness("no client", &error, time),
         };
         if time == Time::Real {
             limit.extend(declared_bounds(cx.capabilities()));
@@ -228,10 +228,7 @@ async fn judge_and_run(
     // In real time `limited` ends the case earlier.
     match tokio::time::timeout(VIRTUAL_LIMIT, work).await {
         Ok(Ok(outcome)) => outcome,
-        Ok(Err(panic)) => match panic.downcast::<InconclusivePanic>() {
-            Ok(doubt) => Outcome::Inconclusive { message: doubt.0 },
-            Err(panic) => failed(panic_text(&*panic)),
-        },
+        Ok(Err(panic)) => outcome_of(panic, time),
         Err(_) => failed(format!("hangs: not done after {VIRTUAL_LIMIT:?}")),
     }
 }
@@ -242,6 +239,10 @@ fn declared_bounds(declared: &Capabilities) -> Duration {
     let crash = declared.crash_release.unwrap_or_default();
     [declared.loss_detection, declared.undo, declared.handover, lease, crash].into_iter().sum::<Duration>()
         * 2
+}
+
+fn no_harness(what: &str, error: &Error, time: Time) -> Outcome {
+    after_error(format!("the harness has {what}: {error}"), error, time)
 }
 
 fn failed(message: String) -> Outcome {
@@ -321,15 +322,15 @@ impl<F: Factory + ?Sized> Factory for Arc<F> {
         (**self).time()
     }
 
-    async fn open(&self) -> Result<Box<dyn crate::Harness>, leasehold_api::Error> {
+    async fn open(&self) -> Result<Box<dyn crate::Harness>, Error> {
         (**self).open().await
     }
 
-    async fn open_alone(&self) -> Result<Box<dyn crate::Harness>, leasehold_api::Error> {
+    async fn open_alone(&self) -> Result<Box<dyn crate::Harness>, Error> {
         (**self).open_alone().await
     }
 
-    async fn connect_child(&self, spec: &str) -> Result<Arc<dyn leasehold_api::Lock>, leasehold_api::Error> {
+    async fn connect_child(&self, spec: &str) -> Result<Arc<dyn leasehold_api::Lock>, Error> {
         (**self).connect_child(spec).await
     }
 }
@@ -345,6 +346,7 @@ mod tests {
     use super::*;
     use crate::Harness;
     use crate::case::CaseFuture;
+    use crate::inconclusive::InconclusivePanic;
     use crate::pace::usual_pace;
 
     #[derive(Debug)]

@@ -9,6 +9,7 @@ use leasehold_api::{AcquireOptions, ErrorKind, Lock, LockExt as _, LockKey, Mult
 use super::polling::{dropped_after, each_poll};
 use crate::context::{Context, attempt_at, joined};
 use crate::harness::{Fault, FaultyClient, Op};
+use crate::inconclusive::Answered as _;
 
 pub(crate) async fn dropped_tries(cx: &Context) {
     let (a, b) = cx.two().await;
@@ -169,7 +170,7 @@ pub(crate) async fn dropped_renewals(cx: &Context) {
         if let Some(outcome) = done {
             outcome.expect("a held lease can be renewed");
         }
-        guard.renew().await.expect("the next renewal works");
+        guard.renew().await.answered("the next renewal works");
         assert_eq!(guard.token(), token);
         cx.held(&b, &key).await;
     }

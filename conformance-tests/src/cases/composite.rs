@@ -9,13 +9,14 @@ use leasehold_api::{AcquireOptions, ErrorKind, LockExt as _, LockGuard, LockKey,
 
 use crate::context::{Context, acquire_all_for, fails, joined};
 use crate::harness::{Fault, Op};
+use crate::inconclusive::Answered as _;
 
 pub(crate) async fn takes_all(cx: &Context) {
     let (a, b) = cx.two().await;
     let mut keys = cx.some_keys(5);
     keys.reverse();
     keys.swap(0, 2);
-    let guards = a.acquire_all(&keys, &cx.patient()).await.expect("free keys");
+    let guards = a.acquire_all(&keys, &cx.patient()).await.answered("free keys");
     let order: Vec<LockKey> = guards.iter().map(|g| g.key().clone()).collect();
     assert_eq!(order, keys, "the guards come in the order of the keys");
     assert!(guards.iter().all(|g| g.validity() == Validity::Valid));
@@ -23,7 +24,7 @@ pub(crate) async fn takes_all(cx: &Context) {
         cx.held(&b, key).await;
         cx.held(&a, key).await;
     }
-    guards.release().await.expect("held until now");
+    guards.release().await.answered("held until now");
     for key in &keys {
         cx.give(cx.take(&b, key).await).await;
     }
@@ -32,7 +33,7 @@ pub(crate) async fn takes_all(cx: &Context) {
 pub(crate) async fn takes_one_or_many(cx: &Context) {
     let (a, b) = cx.two().await;
     for n in [1, 2, 64] {
-        let guards = a.keys(cx.some_keys(n)).acquire().await.expect("free keys");
+        let guards = a.keys(cx.some_keys(n)).acquire().await.answered("free keys");
         assert_eq!(guards.len(), n);
         let ids: HashSet<_> = guards.iter().map(LockGuard::holder).collect();
         assert_eq!(ids.len(), n, "each grant has an id of its own");
@@ -105,9 +106,9 @@ pub(crate) async fn a_try_is_all_or_none(cx: &Context) {
         cx.undone(&b, &keys[i]).await;
     }
     cx.give(guard).await;
-    let guards = a.keys(&keys).try_acquire().await.expect("free keys").expect("all are free");
+    let guards = a.keys(&keys).try_acquire().await.answered("free keys").expect("all are free");
     assert_eq!(guards.len(), 4);
-    guards.release().await.expect("held until now");
+    guards.release().await.answered("held until now");
 }
 
 pub(crate) async fn has_one_budget(cx: &Context) {
@@ -151,11 +152,11 @@ pub(crate) async fn waits_for_all(cx: &Context) {
     cx.sleep(cx.short_wait()).await;
     assert!(!waiting.is_finished(), "all granted while one is held");
     cx.give(first).await;
-    let guards = cx.within("all keys", cx.handover() * 3, joined(waiting)).await.expect("all are free");
+    let guards = cx.within("all keys", cx.handover() * 3, joined(waiting)).await.answered("all are free");
     for key in &keys {
         cx.held(&b, key).await;
     }
-    guards.release().await.expect("held until now");
+    guards.release().await.answered("held until now");
 }
 
 pub(crate) async fn opposite_orders_do_not_deadlock(cx: &Context) {
@@ -175,11 +176,11 @@ pub(crate) async fn opposite_orders_do_not_deadlock(cx: &Context) {
             }
             tokio::spawn(async move {
                 for _ in 0..rounds {
-                    let guards = lock.acquire_all(&keys, &options).await.expect("no deadlock");
+                    let guards = lock.acquire_all(&keys, &options).await.answered("no deadlock");
                     assert!(!inside.swap(true, Ordering::SeqCst), "two hold all keys");
                     tokio::task::yield_now().await;
                     inside.store(false, Ordering::SeqCst);
-                    guards.release().await.expect("held until now");
+                    guards.release().await.answered("held until now");
                 }
             })
         })
@@ -202,9 +203,9 @@ pub(crate) async fn philosophers_dine(cx: &Context) {
             let options = cx.patient();
             tokio::spawn(async move {
                 for _ in 0..rounds {
-                    let guards = lock.acquire_all(&pair, &options).await.expect("no deadlock");
+                    let guards = lock.acquire_all(&pair, &options).await.answered("no deadlock");
                     tokio::task::yield_now().await;
-                    guards.release().await.expect("held until now");
+                    guards.release().await.answered("held until now");
                 }
             })
         })
@@ -263,7 +264,7 @@ pub(crate) async fn an_invalid_key_spoils_all(cx: &Context) {
 pub(crate) async fn each_can_be_released_alone(cx: &Context) {
     let (a, b) = cx.two().await;
     let keys = cx.some_keys(3);
-    let guards = a.acquire_all(&keys, &cx.patient()).await.expect("free keys");
+    let guards = a.acquire_all(&keys, &cx.patient()).await.answered("free keys");
     let mut guards: Vec<LockGuard> = guards.into_iter().collect();
     cx.give(guards.remove(1)).await;
     cx.give(cx.take(&b, &keys[1]).await).await;
@@ -271,7 +272,7 @@ pub(crate) async fn each_can_be_released_alone(cx: &Context) {
         cx.held(&b, &keys[i]).await;
     }
     cx.sleep(Duration::from_millis(1)).await;
-    guards.into_iter().collect::<MultiGuard>().release().await.expect("held until now");
+    guards.into_iter().collect::<MultiGuard>().release().await.answered("held until now");
 }
 
 /// Releases 64 guards with one call to the store. An engine that releases them one by one makes 64 calls.
@@ -280,13 +281,13 @@ pub(crate) async fn is_released_in_one_call(cx: &Context) {
     let a = cx.faulty().await;
     let b = cx.client().await;
     let keys = cx.some_keys(KEYS);
-    let guards = a.lock.keys(&keys).acquire().await.expect("free keys");
+    let guards = a.lock.keys(&keys).acquire().await.answered("free keys");
     // Scripts faults without effect, because a client then makes calls even if it could answer without I/O.
     for _ in 0..KEYS {
         a.faults.script(Op::Release, Fault::Pass);
     }
     let before = a.faults.calls(Op::Release);
-    guards.release().await.expect("held until now");
+    guards.release().await.answered("held until now");
     assert_eq!(a.faults.calls(Op::Release) - before, 1, "calls of release for {KEYS} guards");
     for key in [&keys[0], &keys[KEYS - 1]] {
         cx.give(cx.take(&b, key).await).await;
@@ -298,7 +299,7 @@ pub(crate) async fn is_released_in_one_call(cx: &Context) {
 pub(crate) async fn a_release_tells_of_the_one_that_was_lost(cx: &Context) {
     let (a, b) = cx.two().await;
     let keys = cx.some_keys(3);
-    let guards = a.keys(&keys).acquire().await.expect("free keys");
+    let guards = a.keys(&keys).acquire().await.answered("free keys");
     cx.lose(&keys[1], LossReason::Gone).await;
     cx.within("the loss", cx.capabilities().loss_detection, guards.lost()).await;
     assert_eq!(guards.validity(), Validity::Lost);
@@ -315,7 +316,7 @@ pub(crate) async fn a_release_frees_the_others_of_one_that_was_purged(cx: &Conte
     for purged in 0..3 {
         let (a, b) = (cx.faulty().await, cx.client().await);
         let keys = cx.some_keys(3);
-        let guards = a.lock.keys(&keys).acquire().await.expect("free keys");
+        let guards = a.lock.keys(&keys).acquire().await.answered("free keys");
         assert!(cx.faults().purge(&keys[purged]).await, "there was no hold of {} to purge", keys[purged]);
         // Scripts faults without effect, because a client then makes calls even if it could answer without I/O.
         for _ in &keys {
@@ -362,7 +363,7 @@ pub(crate) async fn an_error_names_the_key_that_failed(cx: &Context) {
         }
         // Checks the same for a release.
         let keys = cx.some_keys(3);
-        let guards = a.lock.acquire_all(&keys, &cx.patient()).await.expect("free keys");
+        let guards = a.lock.acquire_all(&keys, &cx.patient()).await.answered("free keys");
         a.faults.script_key(Op::Release, &keys[failing], Fault::Error(ErrorKind::Unavailable));
         let error = fails(guards.release().await, &[ErrorKind::Unavailable, ErrorKind::OutcomeUnknown]);
         assert_eq!(error.key(), Some(&keys[failing]), "{error}");
@@ -393,7 +394,7 @@ pub(crate) async fn keys_behind_one_that_is_awaited_are_free(cx: &Context) {
             cx.undone(&c, key).await;
         }
         cx.give(guard).await;
-        let guards = cx.within("all keys", cx.handover() * 4, joined(all)).await.expect("all are free");
-        guards.release().await.expect("held until now");
+        let guards = cx.within("all keys", cx.handover() * 4, joined(all)).await.answered("all are free");
+        guards.release().await.answered("held until now");
     }
 }

@@ -9,13 +9,14 @@ use leasehold_api::{ErrorKind, LossReason, Validity};
 
 use crate::context::{Context, fails};
 use crate::harness::{Fault, Op};
+use crate::inconclusive::Answered as _;
 
 pub(crate) async fn is_ok_while_it_is_held(cx: &Context) {
     let (a, b) = cx.two().await;
     let key = cx.key();
     let guard = cx.take(&a, &key).await;
     for _ in 0..5 {
-        cx.within("a confirmation", cx.call_limit(), guard.confirm()).await.expect("held");
+        cx.within("a confirmation", cx.call_limit(), guard.confirm()).await.answered("held");
         cx.assert_valid(&guard);
         cx.held(&b, &key).await;
         cx.sleep(cx.ttl() / 4).await;
@@ -29,7 +30,7 @@ pub(crate) async fn asks_after_the_call(cx: &Context) {
     let a = cx.faulty().await;
     let key = cx.key();
     let guard = cx.take(&a.lock, &key).await;
-    guard.confirm().await.expect("held");
+    guard.confirm().await.answered("held");
     a.faults.silence(true);
     assert_eq!(guard.validity(), Validity::Valid, "nothing is known yet");
     let answer = cx.within("a confirmation by a silent store", cx.call_limit(), guard.confirm()).await;
@@ -84,7 +85,7 @@ pub(crate) async fn of_several_names_the_lost_one(cx: &Context) {
     let keys = cx.some_keys(3);
     let guards = cx.within("three free keys", cx.call_limit(), lock.acquire_all(&keys, &cx.patient())).await;
     let guards = guards.expect("free");
-    cx.within("a confirmation", cx.call_limit(), guards.confirm()).await.expect("held");
+    cx.within("a confirmation", cx.call_limit(), guards.confirm()).await.answered("held");
     cx.lose(&keys[1], LossReason::Gone).await;
     let error = fails(
         cx.within("a confirmation", cx.call_limit(), guards.confirm()).await,
@@ -118,8 +119,8 @@ pub(crate) async fn dropped_confirmations_change_nothing(cx: &Context) {
         let _ = tokio::time::timeout(Duration::from_millis(1), polled).await;
     }
     cx.settle().await;
-    guard.confirm().await.expect("held");
+    guard.confirm().await.answered("held");
     cx.held(&b, &key).await;
     cx.give(guard).await;
-    cx.take(&b, &key).await.release().await.expect("held until now");
+    cx.take(&b, &key).await.release().await.answered("held until now");
 }

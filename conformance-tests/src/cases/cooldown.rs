@@ -11,6 +11,7 @@ use tokio::time::Instant;
 
 use crate::context::{Context, NO_ANSWER, acquire_for, fails, joined};
 use crate::harness::{Fault, Op};
+use crate::inconclusive::Answered as _;
 
 fn window(cx: &Context) -> Duration {
     if cx.is_virtual() { Duration::from_secs(90) } else { Duration::from_millis(1_500) }
@@ -74,9 +75,9 @@ pub(crate) async fn outlives_those_who_look(cx: &Context) {
     assert_eq!(due_in(&a, &key, hour).await, None, "due, and did not run");
     for lock in [&b, &a] {
         let admin = lock.admin().expect("inspection is declared");
-        assert!(!admin.inspect(&key).await.expect("the store answers").is_held());
+        assert!(!admin.inspect(&key).await.answered("the store answers").is_held());
         if cx.capabilities().admin.list {
-            admin.list(&ListQuery::new()).await.expect("the store answers");
+            admin.list(&ListQuery::new()).await.answered("the store answers");
         }
         assert!(due_in(lock, &key, hour).await.is_some(), "ran twice in one window, since somebody looked");
     }
@@ -91,11 +92,11 @@ pub(crate) async fn one_of_many_callers_runs(cx: &Context) {
         let (key, runs) = (key.clone(), Arc::clone(&runs));
         tasks.push(tokio::spawn(async move {
             let hour = Duration::from_secs(3_600);
-            let guard = lock.key(&key).at_most_once_per(hour).acquire().await.expect("the store answers");
+            let guard = lock.key(&key).at_most_once_per(hour).acquire().await.answered("the store answers");
             if let WindowOutcome::Due(guard) = guard {
                 runs.fetch_add(1, Ordering::SeqCst);
                 tokio::task::yield_now().await;
-                guard.release().await.expect("held until now");
+                guard.release().await.answered("held until now");
             }
         }));
     }
@@ -126,7 +127,7 @@ pub(crate) async fn a_waiter_waits_for_its_end(cx: &Context) {
     for lock in [&a, &b] {
         let key = cx.key();
         let asked = Instant::now();
-        let guard = a.key(&key).cooldown(window(cx)).acquire().await.expect("a free key");
+        let guard = a.key(&key).cooldown(window(cx)).acquire().await.answered("a free key");
         let waiter = cx.queue(lock, &key).await;
         cx.give(guard).await;
         let guard = waiter.granted(cx, window(cx) + cx.handover()).await;
@@ -139,7 +140,7 @@ pub(crate) async fn a_waiter_waits_for_its_end(cx: &Context) {
 pub(crate) async fn a_budget_ends_within_it(cx: &Context) {
     let (a, b) = cx.two().await;
     let key = cx.key();
-    cx.give(a.key(&key).cooldown(window(cx)).acquire().await.expect("a free key")).await;
+    cx.give(a.key(&key).cooldown(window(cx)).acquire().await.answered("a free key")).await;
     let budget = cx.short_wait();
     for lock in [&b, &a] {
         let waiting = acquire_for(lock, &key, budget);
@@ -154,18 +155,18 @@ pub(crate) async fn outlives_a_dropped_guard_and_its_client(cx: &Context) {
     let keys = cx.some_keys(2);
     let window = window(cx);
     let WindowOutcome::Due(guard) =
-        a.key(&keys[0]).at_most_once_per(window).acquire().await.expect("a free key")
+        a.key(&keys[0]).at_most_once_per(window).acquire().await.answered("a free key")
     else {
         panic!("nobody asked for a window before");
     };
     let WindowOutcome::Due(leaked) =
-        a.key(&keys[1]).at_most_once_per(window).acquire().await.expect("a free key")
+        a.key(&keys[1]).at_most_once_per(window).acquire().await.answered("a free key")
     else {
         panic!("nobody asked for a window before");
     };
     drop(guard);
     std::mem::forget(leaked);
-    a.close().await.expect("the store answers");
+    a.close().await.answered("the store answers");
     for key in &keys {
         assert!(due_in(&b, key, window).await.is_some(), "a second run in one window");
     }
@@ -174,7 +175,7 @@ pub(crate) async fn outlives_a_dropped_guard_and_its_client(cx: &Context) {
 pub(crate) async fn counts_from_the_grant(cx: &Context) {
     let (a, b) = cx.two().await;
     let key = cx.key();
-    let guard = a.key(&key).cooldown(window(cx)).acquire().await.expect("a free key");
+    let guard = a.key(&key).cooldown(window(cx)).acquire().await.answered("a free key");
     cx.sleep(window(cx) + cx.interval()).await;
     // Nothing is left of the window, because the hold lasted longer.
     cx.give(guard).await;
@@ -184,8 +185,8 @@ pub(crate) async fn counts_from_the_grant(cx: &Context) {
 pub(crate) async fn holds_up_all_of_several_keys(cx: &Context) {
     let (a, b) = cx.two().await;
     let keys = cx.some_keys(3);
-    cx.give(a.key(&keys[1]).cooldown(window(cx)).acquire().await.expect("a free key")).await;
-    let none = b.keys(&keys).try_acquire().await.expect("a cooldown is no error");
+    cx.give(a.key(&keys[1]).cooldown(window(cx)).acquire().await.answered("a free key")).await;
+    let none = b.keys(&keys).try_acquire().await.answered("a cooldown is no error");
     assert!(none.is_none());
     for i in [0, 2] {
         cx.undone(&a, &keys[i]).await;
@@ -213,7 +214,7 @@ pub(crate) async fn is_told_while_the_job_still_runs(cx: &Context) {
     let (a, b) = cx.two().await;
     let key = cx.key();
     let window = window(cx) * 20;
-    let WindowOutcome::Due(job) = a.key(&key).at_most_once_per(window).acquire().await.expect("a free key")
+    let WindowOutcome::Due(job) = a.key(&key).at_most_once_per(window).acquire().await.answered("a free key")
     else {
         panic!("nobody asked for a window before");
     };
@@ -261,7 +262,7 @@ pub(crate) async fn is_told_when_the_job_begins(cx: &Context) {
         };
         let others = [once(&a.lock), once(&a.lock)];
         let WindowOutcome::Due(job) =
-            cx.within("the job", cx.call_limit(), joined(job)).await.expect("a free key")
+            cx.within("the job", cx.call_limit(), joined(job)).await.answered("a free key")
         else {
             panic!("nobody asked for a window before");
         };
@@ -283,9 +284,9 @@ pub(crate) async fn outlives_a_forced_release(cx: &Context) {
     let (a, b) = cx.two().await;
     let key = cx.key();
     let window = window(cx) * 20;
-    let guard = a.key(&key).cooldown(window).acquire().await.expect("a free key");
+    let guard = a.key(&key).cooldown(window).acquire().await.answered("a free key");
     let admin = b.admin().expect("a store that declares forced release has an operator's view");
-    assert!(admin.force_release(&key, guard.holder()).await.expect("the store answers"));
+    assert!(admin.force_release(&key, guard.holder()).await.answered("the store answers"));
     cx.within("the loss", cx.capabilities().loss_detection, guard.lost()).await;
     for lock in [&b, &a] {
         assert!(due_in(lock, &key, window).await.is_some(), "a second run in one window");
@@ -296,7 +297,7 @@ pub(crate) async fn outlives_a_loss(cx: &Context) {
     let (a, b) = cx.two().await;
     let key = cx.key();
     let window = window(cx) * 20;
-    let guard = a.key(&key).cooldown(window).acquire().await.expect("a free key");
+    let guard = a.key(&key).cooldown(window).acquire().await.answered("a free key");
     cx.lose(&key, LossReason::SessionLost).await;
     cx.within("the loss", cx.capabilities().loss_detection, guard.lost()).await;
     for lock in [&b, &a] {
@@ -307,11 +308,11 @@ pub(crate) async fn outlives_a_loss(cx: &Context) {
 pub(crate) async fn is_moved_by_no_renewal(cx: &Context) {
     let (a, b) = cx.two().await;
     let key = cx.key();
-    let guard = a.key(&key).cooldown(window(cx)).ttl(cx.ttl()).acquire().await.expect("a free key");
+    let guard = a.key(&key).cooldown(window(cx)).ttl(cx.ttl()).acquire().await.answered("a free key");
     let granted = Instant::now();
     while granted.elapsed() < window(cx) {
         cx.sleep(window(cx) / 10).await;
-        guard.renew().await.expect("held until now");
+        guard.renew().await.answered("held until now");
     }
     cx.give(guard).await;
     cx.give(cx.take(&b, &key).await).await;

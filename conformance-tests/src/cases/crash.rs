@@ -9,6 +9,7 @@ mod on_unix {
 
     use crate::child::{Process, bump_file};
     use crate::context::{Context, joined};
+    use crate::inconclusive::Answered as _;
 
     fn crash_release(cx: &Context) -> Duration {
         cx.capabilities().crash_release.expect("declared")
@@ -60,7 +61,7 @@ mod on_unix {
             child.tell(&format!("bump {rounds} {} {path}", key.as_str()));
         }
         for _ in 0..rounds {
-            let guard = lock.acquire(&key, &cx.patient()).await.expect("each is granted");
+            let guard = lock.acquire(&key, &cx.patient()).await.answered("each is granted");
             bump_file(&path);
             cx.give(guard).await;
         }

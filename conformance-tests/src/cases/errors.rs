@@ -8,6 +8,7 @@ use leasehold_api::{AcquireOptions, ErrorKind, Fencing, LockExt as _, MAX_LABEL_
 use crate::case::Need;
 use crate::context::{NO_ANSWER, Context, acquire_for, attempt_at, fails};
 use crate::harness::{Fault, Op};
+use crate::inconclusive::Answered as _;
 
 pub(crate) async fn capabilities_are_coherent(cx: &Context) {
     let (a, b) = cx.two().await;
@@ -214,6 +215,6 @@ pub(crate) async fn contention_timeout_and_loss_are_distinct(cx: &Context) {
     let lost = fails(guard.release().await, &[ErrorKind::Lost]);
     assert!(lost.loss().is_some());
     assert!(!lost.message().is_empty());
-    a.close().await.expect("the store answers");
+    a.close().await.answered("the store answers");
     fails(a.try_acquire(&key, &AcquireOptions::new()).await, &[ErrorKind::Closed]);
 }

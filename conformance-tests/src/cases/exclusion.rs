@@ -8,6 +8,7 @@ use leasehold_api::{AcquireOptions, Lock, LockKey, Validity};
 use tokio::sync::Barrier;
 
 use crate::context::{Context, acquire_for, fails, joined};
+use crate::inconclusive::Answered as _;
 
 pub(crate) async fn free_key_is_granted(cx: &Context) {
     let lock = cx.client().await;
@@ -16,7 +17,7 @@ pub(crate) async fn free_key_is_granted(cx: &Context) {
     assert_eq!(guard.key(), &key);
     cx.assert_valid(&guard);
     cx.give(guard).await;
-    let guard = lock.acquire(&key, &cx.patient()).await.expect("acquire of a free key");
+    let guard = lock.acquire(&key, &cx.patient()).await.answered("acquire of a free key");
     cx.assert_valid(&guard);
     cx.give(guard).await;
 }
@@ -97,7 +98,7 @@ pub(crate) async fn one_winner_of_twenty_tries(cx: &Context) {
             .collect();
         let mut winners = Vec::new();
         for task in tasks {
-            winners.extend(joined(task).await.expect("a try on a contended key is no error"));
+            winners.extend(joined(task).await.answered("a try on a contended key is no error"));
         }
         assert_eq!(winners.len(), 1, "winners of twenty simultaneous tries: {winners:?}");
         drop(winners);
@@ -116,12 +117,12 @@ pub(crate) async fn no_increment_is_lost(cx: &Context) {
             let (key, counter, options) = (key.clone(), Arc::clone(&counter), cx.patient());
             tokio::spawn(async move {
                 for _ in 0..rounds {
-                    let guard = lock.acquire(&key, &options).await.expect("each is granted");
+                    let guard = lock.acquire(&key, &options).await.answered("each is granted");
                     // Not atomic on purpose: only the lock keeps the increments apart.
                     let seen = counter.load(Ordering::Relaxed);
                     tokio::task::yield_now().await;
                     counter.store(seen + 1, Ordering::Relaxed);
-                    guard.release().await.expect("held until now");
+                    guard.release().await.answered("held until now");
                 }
             })
         })
@@ -144,12 +145,12 @@ pub(crate) async fn the_section_never_holds_two(cx: &Context) {
             let lock = clients[i % 4].clone();
             let (key, inside, options) = (key.clone(), Arc::clone(&inside), cx.patient());
             tokio::spawn(async move {
-                let guard = lock.acquire(&key, &options).await.expect("each is granted");
+                let guard = lock.acquire(&key, &options).await.answered("each is granted");
                 assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two in the section");
                 tokio::task::yield_now().await;
                 assert!(guard.validity().is_held());
                 assert_eq!(inside.fetch_sub(1, Ordering::SeqCst), 1, "two in the section");
-                guard.release().await.expect("held until now");
+                guard.release().await.answered("held until now");
             })
         })
         .collect();
@@ -181,13 +182,13 @@ pub(crate) async fn writes_are_seen_by_the_next_holder(cx: &Context) {
         let (key, cells, options) = (key.clone(), Arc::clone(&cells), cx.patient());
         tokio::spawn(async move {
             for _ in 0..rounds {
-                let guard = lock.acquire(&key, &options).await.expect("each is granted");
+                let guard = lock.acquire(&key, &options).await.answered("each is granted");
                 let [first, second] = [0, 1].map(|i| cells[i].load(Ordering::Relaxed));
                 assert_eq!(first, second, "saw half of what the holder before had written");
                 cells[0].store(first + 1, Ordering::Relaxed);
                 tokio::task::yield_now().await;
                 cells[1].store(second + 1, Ordering::Relaxed);
-                guard.release().await.expect("held until now");
+                guard.release().await.answered("held until now");
             }
         })
     });
@@ -219,7 +220,7 @@ pub(crate) async fn clients_configured_alike_exclude_each_other(cx: &Context) {
     let options = AcquireOptions::new().label("worker-1");
     let guard = cx.take_with(&a, &key, &options).await;
     for lock in [&a, &b] {
-        let second = lock.try_acquire(&key, &options).await.expect("a held key is no error");
+        let second = lock.try_acquire(&key, &options).await.answered("a held key is no error");
         assert!(second.is_none(), "the same label let a second holder in");
     }
     cx.give(guard).await;

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use crate::context::{Context, attempt_at, fails};
 use crate::harness::{ClientSetup, Fault, FaultyClient, Op};
+use crate::inconclusive::Answered as _;
 
 /// A lease whose client was cut off from the store right after the grant.
 struct Abandoned {
@@ -72,7 +73,7 @@ pub(crate) async fn an_unrenewed_lease_does_not_end_sooner(cx: &Context) {
     let old = abandoned(cx, cx.faulty().await, &key).await;
     for tenths in [3, 6, 9] {
         tokio::time::sleep_until(old.asked + cx.ttl() * tenths / 10).await;
-        let attempt = b.try_acquire(&key, &AcquireOptions::new()).await.expect("a held key is no error");
+        let attempt = b.try_acquire(&key, &AcquireOptions::new()).await.answered("a held key is no error");
         // Checks only a try before the lease's end, because a slow machine can delay the try.
         if old.asked.elapsed() < cx.ttl() {
             assert!(attempt.is_none(), "a lease was taken over after {tenths} tenths of its TTL");
@@ -316,7 +317,7 @@ pub(crate) async fn the_longest_ttl_does_not_overflow(cx: &Context) {
     cx.held(&b, &key).await;
     cx.assert_valid(&guard);
     assert!(guard.remaining().is_some_and(|r| r > Duration::ZERO && r <= cx.lease().max));
-    guard.renew().await.expect("held until now");
+    guard.renew().await.answered("held until now");
     cx.give(guard).await;
     cx.give(cx.take(&b, &key).await).await;
 }
@@ -340,7 +341,7 @@ pub(crate) async fn a_late_answer_claims_no_more_than_the_truth(cx: &Context) {
     // Delays the reply to a renewal too, then silences the store, so that no later renewal corrects the guard.
     a.faults.script(Op::Renew, Fault::DelayReply(late));
     let sent = Instant::now();
-    guard.renew().await.expect("held until now");
+    guard.renew().await.answered("held until now");
     let claimed = guard.remaining().expect("a lease has an end");
     a.faults.silence(true);
     if cx.is_virtual() {
@@ -365,7 +366,7 @@ pub(crate) async fn a_ttl_counts_to_the_millisecond(cx: &Context) {
     let granted = Instant::now();
     client.faults.silence(true);
     tokio::time::sleep_until(asked + ttl - Duration::from_millis(50)).await;
-    let early = attempt_at(&b, &key).await.expect("a held key is no error");
+    let early = attempt_at(&b, &key).await.answered("a held key is no error");
     // Checks only a try before the lease's end, because a slow machine can delay the try.
     if asked.elapsed() < ttl {
         assert!(early.is_none(), "a lease of {ttl:?} was taken over {:?} after it was asked for", asked.elapsed());

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use crate::context::waiter::Waiter;
 use crate::context::{Context, fails, joined};
 use crate::harness::Op;
+use crate::inconclusive::Answered as _;
 
 pub(crate) async fn first_come_first_served_in_one_client(cx: &Context) {
     let (a, b) = cx.two().await;
@@ -75,8 +76,8 @@ pub(crate) async fn all_of_fifty_waiters_are_served(cx: &Context) {
         .map(|i| {
             let (lock, key, options) = ([&a, &b, &c][i % 3].clone(), key.clone(), cx.patient());
             tokio::spawn(async move {
-                let guard = lock.acquire(&key, &options).await.expect("each is granted");
-                guard.release().await.expect("held until now");
+                let guard = lock.acquire(&key, &options).await.answered("each is granted");
+                guard.release().await.answered("held until now");
             })
         })
         .collect();
@@ -166,7 +167,7 @@ pub(crate) async fn nobody_starves_behind_a_loop_of_several_keys(cx: &Context) {
     ] {
         let keys = cx.some_keys(2);
         let stop = Arc::new(AtomicBool::new(false));
-        let guards = a.acquire_all(&keys, &cx.patient()).await.expect("free keys");
+        let guards = a.acquire_all(&keys, &cx.patient()).await.answered("free keys");
         let waiter = cx.queue(waiting, &keys[wanted]).await;
         let looping = {
             let (lock, keys, options, stop) = (a.clone(), keys.clone(), cx.patient(), Arc::clone(&stop));
@@ -177,14 +178,14 @@ pub(crate) async fn nobody_starves_behind_a_loop_of_several_keys(cx: &Context) {
                     if let Some(guards) = held.take() {
                         grants += 1;
                         match end {
-                            End::Release => guards.release().await.expect("held until now"),
+                            End::Release => guards.release().await.answered("held until now"),
                             End::Drop => drop(guards),
                         }
                     }
-                    held = lock.try_acquire_all(&keys, &options).await.expect("the store answers");
+                    held = lock.try_acquire_all(&keys, &options).await.answered("the store answers");
                 }
                 if let Some(guards) = held {
-                    guards.release().await.expect("held until now");
+                    guards.release().await.answered("held until now");
                 }
                 grants
             })
@@ -243,14 +244,14 @@ async fn starves(cx: &Context, hot: &Arc<dyn Lock>, waiting: &Arc<dyn Lock>, ask
                     if let Some(guard) = held.take() {
                         grants += 1;
                         match end {
-                            End::Release => guard.release().await.expect("held until now"),
+                            End::Release => guard.release().await.answered("held until now"),
                             End::Drop => drop(guard),
                         }
                     }
                     held = ask.once(&lock, &key, &options).await;
                 }
                 if let Some(guard) = held {
-                    guard.release().await.expect("held until now");
+                    guard.release().await.answered("held until now");
                 }
                 grants
             })
@@ -286,10 +287,10 @@ pub(crate) async fn every_looping_contender_gets_its_share(cx: &Context) {
             tasks.push(tokio::spawn(async move {
                 let mut grants = 0u64;
                 while !stop.load(Ordering::SeqCst) {
-                    let guard = lock.acquire(&key, &options).await.expect("each is granted");
+                    let guard = lock.acquire(&key, &options).await.answered("each is granted");
                     grants += 1;
                     tokio::time::sleep(Duration::from_millis(10)).await;
-                    guard.release().await.expect("held until now");
+                    guard.release().await.answered("held until now");
                 }
                 grants
             }));
@@ -311,7 +312,7 @@ pub(crate) async fn the_death_of_the_next_in_line_holds_up_nobody(cx: &Context) 
     let next = cx.queue(&b, &key).await;
     let behind = cx.queue(&c, &key).await;
     // The whole client is closed, not only the call dropped.
-    b.close().await.expect("the store answers");
+    b.close().await.answered("the store answers");
     assert!(next.outcome().await.is_err(), "a wait on a closed client ends with an error");
     assert!(!behind.is_done(), "admitted early");
     cx.give(guard).await;
@@ -445,7 +446,7 @@ pub(crate) async fn a_loss_reaches_a_waiter_within_the_bound(cx: &Context) {
     let next = waiter.granted(cx, cx.handover()).await;
     drop(guard);
     cx.settle().await;
-    let free = a.try_acquire(&key, &AcquireOptions::new()).await.expect("a held key is no error");
+    let free = a.try_acquire(&key, &AcquireOptions::new()).await.answered("a held key is no error");
     assert!(free.is_none(), "the drop of a lost guard freed its successor");
     cx.give(next).await;
 }

@@ -8,6 +8,7 @@ use tokio::time::Instant;
 
 use crate::context::{NO_ANSWER, Context, acquire_for, attempt_at, fails};
 use crate::harness::{Fault, FaultyClient, Op};
+use crate::inconclusive::{Answered as _, call_failed};
 
 pub(crate) async fn one_way_loss(cx: &Context) {
     let a = cx.faulty().await;
@@ -155,7 +156,7 @@ async fn held_within(cx: &Context, a: &FaultyClient, key: &LockKey, bound: Durat
             Ok(None) => return,
             Ok(Some(guard)) => cx.granted_again(&guard),
             Err(error) if error.kind() == ErrorKind::Unavailable && Instant::now() < end => {}
-            Err(error) => cx.call_failed(&format!("that {key:?} is held is no error"), &error),
+            Err(error) => call_failed(&format!("that {key:?} is held is no error"), &error),
         }
         cx.sleep(cx.interval()).await;
     }
@@ -173,7 +174,7 @@ async fn a_life(cx: &Context, a: &FaultyClient, b: &Arc<dyn Lock>, key: &LockKey
     cx.held(b, key).await;
     if leased {
         let _ = cx.within("a disturbed renewal", cx.call_limit(), guard.renew()).await;
-        let other = b.try_acquire(key, &AcquireOptions::new()).await.expect("a held key is no error");
+        let other = b.try_acquire(key, &AcquireOptions::new()).await.answered("a held key is no error");
         assert!(other.is_none() || !guard.validity().is_held(), "two valid at once");
     }
     let released = cx.within("a disturbed release", cx.call_limit(), guard.release()).await;
@@ -206,7 +207,7 @@ pub(crate) async fn a_refused_acquire_leaves_nothing_to_undo(cx: &Context) {
     }
     cx.sleep(if cx.is_virtual() { Duration::from_secs(60) } else { Duration::from_millis(500) }).await;
     assert_eq!(a.faults.calls(Op::Release), 0, "releases of what was never begun");
-    cx.soon("a close", a.lock.close()).await.expect("nothing is left to release");
+    cx.soon("a close", a.lock.close()).await.answered("nothing is left to release");
     assert_eq!(a.faults.calls(Op::Release), 0, "releases of what was never begun");
 }
 

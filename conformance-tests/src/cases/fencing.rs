@@ -8,6 +8,7 @@ use leasehold_api::{AcquireOptions, ErrorKind, FencingToken, LockGuard, LossReas
 
 use crate::context::{Context, attempt_at, fails, joined};
 use crate::harness::{Fault, Op};
+use crate::inconclusive::Answered as _;
 
 /// Checks the tokens of one key in the order of the grants.
 #[derive(Default)]
@@ -63,7 +64,7 @@ pub(crate) async fn grows_with_local_hand_overs(cx: &Context) {
         let first = std::future::poll_fn(|cx| std::task::Poll::Ready(next.as_mut().poll(cx))).await;
         assert!(first.is_pending(), "granted while held");
         cx.give(guard).await;
-        guard = cx.within("a local hand-over", cx.handover(), next).await.expect("it is granted");
+        guard = cx.within("a local hand-over", cx.handover(), next).await.answered("it is granted");
         seen.pass(&guard, "handed over locally");
     }
     cx.give(guard).await;
@@ -161,7 +162,7 @@ pub(crate) async fn grows_across_a_forced_release(cx: &Context) {
         let old = cx.free_within(&a, &key, cx.capabilities().loss_detection).await;
         seen.pass(&old, "taken anew");
         let admin = b.admin().expect("forced release is declared");
-        assert!(admin.force_release(&key, old.holder()).await.expect("the store answers"));
+        assert!(admin.force_release(&key, old.holder()).await.answered("the store answers"));
         let guard = cx.free_within(&b, &key, cx.capabilities().undo).await;
         seen.pass(&guard, "taken after a forced release");
         cx.give(guard).await;
@@ -216,7 +217,7 @@ pub(crate) async fn grows_across_reconnects(cx: &Context) {
             cx.give(guard).await;
         }
         // Every other client is closed while its guard is held.
-        lock.close().await.expect("the store answers");
+        lock.close().await.answered("the store answers");
     }
 }
 
@@ -230,11 +231,11 @@ pub(crate) async fn is_unique_and_in_order_for_many(cx: &Context) {
             (cx.client().await, key.clone(), Arc::clone(&grants), cx.patient());
         tasks.push(tokio::spawn(async move {
             for _ in 0..rounds {
-                let guard = lock.acquire(&key, &options).await.expect("each is granted");
+                let guard = lock.acquire(&key, &options).await.answered("each is granted");
                 let token = guard.token().expect("every grant has a token").as_u64();
                 grants.lock().unwrap_or_else(PoisonError::into_inner).push(token);
                 tokio::task::yield_now().await;
-                guard.release().await.expect("held until now");
+                guard.release().await.answered("held until now");
             }
         }));
     }
@@ -252,13 +253,13 @@ pub(crate) async fn of_several_keys(cx: &Context) {
     let keys = cx.some_keys(4);
     let mut last: Vec<Option<FencingToken>> = vec![None; keys.len()];
     for lock in [&a, &b, &a] {
-        let guards = lock.acquire_all(&keys, &cx.patient()).await.expect("free keys");
+        let guards = lock.acquire_all(&keys, &cx.patient()).await.answered("free keys");
         for (guard, last) in guards.iter().zip(&mut last) {
             assert!(guard.token().is_some());
             assert!(guard.token() > *last, "{:?} after {last:?}", guard.token());
             *last = guard.token();
         }
-        guards.release().await.expect("held until now");
+        guards.release().await.answered("held until now");
     }
 }
 

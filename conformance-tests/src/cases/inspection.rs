@@ -10,13 +10,14 @@ use leasehold_api::{
 use tokio::time::Instant;
 
 use crate::context::{Context, joined};
+use crate::inconclusive::Answered as _;
 
 pub(super) fn admin(lock: &Arc<dyn Lock>) -> &dyn LockAdmin {
     lock.admin().expect("a store that declares inspection has an operator's view")
 }
 
 async fn inspected(lock: &Arc<dyn Lock>, key: &LockKey) -> KeyInfo {
-    let info = admin(lock).inspect(key).await.expect("the store answers");
+    let info = admin(lock).inspect(key).await.answered("the store answers");
     assert_eq!(info.key, *key);
     assert!(info.named);
     info
@@ -66,7 +67,7 @@ fn lag(cx: &Context) -> Duration {
 }
 
 async fn listed(lock: &Arc<dyn Lock>, query: &ListQuery) -> Vec<KeyInfo> {
-    admin(lock).list(query).await.expect("the store answers")
+    admin(lock).list(query).await.answered("the store answers")
 }
 
 pub(crate) async fn shows_who_holds(cx: &Context) {
@@ -92,7 +93,7 @@ pub(crate) async fn shows_the_same_token_after_a_renewal(cx: &Context) {
         let info = look_at(cx, &b, &guard).await;
         assert_eq!(info.token, guard.token());
         assert_eq!(info.holder, Some(guard.holder()));
-        guard.renew().await.expect("held until now");
+        guard.renew().await.answered("held until now");
     }
     cx.give(guard).await;
 }
@@ -152,12 +153,12 @@ pub(crate) async fn listing_takes_nothing(cx: &Context) {
             cx.give(cx.take(&a, &key).await).await;
             let mut query = ListQuery::new();
             query.include_ended = all;
-            let listed = admin.list(&query).await.expect("the store answers");
+            let listed = admin.list(&query).await.answered("the store answers");
             assert!(!listed.iter().any(|info| info.key == key && info.is_held()), "a free key is listed: {listed:?}");
         }
     }
     let guard = cx.take(&a, &key).await;
-    let listed = admin.list(&ListQuery::new()).await.expect("the store answers");
+    let listed = admin.list(&ListQuery::new()).await.answered("the store answers");
     // Checks only that a held key is listed, because a key's name can appear later or never.
     assert!(listed.iter().any(KeyInfo::is_held), "a held key is not listed: {listed:?}");
     cx.give(guard).await;
@@ -199,7 +200,7 @@ pub(crate) async fn no_try_fails_because_somebody_looks(cx: &Context) {
                     return;
                 }
                 // The key is held or free, depending on the moment.
-                admin(&lock).inspect(&key).await.expect("the store answers");
+                admin(&lock).inspect(&key).await.answered("the store answers");
                 // Sleeps at times, because virtual time stands still during the calls.
                 if look % 16 == 0 {
                     tokio::time::sleep(Duration::from_micros(500)).await;
@@ -407,7 +408,7 @@ pub(crate) async fn force_ends_no_lease_that_has_ended(cx: &Context) {
     let guard = cx.take_with(&a.lock, &key, &cx.leased()).await;
     a.faults.silence(true);
     cx.sleep(cx.ttl() + cx.slack()).await;
-    assert!(!admin(&b).force_release(&key, guard.holder()).await.expect("the store answers"));
+    assert!(!admin(&b).force_release(&key, guard.holder()).await.answered("the store answers"));
     cx.give(cx.take(&b, &key).await).await;
 }
 
@@ -416,7 +417,7 @@ pub(crate) async fn a_forced_release_frees(cx: &Context) {
     let keys = cx.some_keys(2);
     let guard = cx.take(&a, &keys[0]).await;
     let bystander = cx.take(&a, &keys[1]).await;
-    assert!(admin(&b).force_release(&keys[0], guard.holder()).await.expect("the store answers"));
+    assert!(admin(&b).force_release(&keys[0], guard.holder()).await.answered("the store answers"));
     let next = cx.free_within(&b, &keys[0], cx.handover()).await;
     let bound = cx.capabilities().loss_detection;
     cx.within("the loss", bound, guard.lost()).await;
@@ -436,7 +437,7 @@ pub(crate) async fn force_names_whom_it_breaks(cx: &Context) {
     let key = cx.key();
     let old = cx.take(&a, &key).await;
     let old_holder = old.holder();
-    let force = async |holder| admin(&b).force_release(&key, holder).await.expect("the store answers");
+    let force = async |holder| admin(&b).force_release(&key, holder).await.answered("the store answers");
     cx.give(old).await;
     assert!(!force(old_holder).await, "the key is free");
     let guard = cx.take(&a, &key).await;
@@ -457,7 +458,7 @@ pub(crate) async fn a_forced_release_serves_a_waiter(cx: &Context) {
         let key = cx.key();
         let guard = cx.take(&a, &key).await;
         let waiter = cx.queue(lock, &key).await;
-        assert!(admin(&b).force_release(&key, guard.holder()).await.expect("the store answers"));
+        assert!(admin(&b).force_release(&key, guard.holder()).await.answered("the store answers"));
         let bound = cx.capabilities().loss_detection + cx.handover();
         let next = waiter.granted(cx, bound).await;
         assert!(next.token() > guard.token() || guard.token().is_none());

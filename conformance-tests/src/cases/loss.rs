@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use crate::context::{Context, attempt_at, fails, joined};
 use crate::harness::{Fault, Op};
+use crate::inconclusive::Answered as _;
 
 pub(crate) async fn quiet_in_normal_life(cx: &Context) {
     let lock = cx.client().await;
@@ -161,7 +162,7 @@ pub(crate) async fn failing_renewals_do_not_delay_it(cx: &Context) {
             let guard = cx.take_with(&a.lock, &key, &cx.leased()).await;
             if renewed {
                 cx.sleep(cx.ttl() * 3 / 2).await;
-                guard.renew().await.expect("held until now");
+                guard.renew().await.answered("held until now");
             }
             let (left, start) = (guard.remaining().expect("a lease has an end"), Instant::now());
             for _ in 0..1_000 {
@@ -247,7 +248,7 @@ pub(crate) async fn forced_release_reaches_the_holder(cx: &Context) {
     let key = cx.key();
     let guard = cx.take(&a, &key).await;
     let admin = b.admin().expect("forced release is declared");
-    assert!(admin.force_release(&key, guard.holder()).await.expect("the store answers"));
+    assert!(admin.force_release(&key, guard.holder()).await.answered("the store answers"));
     let reason = cx.within("the lost signal", cx.capabilities().loss_detection, guard.lost()).await;
     // A store might know only that the hold ended, and not that an operator ended it.
     let known = [LossReason::ForcedRelease, LossReason::SessionLost, LossReason::Gone];

@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use crate::context::{Context, fails};
 use crate::harness::{Fault, Op};
+use crate::inconclusive::Answered as _;
 
 /// Returns a limit that differs from the default lease, so that only the limit explains the loss.
 fn limit(cx: &Context) -> Duration {
@@ -17,7 +18,7 @@ pub(crate) async fn ends_the_hold(cx: &Context) {
     let (a, b) = cx.two().await;
     let (key, limit) = (cx.key(), limit(cx));
     let before = Instant::now();
-    let guard = a.key(&key).max_hold(limit).acquire().await.expect("a free key");
+    let guard = a.key(&key).max_hold(limit).acquire().await.answered("a free key");
     assert!(guard.remaining().is_some_and(|left| left <= limit), "{:?}", guard.remaining());
     let waiter = cx.queue(&b, &key).await;
     tokio::time::sleep_until(before + limit * 4 / 5).await;
@@ -41,7 +42,7 @@ pub(crate) async fn ends_the_hold(cx: &Context) {
 pub(crate) async fn shows_without_a_listener(cx: &Context) {
     let (a, b) = cx.two().await;
     let (key, limit) = (cx.key(), limit(cx));
-    let guard = a.key(&key).max_hold(limit).acquire().await.expect("a free key");
+    let guard = a.key(&key).max_hold(limit).acquire().await.answered("a free key");
     let granted = Instant::now();
     tokio::time::sleep_until(granted + limit).await;
     assert_eq!(guard.validity(), Validity::Lost);
@@ -69,7 +70,7 @@ pub(crate) async fn may_be_longer_than_the_lease(cx: &Context) {
     let (a, b) = cx.two().await;
     let (key, limit) = (cx.key(), cx.ttl() * 3);
     let before = Instant::now();
-    let guard = a.key(&key).ttl(cx.ttl()).max_hold(limit).acquire().await.expect("a free key");
+    let guard = a.key(&key).ttl(cx.ttl()).max_hold(limit).acquire().await.answered("a free key");
     tokio::time::sleep_until(before + limit * 9 / 10).await;
     if before.elapsed() < limit {
         assert_eq!(guard.validity(), Validity::Valid, "not renewed");
@@ -86,7 +87,7 @@ pub(crate) async fn ends_renewal(cx: &Context) {
     let a = cx.faulty().await;
     let key = cx.key();
     let limit = cx.ttl() * 2;
-    let guard = a.lock.key(&key).ttl(cx.ttl()).max_hold(limit).acquire().await.expect("a free key");
+    let guard = a.lock.key(&key).ttl(cx.ttl()).max_hold(limit).acquire().await.answered("a free key");
     cx.within("the loss", limit, guard.lost()).await;
     cx.settle().await;
     let renewals = a.faults.calls(Op::Renew);
@@ -122,7 +123,7 @@ pub(crate) async fn stops_the_body(cx: &Context) {
 pub(crate) async fn concerns_each_of_several_keys(cx: &Context) {
     let (a, b) = cx.two().await;
     let (keys, limit) = (cx.some_keys(3), limit(cx));
-    let guards = a.keys(&keys).max_hold(limit).acquire().await.expect("free keys");
+    let guards = a.keys(&keys).max_hold(limit).acquire().await.answered("free keys");
     let (_, reason) = cx.within("the loss", limit, guards.lost()).await;
     assert_eq!(reason, LossReason::HeldTooLong);
     cx.settle().await;
@@ -139,7 +140,7 @@ pub(crate) async fn concerns_its_own_grant_alone(cx: &Context) {
     let limit = limit(cx);
     let keys = cx.some_keys(2);
     let bystander = cx.take(&a, &keys[0]).await;
-    let guard = a.key(&keys[1]).max_hold(limit).acquire().await.expect("a free key");
+    let guard = a.key(&keys[1]).max_hold(limit).acquire().await.answered("a free key");
     let lost = guard.lost();
     cx.give(guard).await;
     let next = cx.take(&a, &keys[1]).await;
@@ -160,7 +161,7 @@ pub(crate) async fn outlives_a_failed_attempt(cx: &Context) {
     for fault in [Fault::Refuse(ErrorKind::Unavailable), Fault::Error(ErrorKind::Unavailable), Fault::LoseReply] {
         let key = cx.key();
         a.faults.script(Op::Acquire, fault);
-        let guard = a.lock.acquire(&key, &cx.patient().max_hold(limit)).await.expect("it is asked again");
+        let guard = a.lock.acquire(&key, &cx.patient().max_hold(limit)).await.answered("it is asked again");
         assert!(guard.remaining().is_some_and(|left| left <= limit), "{:?}", guard.remaining());
         let reason = cx.within("the loss", limit, guard.lost()).await;
         assert_eq!(reason, LossReason::HeldTooLong, "after {fault:?}");
@@ -174,7 +175,7 @@ pub(crate) async fn of_zero_is_refused(cx: &Context) {
     fails(a.key(&key).max_hold(Duration::ZERO).try_acquire().await, &[ErrorKind::InvalidOption]);
     cx.give(cx.take(&b, &key).await).await;
     // A limit beyond the clock's range never ends the hold.
-    let guard = a.key(&key).max_hold(Duration::MAX).acquire().await.expect("a free key");
+    let guard = a.key(&key).max_hold(Duration::MAX).acquire().await.answered("a free key");
     cx.settle().await;
     cx.assert_valid(&guard);
     cx.give(guard).await;

@@ -14,6 +14,7 @@ use tokio::time::Instant;
 
 use super::inspection::{admin, look, look_at};
 use crate::context::{Context, fails, joined};
+use crate::inconclusive::Answered as _;
 
 /// A waiting look in a separate task.
 struct Observer {
@@ -34,7 +35,7 @@ impl Observer {
     /// Returns the changed state, which has to be seen `after` the call plus the declared bounds.
     async fn sees(self, cx: &Context, what: &str, after: Duration) -> KeyInfo {
         let bound = after + cx.handover() + cx.capabilities().admin.lag;
-        let changed = cx.within(what, bound, joined(self.look)).await.expect("the store answers");
+        let changed = cx.within(what, bound, joined(self.look)).await.answered("the store answers");
         changed.unwrap_or_else(|| panic!("{what}: the look ended without a change"))
     }
 
@@ -106,7 +107,7 @@ pub(crate) async fn a_waiting_look_sees_a_forced_release(cx: &Context) {
     let (a, b) = cx.two().await;
     let guard = cx.take(&a, &cx.key()).await;
     let observer = Observer::of(cx, &b, &shown(cx, &b, &guard).await).await;
-    assert!(admin(&a).force_release(guard.key(), guard.holder()).await.expect("the store answers"));
+    assert!(admin(&a).force_release(guard.key(), guard.holder()).await.answered("the store answers"));
     let free = observer.sees(cx, "a forced release", Duration::ZERO).await;
     assert_eq!(holder(&free), None, "a key without a holder");
 }
@@ -133,7 +134,7 @@ pub(crate) async fn a_waiting_look_ends_with_its_client(cx: &Context) {
     let (a, b) = cx.two().await;
     let key = cx.key();
     let observer = Observer::of(cx, &b, &KeyInfo::free(key.clone())).await;
-    b.close().await.expect("nothing is held");
+    b.close().await.answered("nothing is held");
     let ended = cx.soon("a look of a closed client", joined(observer.look)).await;
     fails(ended, &[ErrorKind::Closed]);
     fails(admin(&b).changed(&KeyInfo::free(key.clone()), Duration::ZERO).await, &[ErrorKind::Closed]);
@@ -194,7 +195,7 @@ pub(crate) async fn a_label_can_be_changed(cx: &Context) {
     let longest = "\u{e9}".repeat(MAX_LABEL_BYTES / 2);
     for label in ["\"second\" \u{1f512}", &longest, "", "last"] {
         let observer = Observer::of(cx, &b, &shown(cx, &b, &guard).await).await;
-        guard.relabel(label).await.expect("held until now");
+        guard.relabel(label).await.answered("held until now");
         let seen = observer.sees(cx, "another label", Duration::ZERO).await;
         assert_eq!(holder(&seen).and_then(|hold| hold.label.as_deref()), Some(label));
         shows_label(cx, &a, &guard, label).await;
@@ -203,7 +204,7 @@ pub(crate) async fn a_label_can_be_changed(cx: &Context) {
         let error = fails(guard.relabel(bad).await, &[ErrorKind::InvalidOption]);
         assert_eq!(error.key(), Some(&key));
     }
-    unlabelled.relabel("given later").await.expect("held until now");
+    unlabelled.relabel("given later").await.answered("held until now");
     shows_label(cx, &b, &unlabelled, "given later").await;
     shows_label(cx, &b, &guard, "last").await;
     cx.give(unlabelled).await;
@@ -219,7 +220,7 @@ pub(crate) async fn no_label_is_changed_after_a_loss(cx: &Context) {
     cx.lose(guard.key(), LossReason::Gone).await;
     cx.within("the loss", cx.capabilities().loss_detection, guard.lost()).await;
     let next = cx.free_within(&b, guard.key(), cx.handover()).await;
-    next.relabel("next").await.expect("held until now");
+    next.relabel("next").await.answered("held until now");
     fails(guard.relabel("late").await, &[ErrorKind::Lost]);
     shows_label(cx, &a, &next, "next").await;
     cx.give(next).await;
@@ -236,7 +237,7 @@ pub(crate) async fn no_label_of_a_successor_is_changed(cx: &Context) {
     fails(guard.relabel("late").await, &[ErrorKind::Lost]);
     assert_eq!(guard.validity(), Validity::Lost, "the store has told of the loss");
     shows_label(cx, &a, &next, "next").await;
-    next.relabel("renamed").await.expect("held until now");
+    next.relabel("renamed").await.answered("held until now");
     shows_label(cx, &a, &next, "renamed").await;
     cx.give(next).await;
 }

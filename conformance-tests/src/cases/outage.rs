@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use crate::context::{NO_ANSWER, Context, acquire_all_for, acquire_for, attempt_at, fails};
 use crate::harness::{Fault, Op};
+use crate::inconclusive::Answered as _;
 
 const PASSING: [Fault; 5] = [
     Fault::Error(ErrorKind::Unavailable),
@@ -34,7 +35,7 @@ pub(crate) async fn an_acquire_outlives_failures(cx: &Context) {
         a.faults.script(Op::Acquire, fault);
         let acquiring = acquire_all_for(&a.lock, &keys, cx.patience());
         let guards = cx.within("an acquire of several keys", cx.patience(), acquiring).await;
-        guards.expect("granted once the store answers").release().await.expect("held until now");
+        guards.expect("granted once the store answers").release().await.answered("held until now");
         for key in &keys {
             cx.give(cx.free_within(&b, key, cx.capabilities().undo).await).await;
         }
@@ -268,6 +269,6 @@ pub(crate) async fn a_window_that_may_have_begun_ends_the_wait(cx: &Context) {
     }
     // The acquire continues if nothing was started.
     a.faults.script(Op::Acquire, Fault::Refuse(ErrorKind::Unavailable));
-    let guard = a.lock.acquire(&cx.key(), &options).await.expect("granted once the store answers");
+    let guard = a.lock.acquire(&cx.key(), &options).await.answered("granted once the store answers");
     cx.give(guard).await;
 }

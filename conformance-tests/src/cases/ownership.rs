@@ -8,6 +8,7 @@ use leasehold_api::{AcquireOptions, ErrorKind, HolderId, LossReason, Validity};
 
 use crate::context::{NO_ANSWER, Context, attempt_at, fails};
 use crate::harness::{Fault, Op};
+use crate::inconclusive::Answered as _;
 
 pub(crate) async fn every_grant_has_a_fresh_id(cx: &Context) {
     let (a, b) = cx.two().await;
@@ -33,13 +34,13 @@ pub(crate) async fn every_grant_has_a_fresh_id(cx: &Context) {
 
 pub(crate) async fn ids_of_several_keys_differ(cx: &Context) {
     let lock = cx.client().await;
-    let guards = lock.acquire_all(&cx.some_keys(5), &cx.patient()).await.expect("free keys");
+    let guards = lock.acquire_all(&cx.some_keys(5), &cx.patient()).await.answered("free keys");
     let ids: HashSet<HolderId> = guards.iter().map(leasehold_api::LockGuard::holder).collect();
     assert_eq!(ids.len(), 5);
     for id in ids {
         assert_eq!(id.to_string().parse::<HolderId>().expect("an id reads what it writes"), id);
     }
-    guards.release().await.expect("held until now");
+    guards.release().await.answered("held until now");
 }
 
 pub(crate) async fn a_late_release_spares_the_successor(cx: &Context) {
@@ -158,7 +159,7 @@ pub(crate) async fn a_renewal_that_arrives_twice_is_one(cx: &Context) {
     let guard = cx.take_with(&a.lock, &key, &cx.leased()).await;
     for _ in 0..3 {
         a.faults.script(Op::Renew, Fault::Twice);
-        guard.renew().await.expect("held until now");
+        guard.renew().await.answered("held until now");
         assert_eq!(guard.validity(), Validity::Valid, "after a renewal that arrived twice");
         cx.held(&b, &key).await;
     }

@@ -6,6 +6,7 @@ use leasehold_api::{AcquireOptions, ErrorKind, LossReason};
 
 use crate::context::{NO_ANSWER, Context, fails, joined};
 use crate::harness::{Fault, Op};
+use crate::inconclusive::Answered as _;
 
 const UNCONFIRMED: [ErrorKind; 2] = [ErrorKind::OutcomeUnknown, ErrorKind::Unavailable];
 
@@ -14,9 +15,9 @@ pub(crate) async fn after_ok_the_next_try_succeeds(cx: &Context) {
     let key = cx.key();
     for _ in 0..20 {
         let guard = cx.take(&a, &key).await;
-        guard.release().await.expect("held until now");
+        guard.release().await.answered("held until now");
         let guard = cx.take(&b, &key).await;
-        guard.release().await.expect("held until now");
+        guard.release().await.answered("held until now");
     }
 }
 
@@ -275,7 +276,7 @@ pub(crate) async fn during_a_renewal(cx: &Context) {
     assert!(polled.is_pending(), "the renewal is under way");
     cx.settle().await;
     drop(renewal);
-    cx.within("a release during a renewal", cx.call_limit(), guard.release()).await.expect("held until now");
+    cx.within("a release during a renewal", cx.call_limit(), guard.release()).await.answered("held until now");
     let successor = cx.take_with(&b, &key, &cx.leased()).await;
     cx.sleep(cx.ttl() / 2).await;
     cx.held(&a.lock, &key).await;
@@ -289,13 +290,13 @@ pub(crate) async fn from_another_task_and_thread(cx: &Context) {
     let guard = joined(tokio::spawn(async move { guard })).await;
     let guard = std::thread::spawn(move || guard).join().expect("a guard crosses threads");
     cx.held(&b, &key).await;
-    joined(tokio::spawn(guard.release())).await.expect("held until now");
+    joined(tokio::spawn(guard.release())).await.answered("held until now");
     cx.give(cx.take(&b, &key).await).await;
 }
 
 pub(crate) async fn the_client_may_go_before_the_guard(cx: &Context) {
     let other = cx.client().await;
-    let lock = cx.harness().client().await.expect("one more client");
+    let lock = cx.harness().client().await.answered("one more client");
     let key = cx.key();
     let guard = cx.take(&lock, &key).await;
     drop(lock);
@@ -314,7 +315,7 @@ pub(crate) async fn a_leaked_guard_keeps_the_key_until_close(cx: &Context) {
     let waiter = cx.queue(&b, &key).await;
     cx.sleep(cx.ttl()).await;
     assert!(!waiter.is_done(), "a leaked guard is still a guard");
-    a.close().await.expect("the store answers");
+    a.close().await.answered("the store answers");
     cx.give(waiter.granted(cx, cx.handover()).await).await;
 }
 
@@ -331,7 +332,7 @@ pub(crate) async fn that_arrives_after_the_lease_has_ended_is_an_error(cx: &Cont
         let keys = cx.some_keys(if several { 3 } else { 1 });
         let options = cx.patient().ttl(ttl);
         let options = if cools { options.cooldown(ttl / 2) } else { options };
-        let guards = a.lock.acquire_all(&keys, &options).await.expect("free keys");
+        let guards = a.lock.acquire_all(&keys, &options).await.answered("free keys");
         if turned_away {
             cx.held(&b, &keys[0]).await;
             let gives_up = b.acquire(&keys[0], &AcquireOptions::new().wait(ttl / 4)).await;

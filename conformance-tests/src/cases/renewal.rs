@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use crate::context::{Context, fails};
 use crate::harness::{Fault, Op};
+use crate::inconclusive::Answered as _;
 
 pub(crate) async fn keeps_a_lease_for_long(cx: &Context) {
     let (a, b) = cx.two().await;
@@ -67,7 +68,7 @@ pub(crate) async fn by_hand_extends(cx: &Context) {
         // Sleeps for less than the time until the next automatic renewal.
         cx.sleep(cx.ttl() / 5).await;
         let before = guard.remaining().expect("a lease has an end");
-        guard.renew().await.expect("held until now");
+        guard.renew().await.answered("held until now");
         let after = guard.remaining().expect("a lease has an end");
         assert!(after > before, "renewed from {before:?} to {after:?}");
         assert!(after <= cx.ttl());
@@ -108,7 +109,7 @@ pub(crate) async fn for_a_shorter_ttl_serves_a_waiter_in_time(cx: &Context) {
     let shorter = (cx.ttl() / 2).max(cx.lease().min);
     let guard = cx.take_with(&a.lock, &key, &cx.leased()).await;
     let waiter = cx.queue(&b, &key).await;
-    guard.renew_for(shorter).await.expect("held until now");
+    guard.renew_for(shorter).await.answered("held until now");
     a.faults.silence(true);
     let next = waiter.granted(cx, shorter + cx.handover()).await;
     assert_eq!(guard.validity(), Validity::Lost);
@@ -163,7 +164,7 @@ async fn renewed_then_silent(cx: &Context, asked: Option<Duration>, ttl: Duratio
     loop {
         cx.sleep(cx.interval()).await;
         let tried = Instant::now();
-        let attempt = b.try_acquire(&key, &AcquireOptions::new()).await.expect("a held key is no error");
+        let attempt = b.try_acquire(&key, &AcquireOptions::new()).await.answered("a held key is no error");
         if let Some(successor) = attempt {
             let lived = sent.elapsed();
             assert!(lived >= ttl, "renewed for {ttl:?}, taken over after {lived:?}");
@@ -183,7 +184,7 @@ pub(crate) async fn another_ttl_stays_in_force(cx: &Context) {
     let key = cx.key();
     let guard = cx.take_with(&a, &key, &cx.leased()).await;
     let shorter = (cx.ttl() / 2).max(cx.lease().min);
-    guard.renew_for(shorter).await.expect("held until now");
+    guard.renew_for(shorter).await.answered("held until now");
     // The automatic renewals must use the shorter TTL, so this watches twelve thirds of it.
     for _ in 0..12 {
         cx.sleep(shorter / 3).await;
@@ -217,7 +218,7 @@ pub(crate) async fn keeps_the_token_and_the_id(cx: &Context) {
     let guard = cx.take_with(&lock, &key, &cx.leased()).await;
     let (token, holder) = (guard.token(), guard.holder());
     for _ in 0..3 {
-        guard.renew().await.expect("held until now");
+        guard.renew().await.answered("held until now");
         cx.sleep(cx.ttl()).await;
         assert_eq!((guard.token(), guard.holder()), (token, holder));
     }
@@ -291,7 +292,7 @@ pub(crate) async fn a_failure_by_hand_is_told_and_costs_nothing(cx: &Context) {
         fails(Err::<(), _>(error), &[ErrorKind::Unavailable, ErrorKind::OutcomeUnknown]);
     }
     cx.assert_valid(&guard);
-    guard.renew().await.expect("the next one works");
+    guard.renew().await.answered("the next one works");
     cx.give(guard).await;
 }
 

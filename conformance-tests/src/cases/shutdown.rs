@@ -7,6 +7,7 @@ use tokio::time::Instant;
 
 use crate::context::{Context, attempt_at, fails};
 use crate::harness::{Fault, Op};
+use crate::inconclusive::Answered as _;
 
 pub(crate) async fn close_frees_every_hold(cx: &Context) {
     let (a, b) = cx.two().await;
@@ -15,7 +16,7 @@ pub(crate) async fn close_frees_every_hold(cx: &Context) {
     for key in &keys {
         guards.push(cx.take(&a, key).await);
     }
-    cx.within("a close", cx.call_limit(), a.close()).await.expect("the store answers");
+    cx.within("a close", cx.call_limit(), a.close()).await.answered("the store answers");
     for key in &keys {
         cx.give(cx.take(&b, key).await).await;
     }
@@ -30,7 +31,7 @@ pub(crate) async fn close_tells_the_guards(cx: &Context) {
         guards.push(cx.take(&a, key).await);
     }
     let early = guards[0].lost();
-    a.close().await.expect("the store answers");
+    a.close().await.answered("the store answers");
     for guard in &guards {
         assert_eq!(guard.validity(), Validity::Lost);
         assert_eq!(cx.soon("the lost signal", guard.lost()).await, LossReason::Closed);
@@ -79,7 +80,7 @@ pub(crate) async fn waiters_end_with_closed(cx: &Context) {
         tokio::spawn(async move { lock.acquire_all(&keys, &options).await })
     };
     cx.settle().await;
-    cx.within("a close", cx.call_limit(), b.close()).await.expect("the store answers");
+    cx.within("a close", cx.call_limit(), b.close()).await.answered("the store answers");
     for waiter in waiters {
         let ended = cx.soon("the end of a wait", waiter.outcome()).await;
         fails(ended, &[ErrorKind::Closed]);
@@ -95,7 +96,7 @@ pub(crate) async fn waiters_end_with_closed(cx: &Context) {
 pub(crate) async fn everything_after_is_refused(cx: &Context) {
     let (a, b) = cx.two().await;
     let key = cx.key();
-    a.close().await.expect("the store answers");
+    a.close().await.answered("the store answers");
     let options = cx.patient();
     fails(cx.soon("a try", a.try_acquire(&key, &options)).await, &[ErrorKind::Closed]);
     let error = fails(cx.soon("an acquire", a.acquire(&key, &options)).await, &[ErrorKind::Closed]);
@@ -112,7 +113,7 @@ pub(crate) async fn may_be_called_twice(cx: &Context) {
     let guard = cx.take(&a, &key).await;
     let (first, second) = tokio::join!(a.close(), a.close());
     first.and(second).expect("the store answers");
-    cx.soon("a third close", a.close()).await.expect("the store answers");
+    cx.soon("a third close", a.close()).await.answered("the store answers");
     cx.give(cx.take(&b, &key).await).await;
     drop(guard);
 }
@@ -125,7 +126,7 @@ pub(crate) async fn a_second_call_waits_for_the_first(cx: &Context) {
     let guard = cx.take(&a.lock, &key).await;
     a.faults.script(Op::Release, Fault::Delay(cx.short_wait()));
     let second = async {
-        cx.within("a second close", cx.call_limit(), a.lock.close()).await.expect("the store answers");
+        cx.within("a second close", cx.call_limit(), a.lock.close()).await.answered("the store answers");
         cx.give(cx.take(&b, &key).await).await;
     };
     let (first, ()) = tokio::join!(a.lock.close(), second);
@@ -141,7 +142,7 @@ pub(crate) async fn repeats_a_release_that_is_not_answered(cx: &Context) {
         let key = cx.key();
         let guard = cx.take(&a.lock, &key).await;
         a.faults.script(Op::Release, fault);
-        cx.within("a close", cx.call_limit(), a.lock.close()).await.expect("the store answers the second time");
+        cx.within("a close", cx.call_limit(), a.lock.close()).await.answered("the store answers the second time");
         cx.give(cx.take(&b, &key).await).await;
         drop(guard);
     }
@@ -160,7 +161,7 @@ pub(crate) async fn waits_for_what_was_abandoned(cx: &Context) {
             let acquiring = a.lock.acquire_all(&keys, &options);
             let left = tokio::time::timeout(slow / 10, acquiring).await;
             assert!(left.is_err(), "{fault:?}: answered at once: {left:?}");
-            cx.within("a close", cx.call_limit(), a.lock.close()).await.expect("the store answers");
+            cx.within("a close", cx.call_limit(), a.lock.close()).await.answered("the store answers");
             for key in &keys {
                 cx.give(cx.take(&b, key).await).await;
             }
@@ -180,7 +181,7 @@ pub(crate) async fn leaves_other_clients_alone(cx: &Context) {
     let guard = cx.take(&b, &key).await;
     let waiter = cx.queue(&c, &key).await;
     let lost = guard.lost();
-    a.close().await.expect("the store answers");
+    a.close().await.answered("the store answers");
     cx.sleep(cx.ttl()).await;
     cx.assert_valid(&guard);
     assert_eq!(lost.reason(), None);
@@ -226,8 +227,8 @@ pub(crate) async fn a_lost_runtime_is_told(cx: &Context) {
         let elsewhere = scope.spawn(|| {
             let runtime = crate::runner::runtime(time).expect("a second runtime");
             runtime.block_on(async {
-                let lock = harness.client().await.expect("one more client");
-                let guard = lock.try_acquire(&key, &options).await.expect("the store answers");
+                let lock = harness.client().await.answered("one more client");
+                let guard = lock.try_acquire(&key, &options).await.answered("the store answers");
                 (guard.expect("a free key"), lock)
             })
         });
@@ -245,7 +246,7 @@ pub(crate) async fn a_lost_runtime_is_told(cx: &Context) {
     if has.lease.is_none() && has.crash_release.is_none() {
         // The engine released the hold at the end of its runtime if it had time. Otherwise an operator ends the hold.
         let admin = b.admin().expect("a store that never lets go by itself has a way out");
-        admin.force_release(&key, holder).await.expect("the store answers");
+        admin.force_release(&key, holder).await.answered("the store answers");
     }
     let bound = has.lease.map_or(has.undo, |_| cx.ttl() + has.undo);
     cx.give(cx.free_within(&b, &key, bound).await).await;

@@ -8,6 +8,7 @@ use leasehold_api::{AcquireOptions, ErrorKind, ListQuery, Lock, LockKey, MultiGu
 
 use super::exclusion::is_free;
 use crate::context::{Context, joined};
+use crate::inconclusive::Answered as _;
 
 /// One gauge per key, which counts the holders in its section.
 type Gauges = Arc<Vec<AtomicUsize>>;
@@ -37,11 +38,11 @@ pub(crate) async fn uneven_sections_on_two_keys(cx: &Context) {
                 let mut dice = fastrand::Rng::with_seed(i as u64);
                 for _ in 0..rounds {
                     let at = dice.usize(0..2);
-                    let guard = lock.acquire(&keys[at], &options).await.expect("each is granted");
+                    let guard = lock.acquire(&keys[at], &options).await.answered("each is granted");
                     assert_eq!(gauges[at].fetch_add(1, Ordering::SeqCst), 0, "two in one section");
                     tokio::time::sleep(Duration::from_micros(dice.u64(0..3_000))).await;
                     gauges[at].fetch_sub(1, Ordering::SeqCst);
-                    guard.release().await.expect("held until now");
+                    guard.release().await.answered("held until now");
                 }
             })
         })
@@ -68,7 +69,7 @@ pub(crate) async fn a_thousand_on_one_key(cx: &Context) {
                         assert_eq!(gauges[0].fetch_add(1, Ordering::SeqCst), 0, "two in one section");
                         tokio::task::yield_now().await;
                         gauges[0].fetch_sub(1, Ordering::SeqCst);
-                        guard.release().await.expect("held until now");
+                        guard.release().await.answered("held until now");
                         served.fetch_add(1, Ordering::SeqCst);
                     }
                     // A budget can end in a crowd, but no other error occurs.
@@ -95,7 +96,7 @@ pub(crate) async fn a_hundred_keys_held_for_long(cx: &Context) {
             // Holds each key for longer than any renewal interval.
             let long = cx.ttl() + Duration::from_millis(i as u64);
             tokio::spawn(async move {
-                let guard = lock.acquire(&key, &options).await.expect("a free key");
+                let guard = lock.acquire(&key, &options).await.answered("a free key");
                 tokio::time::sleep(long).await;
                 guard
             })
@@ -193,7 +194,7 @@ async fn one_random_thing(lock: &Arc<dyn Lock>, keys: &[LockKey], gauges: &Gauge
         inside(guard).fetch_sub(1, Ordering::SeqCst);
     }
     if dice.bool() {
-        guards.release().await.expect("held until now");
+        guards.release().await.answered("held until now");
     }
 }
 
@@ -214,6 +215,6 @@ pub(crate) async fn nothing_is_left_in_the_store(cx: &Context) {
     }
     cx.sleep(cx.capabilities().undo + cx.slack()).await;
     let admin = clients[0].admin().expect("listing is declared");
-    let left = admin.list(&ListQuery::new()).await.expect("the store answers");
+    let left = admin.list(&ListQuery::new()).await.answered("the store answers");
     assert_eq!(left, [], "holds that nobody has");
 }

@@ -7,18 +7,19 @@ use tokio::time::Instant;
 
 use crate::context::{NO_ANSWER, Context, acquire_for, attempt_at, fails};
 use crate::harness::{Fault, Op};
+use crate::inconclusive::Answered as _;
 
 pub(crate) async fn zero_is_one_attempt(cx: &Context) {
     let (a, b) = cx.two().await;
     let key = cx.key();
     let zero = AcquireOptions::new().wait(Duration::ZERO);
-    let guard = a.acquire(&key, &zero).await.expect("one attempt at a free key is granted");
+    let guard = a.acquire(&key, &zero).await.answered("one attempt at a free key is granted");
     for lock in [&a, &b] {
         let attempt = cx.soon("one attempt at a held key", lock.acquire(&key, &zero)).await;
         fails(attempt, &[ErrorKind::Timeout]);
     }
     cx.give(guard).await;
-    cx.give(b.acquire(&key, &zero).await.expect("one attempt at a free key is granted")).await;
+    cx.give(b.acquire(&key, &zero).await.answered("one attempt at a free key is granted")).await;
 }
 
 pub(crate) async fn zero_makes_one_call(cx: &Context) {
@@ -84,7 +85,7 @@ pub(crate) async fn a_wake_up_begins_no_new_budget(cx: &Context) {
     let (a, b) = cx.two().await;
     let key = cx.key();
     let budget = cx.short_wait() * 2;
-    let guard = b.key(&key).cooldown(budget * 10).acquire().await.expect("a free key");
+    let guard = b.key(&key).cooldown(budget * 10).acquire().await.answered("a free key");
     let start = Instant::now();
     let waiter = cx.queue_with(&a, &key, AcquireOptions::new().wait(budget)).await;
     cx.sleep(budget * 3 / 4).await;
@@ -126,7 +127,7 @@ pub(crate) async fn huge_budgets_do_not_overflow(cx: &Context) {
     {
         let key = cx.key();
         let options = AcquireOptions::new().wait(huge);
-        let guard = a.acquire(&key, &options).await.expect("a free key is granted");
+        let guard = a.acquire(&key, &options).await.answered("a free key is granted");
         let waiter = cx.queue_with(&b, &key, options).await;
         assert!(!waiter.is_done(), "a wait of {huge:?} ended at once");
         cx.give(guard).await;
