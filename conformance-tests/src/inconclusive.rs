@@ -34,8 +34,8 @@ pub(crate) fn outcome_of(panic: Box<dyn Any + Send>, time: Time) -> Outcome {
     }
 }
 
-/// Returns the outcome of a case that the error of an undisturbed call has ended. In real time a call that was not
-/// answered, or a lease that was not renewed in time, makes it inconclusive, because a busy server breaks no rule.
+/// Returns the outcome of a case that the error of an undisturbed call has ended. In real time a late
+/// answer or a late renewal makes it inconclusive, because a busy server breaks no rule.
 pub(crate) fn after_error(message: String, error: &Error, time: Time) -> Outcome {
     let is_late = NO_ANSWER.contains(&error.kind()) || error.loss() == Some(LossReason::Expired);
     match time {

@@ -76,8 +76,8 @@ impl OpenCommit {
         CommitSlot::of(Some(extensions)).is_some()
     }
 
-    /// Runs `work` so that a lock layer called in its task passes its lock to this value, even if the request of that
-    /// layer has no extensions, as messages have none. A task that `work` spawns is outside.
+    /// Runs `work`. Each lock layer called in its task passes its lock to this value. Use it for messages, because only
+    /// HTTP requests carry extensions. A task spawned by `work` is outside.
     ///
     /// # Cancel safety
     ///
