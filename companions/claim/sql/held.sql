@@ -105,6 +105,114 @@ LEFT JOIN noted d ON true
 ORDER BY c.place
 ;
 
+-- hold behind
+-- Locks the first rows behind the cursor of the pass.
+-- $1 bigint: the largest number of claims
+-- $2 text: the batch, a UUID; the owner of a claim is a hash of it and of the claim's number
+-- $3 bigint: the lease in milliseconds (not used here)
+-- $4 text: the queue (not used here)
+-- $5 text: ready_at of the cursor
+-- $6 text: id of the cursor
+WITH guard AS MATERIALIZED (
+    SELECT CASE
+        WHEN pg_catalog.current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted')
+            THEN 'isolation'
+        ELSE 'fine'
+    END AS verdict,
+        COALESCE(pg_catalog.current_setting('leasehold.held', true), '') AS held
+),
+picked AS MATERIALIZED (
+    SELECT t."id" AS id,
+        (t."attempts_left" - 1)::int4 AS attempts,
+        (pg_catalog.to_json(t."ready_at") #>> '{}') AS l0,
+        pg_catalog.encode(
+            pg_catalog.substr(
+                pg_catalog.sha256(
+                    pg_catalog.convert_to(
+                        pg_catalog.concat(
+                            '"job"'::pg_catalog.regclass::pg_catalog.oid::bigint, '|', '', '|', t."id"::text
+                        ),
+                        'UTF8'
+                    )
+                ),
+                1,
+                16
+            ),
+            'hex'
+        ) AS mark
+    FROM "job" t
+    WHERE t."state" IN ('new')
+        AND (t."attempts_left" IS NULL OR t."attempts_left" > 0)
+        AND t."ready_at" <= pg_catalog.statement_timestamp()
+        AND (SELECT verdict FROM guard) = 'fine'
+        AND (
+            (SELECT held FROM guard) = ''
+                OR pg_catalog.strpos(
+                    (SELECT held FROM guard),
+                        pg_catalog.encode(
+                            pg_catalog.substr(
+                                pg_catalog.sha256(
+                                    pg_catalog.convert_to(
+                                        pg_catalog.concat(
+                                            '"job"'::pg_catalog.regclass::pg_catalog.oid::bigint,
+                                            '|',
+                                            '',
+                                            '|',
+                                            t."id"::text
+                                        ),
+                                        'UTF8'
+                                    )
+                                ),
+                                1,
+                                16
+                            ),
+                            'hex'
+                        )
+                ) = 0
+        )
+        AND (t."ready_at", t."id") > ($5::text::timestamptz, $6::text::bigint)
+    ORDER BY t."ready_at", t."id"
+    LIMIT $1
+    FOR NO KEY UPDATE OF t SKIP LOCKED
+),
+numbered AS MATERIALIZED (SELECT p.*, pg_catalog.row_number() OVER () AS place FROM picked p),
+claimed AS MATERIALIZED (
+    SELECT n.*,
+        n.place AS number,
+        pg_catalog.encode(
+            pg_catalog.substr(
+                pg_catalog.sha256(pg_catalog.convert_to($2::text || ':' || n.place, 'UTF8')), 1, 16
+            ),
+            'hex'
+        )::uuid::text AS owner,
+        NULL::bigint AS epoch
+    FROM numbered n
+),
+noted AS MATERIALIZED (
+    SELECT pg_catalog.set_config(
+        'leasehold.held',
+        (SELECT held FROM guard) || pg_catalog.string_agg(' ' || mark || '=' || owner, ''),
+        true
+    )
+    FROM claimed
+    HAVING pg_catalog.count(*) > 0
+)
+SELECT g.verdict,
+    d.set_config IS NOT NULL AS is_noted,
+    c.id::text AS id,
+    NULL::text AS queue,
+    c.owner,
+    c.epoch,
+    c.place,
+    c.number AS claim,
+    c.attempts,
+    c.l0
+FROM guard g
+LEFT JOIN claimed c ON true
+LEFT JOIN noted d ON true
+ORDER BY c.place
+;
+
 -- settle as done
 -- Ends a claim that the transaction holds.
 -- $1 bigint[]: for each row, the number of its claim in this call

@@ -31,6 +31,37 @@ FROM found f
 ORDER BY f.o0
 ;
 
+-- look in order behind
+-- Finds the first rows of all tenants behind the cursor of the pass, with the room of each tenant.
+-- $1 bigint: the largest number of claims (not used here)
+-- $2 text: the batch, a UUID; the owner of a claim is a hash of it and of the claim's number (not used here)
+-- $3 bigint: the lease in milliseconds (not used here)
+-- $4 text: the queue (not used here)
+-- $5 bigint: the number of rows to read
+-- $6 text[]: tenants that this call has found without room (not used here)
+-- $7 text: id of the cursor
+WITH found AS MATERIALIZED (
+    SELECT t."tenant" AS g, t."tenant"::text AS grp, t."id"::text AS id, NULL::text AS queue, t."id" AS o0
+    FROM "work" t
+    WHERE t."state" IN ('new') AND (t."id") > ($7::text::bigint)
+    ORDER BY t."id"
+    LIMIT $5
+),
+tenant AS MATERIALIZED (
+    SELECT f.g,
+        5 - (
+            SELECT pg_catalog.count(*)
+            FROM (SELECT FROM "work" s WHERE s."tenant" = f.g AND s."state" = 'running' LIMIT 5) b
+        ) AS room
+    FROM (SELECT DISTINCT g FROM found WHERE g IS NOT NULL) f
+)
+SELECT f.*,
+    (SELECT e.room FROM tenant e WHERE e.g = f.g) AS room,
+    '"work"'::pg_catalog.regclass::pg_catalog.oid::bigint AS relation
+FROM found f
+ORDER BY f.o0
+;
+
 -- look by tenant
 -- Finds the first rows of each tenant with room, and rows without a tenant.
 -- $1 bigint: the largest number of claims
@@ -90,6 +121,82 @@ found AS MATERIALIZED (
             NULL
         FROM "work" t
         WHERE t."tenant" IS NULL AND t."state" IN ('new') AND t."state" IN ('new')
+        ORDER BY t."tenant", t."id"
+        LIMIT $1
+    )
+)
+SELECT *, '"work"'::pg_catalog.regclass::pg_catalog.oid::bigint AS relation
+FROM found f
+ORDER BY f.o0
+LIMIT $5
+;
+
+-- look by tenant behind
+-- Finds the first rows behind the cursor of the pass, of each tenant with room and without a tenant.
+-- $1 bigint: the largest number of claims
+-- $2 text: the batch, a UUID; the owner of a claim is a hash of it and of the claim's number (not used here)
+-- $3 bigint: the lease in milliseconds (not used here)
+-- $4 text: the queue (not used here)
+-- $5 bigint: the number of rows to read
+-- $6 text[]: tenants that this call has found without room
+-- $7 text: id of the cursor
+WITH RECURSIVE tenant(g) AS (
+    (
+        SELECT t."tenant"
+        FROM "work" t
+        WHERE t."state" IN ('new') AND t."tenant" IS NOT NULL
+        ORDER BY t."tenant"
+        LIMIT 1
+    )
+    UNION ALL SELECT (
+        SELECT t."tenant"
+        FROM "work" t
+        WHERE t."state" IN ('new') AND t."tenant" > e.g
+        ORDER BY t."tenant"
+        LIMIT 1
+    )
+    FROM tenant e
+    WHERE e.g IS NOT NULL
+),
+roomy AS MATERIALIZED (
+    SELECT f.g,
+        5 - (
+            SELECT pg_catalog.count(*)
+            FROM (SELECT FROM "work" s WHERE s."tenant" = f.g AND s."state" = 'running' LIMIT 5) b
+        ) AS room
+    FROM tenant f
+    WHERE f.g IS NOT NULL AND f.g::text <> ALL ($6::text[])
+),
+found AS MATERIALIZED (
+    SELECT m.*, r.room
+    FROM roomy r,
+        LATERAL (
+            SELECT t."tenant" AS g,
+                t."tenant"::text AS grp,
+                t."id"::text AS id,
+                NULL::text AS queue,
+                t."id" AS o0
+            FROM "work" t
+            WHERE t."tenant" = r.g
+                AND t."state" IN ('new')
+                AND t."state" IN ('new')
+                AND (t."id") > ($7::text::bigint)
+            ORDER BY t."id"
+            LIMIT 5
+        ) m
+    WHERE r.room > 0
+    UNION ALL (
+        SELECT t."tenant" AS g,
+            t."tenant"::text AS grp,
+            t."id"::text AS id,
+            NULL::text AS queue,
+            t."id" AS o0,
+            NULL
+        FROM "work" t
+        WHERE t."tenant" IS NULL
+            AND t."state" IN ('new')
+            AND t."state" IN ('new')
+            AND (t."id") > ($7::text::bigint)
         ORDER BY t."tenant", t."id"
         LIMIT $1
     )

@@ -204,6 +204,7 @@ fn statements(name: &str, count: u32, cursors: &[[String; 2]; 2]) -> Vec<Probe> 
         queue.limited("take behind", &behind),
         queue.limited("first", &TAKE),
         held.limited("hold", &TAKE),
+        held.limited("hold behind", &behind),
         queue.probe("pending", &TAKE),
         queue.probe("stats", &TAKE),
         queue.probe("cancel", &["'no'", &taken, NO_QUEUE]),
@@ -294,9 +295,15 @@ fn of_tenants(name: &str, count: u32) -> Vec<Probe> {
         probe
     };
     let (full, next) = (6, 5 + (1 + ARCHIVED) * count + TAKEN + 1);
+    // Behind this row are twenty rows of the tenant at its limit, and all rows of the others.
+    let cursor = format!("'{}'", 5 + count - 20);
+    let behind = [&look[..], &[cursor.as_str()]].concat();
     vec![
         tenants.limited("look in order", &look),
         tenants.limited("look by tenant", &look),
+        tenants.limited("look in order behind", &behind),
+        tenants.limited("look by tenant behind", &behind),
+        tenants.probe("count", &[&format!("ARRAY['{next}']"), NO_QUEUE]),
         chosen("take chosen", "full", full),
         chosen("take chosen", "next-1", next),
         chosen("hold chosen", "full", full),

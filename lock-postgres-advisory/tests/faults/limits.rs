@@ -290,6 +290,38 @@ async fn one_session_waits_for_many_keys() {
     contended(1).await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn many_waits_in_transactions_share_sixteen_connections() {
+    const CALLERS: usize = 20;
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    let holder = session(database.url()).await;
+    let keys = || (0..CALLERS).map(|n| n.to_string());
+    let mut guards = Vec::new();
+    for key in keys() {
+        guards.push(take(&holder, &key).await);
+    }
+    let config = in_transactions(seldom(database.url()).application_name("ours"));
+    let lock = Arc::new(config.connect().await.unwrap());
+    let waiters: Vec<_> = keys()
+        .map(|key| {
+            let lock = Arc::clone(&lock);
+            tokio::spawn(async move { take(&lock, &key).await.release().await })
+        })
+        .collect();
+    until_queued(cluster, database.name(), 16).await;
+    for guard in guards {
+        guard.release().await.unwrap();
+    }
+    for waiter in waiters {
+        within(LONG, "not ended", waiter).await.unwrap().unwrap();
+    }
+    // One more session looks and names.
+    let ours = cluster.backends(database.name()).await;
+    let ours = ours.iter().filter(|backend| backend.application_name == "ours").count();
+    assert!(ours <= 17, "{ours} sessions for {CALLERS} callers");
+}
+
 // docs/hazards.md H34, H36: another program releases the number without a notification, and the poller finds it free.
 #[tokio::test(flavor = "multi_thread")]
 async fn waiters_do_not_need_notifications() {

@@ -160,6 +160,10 @@ async fn the_worker_that_settled_a_row_stays_recorded() {
         let third = next(&claimer).await;
         assert_eq!(text(&mut observer, SETTLED).await.split(' ').nth(1), Some(owner.as_str()), "{mode:?}");
         let owner = third.owner().to_string();
+        if mode == Mode::Leased {
+            // Only the end itself can write the name that the constraint asks for.
+            run(&mut observer, "UPDATE job SET settled_by = NULL").await;
+        }
         third.done().await.unwrap();
         late.done().await.unwrap_err();
         assert_eq!(text(&mut observer, SETTLED).await, format!("done {owner}"), "{mode:?}");

@@ -187,6 +187,7 @@ pub(super) fn held() -> File {
     let case = Case::held(&job().build().unwrap());
     let (parts, order, request) = (&case.parts, &case.order, case.request());
     let pick = alone(parts, order, &request, None, false);
+    let pick_behind = alone(parts, order, &request, Some(&[false, false]), false);
     let retry = Outcome::Retry { error: None, after: Duration::ZERO };
     let statements = vec![
         statement(
@@ -194,6 +195,12 @@ pub(super) fn held() -> File {
             "Locks the first rows for the open transaction, and records them in its setting leasehold.held.",
             finding(&[]),
             hold(parts, order, &request, pick, "n.place"),
+        ),
+        statement(
+            "hold behind",
+            "Locks the first rows behind the cursor of the pass.",
+            behind(&["ready_at", "id"], &[]),
+            hold(parts, order, &request, pick_behind, "n.place"),
         ),
         statement(
             "settle as done",

@@ -204,10 +204,22 @@ fn of_tenants() -> File {
             select.look_in_order(None),
         ),
         statement(
+            "look in order behind",
+            "Finds the first rows of all tenants behind the cursor of the pass, with the room of each tenant.",
+            behind(&["id"], &[WINDOW, FULL_TENANTS]),
+            select.look_in_order(Some(&[false])),
+        ),
+        statement(
             "look by tenant",
             "Finds the first rows of each tenant with room, and rows without a tenant.",
             finding(&[WINDOW, FULL_TENANTS]),
             select.look_by_tenant(None),
+        ),
+        statement(
+            "look by tenant behind",
+            "Finds the first rows behind the cursor of the pass, of each tenant with room and without a tenant.",
+            behind(&["id"], &[WINDOW, FULL_TENANTS]),
+            select.look_by_tenant(Some(&[false])),
         ),
         statement(
             "lock",
