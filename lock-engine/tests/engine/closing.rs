@@ -100,7 +100,11 @@ async fn is_closed_as_the_permit_goes(way: Way) -> bool {
             assert_eq!(guard.release().await.unwrap_err().kind(), ErrorKind::OutcomeUnknown);
         }
         _ => {
-            assert_eq!(trying.await.unwrap_err().kind(), ErrorKind::Unavailable);
+            match trying.await {
+                Err(error) => assert_eq!(error.kind(), ErrorKind::Unavailable),
+                // A process that stood still reads the reply before its limit. Such a turn shows nothing.
+                Ok(_) => return false,
+            }
             sleep(Duration::from_secs(1)).await;
         }
     }
