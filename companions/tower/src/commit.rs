@@ -50,8 +50,8 @@ pub enum Reads {
     Snapshot,
 }
 
-/// The request's reference to the transaction. It is weak, because a surviving copy of the extensions must not keep
-/// the locks.
+/// The reference of a request or a task to the transaction. It is weak, because a surviving copy of the extensions must
+/// not keep the locks.
 #[derive(Clone)]
 pub(crate) struct CommitSlot(Weak<KeptHolds>);
 
@@ -70,7 +70,7 @@ impl OpenCommit {
         Self { kept, outer }
     }
 
-    /// Returns whether a transaction is open around the request with these extensions.
+    /// Returns whether a transaction is open around the request with these extensions, or around the task.
     #[must_use]
     pub fn is_around(extensions: &Extensions) -> bool {
         CommitSlot::of(Some(extensions)).is_some()

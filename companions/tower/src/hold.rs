@@ -52,7 +52,7 @@ impl RequestHold {
         self.commit = commit;
     }
 
-    /// Returns whether this is `key` of `lock`, or is held inside of it.
+    /// Returns whether this hold, or one of a lock layer outside of it, is `key` of `lock`.
     pub(crate) fn is_of(&self, lock: &Arc<dyn Lock>, key: &LockKey) -> bool {
         self.granted.as_ref().is_some_and(|granted| granted.held.holds(lock, key))
     }

@@ -102,7 +102,7 @@ pub fn finish(command: &mut Command) -> (i32, String, String) {
     (tool.code(), stdout, stderr)
 }
 
-/// Runs a command whose key others hold to its end. Returns code, stdout and stderr.
+/// Runs a command to its end while others hold its key. Returns code, stdout and stderr.
 ///
 /// # Panics
 ///

@@ -5,8 +5,8 @@ use test_servers::sql::{run, text, until};
 
 use super::{column, database};
 
-/// The client sends its statement before the window ends, and the server runs it later, because the table is locked. The
-/// client's clock at the call is therefore as wrong as that of a machine whose clock is slow.
+/// The client sends its statement before the window ends, and the server runs it after the end, because the table is
+/// locked. If the client sent its own time, that time would be too early, as from a client whose clock is slow.
 #[tokio::test]
 async fn the_time_at_which_a_statement_is_sent_does_not_count() {
     for is_unix in [false, true] {
