@@ -102,6 +102,8 @@ pub enum Need {
     List,
     /// Forced release.
     ForceRelease,
+    /// Requests to release.
+    Ask,
     /// Strict first-come-first-served order across clients.
     Fifo,
     /// A hold that ends within a declared time after the death of its process.
@@ -173,6 +175,7 @@ impl Need {
             Self::Relabel => !has.relabel,
             Self::List => !has.admin.list,
             Self::ForceRelease => !has.admin.force_release,
+            Self::Ask => !has.admin.ask,
             _ => false,
         }
     }
@@ -237,6 +240,7 @@ impl Need {
             Self::Relabel => "labels that can be changed",
             Self::List => "listing",
             Self::ForceRelease => "forced release",
+            Self::Ask => "requests to release",
             _ => "",
         }
     }
@@ -255,10 +259,13 @@ impl Need {
                 assert_eq!(guard.token(), None, "a token from a store that declares none");
                 return;
             }
-            Self::Inspect | Self::List | Self::ForceRelease => match lock.admin() {
+            Self::Inspect | Self::List | Self::ForceRelease | Self::Ask => match lock.admin() {
                 None => return,
                 Some(admin) if self == Self::Inspect => admin.inspect(&key).await.map(drop),
                 Some(admin) if self == Self::List => admin.list(&ListQuery::new()).await.map(drop),
+                Some(admin) if self == Self::Ask => {
+                    admin.ask(&key, HolderId::from_parts(1, 1)).await.map(drop)
+                }
                 Some(admin) => admin.force_release(&key, HolderId::from_parts(1, 1)).await.map(drop),
             },
             _ => return,

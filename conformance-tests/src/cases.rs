@@ -290,6 +290,11 @@ macro_rules! for_each_case {
                 doubt_is_told_when_it_begins_and_ends [C9] [Lease Silence Virtual];
                 a_watcher_of_the_validity_is_told_of_the_end [C9] [];
             }
+            asking {
+                a_holder_that_is_asked_learns_of_it_and_keeps_the_lock [C18] [Ask Inspect];
+                a_successor_is_not_asked [C2] [Ask Inspect];
+                a_request_does_not_lengthen_a_lease [C18] [Ask Lease Silence Virtual];
+            }
             cooldown {
                 runs_at_most_once_per_window [C16] [Cooldown];
                 outlives_many_other_keys [C16] [Cooldown];

@@ -298,6 +298,10 @@ impl Grant for RecordedGrant {
         })
     }
 
+    fn asked(self: Arc<Self>) -> BoxFuture<'static, ()> {
+        Arc::clone(&self.inner).asked()
+    }
+
     fn extension(&self, id: TypeId) -> Option<&(dyn Any + Send + Sync)> {
         self.inner.extension(id)
     }

@@ -158,6 +158,7 @@ fn list(has: &Capabilities, harness: &dyn Harness, time: Time, child_test: bool)
         (has.admin.inspect, Need::Inspect),
         (has.admin.list, Need::List),
         (has.admin.force_release, Need::ForceRelease),
+        (has.admin.ask, Need::Ask),
     ] {
         if has {
             declarations.push((need.capability().to_owned(), Needs(need), [None, None]));

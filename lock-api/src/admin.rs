@@ -111,6 +111,39 @@ pub trait LockAdmin: Debug + Send + Sync {
     /// If dropped, the call may still end the hold. Inspect the key to see.
     async fn force_release(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error>;
 
+    /// Sends `holder` a request to release `key`, if and only if it holds the key. After `Ok(true)` the future
+    /// `asked` of its [guard](crate::LockGuard) resolves within
+    /// [`Capabilities::loss_detection`](crate::Capabilities::loss_detection), and inspection shows the request
+    /// ([`HoldInfo`]). The lock stays as it is, because the holder decides. A second call has no further effect.
+    /// `Ok(false)` means that this holder does not hold the key, and its successor gets no request. The caller needs
+    /// the rights of [`force_release`](LockAdmin::force_release).
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use leasehold_api::{Lock, LockExt};
+    /// let lock = leasehold_memory::connect()?;
+    /// let guard = lock.key("leader").acquire().await?;
+    /// if let Some(admin) = lock.admin() {
+    ///     assert!(admin.ask(guard.key(), guard.holder()).await?);
+    /// }
+    /// guard.asked().await;
+    /// guard.release().await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) unless declared. Otherwise the error of the store.
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped, the call may still send the request. Inspect the key to see.
+    async fn ask(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
+        let _ = holder;
+        Err(Error::unsupported("requests to release a lock").with_key(key))
+    }
+
     /// Waits until the holders or labels of `seen.key` differ from `seen`, and returns the new state. `None` if
     /// they are the same after `at_most`, so `seen` is still right.
     ///
@@ -259,8 +292,8 @@ impl KeyInfo {
         self.holder().is_some()
     }
 
-    /// Returns whether the current holders or their labels are others than in `seen`. Times, waiters and
-    /// cooldowns do not count.
+    /// Returns whether the current holders or their labels are others than in `seen`. Times, waiters,
+    /// cooldowns and requests to release do not count.
     #[must_use]
     pub fn differs_from(&self, seen: &Self) -> bool {
         fn held(
@@ -299,6 +332,8 @@ pub struct HoldInfo {
     pub expires_in: Option<Duration>,
     /// The holder as the operating system or the server sees it, such as a process or a client address.
     pub owner: Option<String>,
+    /// Whether the holder has a request to release ([`LockAdmin::ask`]). False on stores without such requests.
+    pub asked: bool,
 }
 
 impl HoldInfo {
@@ -314,6 +349,7 @@ impl HoldInfo {
             since: None,
             expires_in: None,
             owner: None,
+            asked: false,
         }
     }
 }

@@ -160,6 +160,8 @@ pub struct AdminCapabilities {
     pub list: bool,
     /// End the hold of another client.
     pub force_release: bool,
+    /// Send the holder of another client a request to release.
+    pub ask: bool,
     /// The maximum time after a grant, or a change of its label, until other clients see its name, holder, token
     /// and label. They see at once that the key is held.
     pub lag: Duration,
@@ -169,13 +171,13 @@ impl AdminCapabilities {
     /// Returns a value with all operations.
     #[must_use]
     pub const fn all() -> Self {
-        Self { force_release: true, ..Self::read_only() }
+        Self { force_release: true, ask: true, ..Self::read_only() }
     }
 
-    /// Returns a value with all operations except forced release.
+    /// Returns a value with inspection and lists.
     #[must_use]
     pub const fn read_only() -> Self {
-        Self { inspect: true, list: true, force_release: false, lag: Duration::ZERO }
+        Self { inspect: true, list: true, force_release: false, ask: false, lag: Duration::ZERO }
     }
 }
 

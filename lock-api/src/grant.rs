@@ -52,6 +52,12 @@ pub trait Grant: Debug + Send + Sync + 'static {
         })
     }
 
+    /// Waits for a request to release. See the method of [`LockGuard`](crate::LockGuard). Cancel safe. By default it
+    /// never resolves.
+    fn asked(self: Arc<Self>) -> BoxFuture<'static, ()> {
+        Box::pin(std::future::pending())
+    }
+
     /// Returns an extra of the store by its type. Wrappers forward this call.
     fn extension(&self, id: TypeId) -> Option<&(dyn Any + Send + Sync)>;
 

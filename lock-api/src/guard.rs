@@ -163,6 +163,35 @@ impl LockGuard {
         self.grant().lost()
     }
 
+    /// Waits for a request of an operator or another client to release (`ask` of
+    /// [`LockAdmin`](crate::LockAdmin)), and returns at once if one has arrived. The grant stays as it is, so the holder
+    /// decides when to release. Stays pending on a store without such requests
+    /// ([`AdminCapabilities`](crate::AdminCapabilities)), and if the grant ends before one.
+    ///
+    /// ```no_run
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use leasehold_api::LockExt;
+    /// # async fn step() {}
+    /// let lock = leasehold_memory::connect()?;
+    /// let guard = lock.key("leader").acquire().await?;
+    /// loop {
+    ///     tokio::select! {
+    ///         reason = guard.lost() => return Err(leasehold_api::Error::lost(reason)),
+    ///         () = guard.asked() => return guard.release().await,
+    ///         () = step() => {}
+    ///     }
+    /// }
+    /// # }
+    /// ```
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped, nothing is lost. A later future still resolves.
+    pub async fn asked(&self) {
+        self.shared().asked().await;
+    }
+
     /// Returns a handle with which another task can watch this grant. The handle can neither renew nor release.
     ///
     /// ```

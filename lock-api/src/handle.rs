@@ -92,6 +92,15 @@ impl GrantHandle {
         Arc::clone(&self.grant).validity_changed(seen).await
     }
 
+    /// Waits for a request to release. See the method of [`LockGuard`](crate::LockGuard).
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped, nothing is lost. A later future still resolves.
+    pub async fn asked(&self) {
+        Arc::clone(&self.grant).asked().await;
+    }
+
     /// Returns a future that resolves when the grant is lost, and never after a normal release.
     pub fn lost(&self) -> Lost {
         self.grant.lost()

@@ -173,6 +173,11 @@ impl LockAdmin for Namespaced {
         self.inner_admin()?.force_release(&inner, holder).await.map_err(|e| e.replace_key(key))
     }
 
+    async fn ask(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
+        let inner = self.outer_to_inner(key)?;
+        self.inner_admin()?.ask(&inner, holder).await.map_err(|e| e.replace_key(key))
+    }
+
     /// Returns `None`, because an extension works with the store's own keys. Use the underlying lock instead.
     fn extension_of(&self, _: TypeId) -> Option<&(dyn Any + Send + Sync)> {
         None
@@ -213,6 +218,10 @@ impl Grant for NamespacedGrant {
 
     fn validity_changed(self: Arc<Self>, seen: Validity) -> BoxFuture<'static, Validity> {
         Arc::clone(&self.inner).validity_changed(seen)
+    }
+
+    fn asked(self: Arc<Self>) -> BoxFuture<'static, ()> {
+        Arc::clone(&self.inner).asked()
     }
 
     fn extension(&self, id: TypeId) -> Option<&(dyn Any + Send + Sync)> {

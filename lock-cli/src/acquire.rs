@@ -25,6 +25,8 @@ pub(crate) struct AcquireRequest<'a> {
     pub(crate) program: &'a str,
     /// The exit code if the window of `--once-per` is not over. The user can set another.
     pub(crate) not_due: u8,
+    /// Whether the store must carry requests to release.
+    pub(crate) needs_asks: bool,
 }
 
 /// The outcome of an attempt to which the store has replied.

@@ -13,7 +13,7 @@ use self::description::{describe, details, listed};
 use crate::args::{InspectArgs, ListArgs, ReleaseArgs};
 use crate::chosen_store::ChosenStore;
 use crate::output::Notes;
-use crate::{exit, file_store, numbered_keys, output};
+use crate::{exit, file_store, grant, numbered_keys, output};
 
 pub(crate) async fn list(args: &ListArgs, store: &ChosenStore) -> Result<u8, Error> {
     let lock = store.connect_to_inspect().await?;
@@ -89,6 +89,10 @@ pub(crate) async fn inspect(args: &InspectArgs, store: &ChosenStore, notes: Note
 pub(crate) async fn release(args: &ReleaseArgs, store: &ChosenStore, notes: Notes) -> Result<u8, Error> {
     let lock = store.connect().await?;
     let admin = admin(&*lock)?;
+    if args.ask {
+        grant::needs_asks(&*lock).map_err(|error| error.with_key(args.key.get()))?;
+        return ask(args, admin).await;
+    }
     match args.holder {
         Some(holder) if !args.session => release_hold(args, admin, holder).await,
         _ => {
@@ -105,6 +109,32 @@ pub(crate) async fn release(args: &ReleaseArgs, store: &ChosenStore, notes: Note
             Ok(code)
         }
     }
+}
+
+/// Asks the given holder, or the present one.
+async fn ask(args: &ReleaseArgs, admin: &dyn LockAdmin) -> Result<u8, Error> {
+    let key = args.key.get();
+    let present =
+        || async { admin.inspect(key).await.map(|seen| seen.holder().and_then(|hold| hold.holder)) };
+    let holder = match args.holder {
+        Some(holder) => Some(holder),
+        None => present().await?,
+    };
+    let asked = match holder {
+        Some(holder) => admin.ask(key, holder).await?,
+        None => false,
+    };
+    if args.json {
+        let holder = holder.map(|holder| holder.to_string());
+        output::json(&json!({ "key": key.as_str(), "holder": holder, "asked": asked }));
+    } else {
+        match holder {
+            Some(holder) if asked => output::line(&format!("asked {holder} to release \"{key}\"")),
+            Some(holder) => output::line(&format!("{holder} does not hold \"{key}\"; nobody was asked")),
+            None => output::line(&format!("\"{key}\" has no known holder; nobody was asked")),
+        }
+    }
+    Ok(if asked { 0 } else { exit::NOT_HELD })
 }
 
 async fn release_hold(args: &ReleaseArgs, admin: &dyn LockAdmin, holder: HolderId) -> Result<u8, Error> {

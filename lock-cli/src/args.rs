@@ -165,7 +165,10 @@ pub(crate) struct InspectArgs {
     pub(crate) json: bool,
 }
 
-/// End another client's hold of a key, if the store can. Exits with 1 if that holder does not hold the key.
+/// End another client's hold of a key, or request its release, if the store can. Exits with 1 if that holder does not
+/// hold the key.
+///
+/// A request (`--ask`) only reaches the holder's program (`leasehold run --on-ask`), which decides.
 ///
 /// A store whose sessions hold the locks (postgres://) cannot end a single hold. --session ends the session that holds
 /// the key, and with it all other locks of that session.
@@ -178,11 +181,15 @@ pub(crate) struct ReleaseArgs {
     pub(crate) key: Key,
 
     /// Confirm that the work under the lock might continue and overlap with the next holder's.
-    #[arg(long, required = true)]
+    #[arg(long, required_unless_present = "ask")]
     pub(crate) force: bool,
 
-    /// The holder whose hold to end, as `leasehold inspect` prints it.
-    #[arg(long, value_name = "ID", required_unless_present = "session")]
+    /// Send the holder a request to release, instead of ending its hold.
+    #[arg(long, conflicts_with_all = ["force", "session", "yes"])]
+    pub(crate) ask: bool,
+
+    /// The holder, as `leasehold inspect` prints it [default with `--ask`: the present holder].
+    #[arg(long, value_name = "ID", required_unless_present_any = ["session", "ask"])]
     pub(crate) holder: Option<HolderId>,
 
     /// End the whole session that holds the key. Lists the other locks of the session, and then requires --yes.

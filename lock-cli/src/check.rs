@@ -201,7 +201,7 @@ fn report(
 }
 
 /// Returns each capability of the store: its JSON name and its label, then its value as text and as JSON.
-fn capabilities(lock: &dyn Lock) -> [(&'static str, &'static str, String, Value); 20] {
+fn capabilities(lock: &dyn Lock) -> [(&'static str, &'static str, String, Value); 21] {
     let has = lock.capabilities();
     let ends_sessions = admin::sessions(lock).is_some();
     let yes = |yes: bool| if yes { "yes" } else { "no" }.to_owned();
@@ -242,6 +242,7 @@ fn capabilities(lock: &dyn Lock) -> [(&'static str, &'static str, String, Value)
             json!(has.admin.inspect && has.admin.list),
         ),
         ("force_release", "release --force", yes(has.admin.force_release), json!(has.admin.force_release)),
+        ("ask", "release --ask, --on-ask", yes(has.admin.ask), json!(has.admin.ask)),
         ("end_session", "release --session", yes(ends_sessions), json!(ends_sessions)),
         ("admin_lag_ms", "names shown", within(has.admin.lag), ms(has.admin.lag)),
         (

@@ -14,7 +14,7 @@ use crate::args::{self, ElectArgs, Restart};
 use crate::chosen_store::ChosenStore;
 use crate::output::{self, Notes};
 use crate::signals::Signals;
-use crate::supervise::{EndPolicy, Ended};
+use crate::supervise::{EndPolicy, Ended, OnAsk};
 use crate::wait_budget::{OutageReport, WaitBudget};
 use crate::{child, exit, grant, identity, supervise};
 
@@ -32,6 +32,9 @@ pub(crate) async fn elect(args: &ElectArgs, store: &ChosenStore, notes: Notes) -
         Ok(lock) => lock,
         Err(code) => return Ok(code),
     };
+    if args.step_down_if_asked {
+        grant::needs_asks(&*lock)?;
+    }
     let program = Path::new(&command[0]).file_name().unwrap_or(&command[0]).to_string_lossy();
     let value = args.value.clone().unwrap_or_else(|| identity::label(&program));
     // The body itself ends the command after a loss.
@@ -100,8 +103,10 @@ impl Replica<'_> {
             loss_grace: Duration::ZERO,
             grace: args.grace,
             step_down: args.step_down,
+            on_ask: if args.step_down_if_asked { OnAsk::StepDown } else { OnAsk::Ignore },
         };
-        let ended = supervise::until_end(&mut running, lost, &mut signals, policy, notes).await;
+        let asked = grant::asked(slice::from_ref(term.guard()));
+        let ended = supervise::until_end(&mut running, lost, asked, &mut signals, policy, notes).await;
         let Ended { status, is_lost, is_signalled, has_stepped_down } =
             ended.map_err(|error| output::system("cannot learn how the command ended", error))?;
         // Discards the signals that were meant for the command, because timeout(1) sends each twice.

@@ -1,8 +1,10 @@
 //! Runs the work under the locks of a command: connects, runs, releases, and reports each step.
 
+use std::future::{Future as _, poll_fn};
 use std::sync::Arc;
+use std::task::Poll;
 
-use leasehold::{Error, ErrorKind, Lock, LockKey, LossReason, MultiGuard, Scope, Validity};
+use leasehold::{Error, ErrorKind, Lock, LockGuard, LockKey, LossReason, MultiGuard, Scope, Validity};
 
 use crate::acquire::{AcquireRequest, Acquired, NotGranted, acquire};
 use crate::args::{self, AcquireArgs};
@@ -27,6 +29,9 @@ where
         Ok(lock) => lock,
         Err(code) => return Ok(code),
     };
+    if request.needs_asks {
+        needs_asks(&*lock)?;
+    }
     let guard = match acquire(&*lock, request, budget, &mut signals, &mut outage).await {
         Ok(Acquired::Granted(guard)) => guard,
         Ok(Acquired::NotGranted(not_granted)) => {
@@ -128,6 +133,28 @@ fn unconfirmed_undo(lock: &dyn Lock, args: &AcquireArgs, reason: &str) -> String
 fn manual_release_advice(lock: &dyn Lock) -> Option<&'static str> {
     let advice = "it might stay locked: if `leasehold inspect` shows a holder, run `leasehold release KEY --force --holder ID` with the holder's ID";
     lock.capabilities().crash_release.is_none().then_some(advice)
+}
+
+/// Waits for a request to release one of the locks. Returns its key.
+pub(crate) async fn asked(guards: &[LockGuard]) -> LockKey {
+    let mut asked: Vec<_> = guards.iter().map(|guard| Box::pin(guard.asked())).collect();
+    poll_fn(|cx| {
+        for (guard, asked) in guards.iter().zip(&mut asked) {
+            if asked.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(guard.key().clone());
+            }
+        }
+        Poll::Pending
+    })
+    .await
+}
+
+/// Refuses to wait for requests on a store without them.
+pub(crate) fn needs_asks(lock: &dyn Lock) -> Result<(), Error> {
+    if lock.capabilities().admin.ask {
+        return Ok(());
+    }
+    Err(Error::unsupported("requests to release a lock").with_store(lock.to_string()))
 }
 
 /// Releases the locks and reports how they ended. Returns `code` if they were held until now, otherwise the code for a

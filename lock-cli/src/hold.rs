@@ -26,7 +26,14 @@ pub(crate) async fn hold(args: &HoldArgs, store: &ChosenStore, notes: Notes) -> 
         ));
     }
     let not_due = exit::CONFLICT;
-    let request = AcquireRequest { args: &args.acquire, store, notes, program: "leasehold lock", not_due };
+    let request = AcquireRequest {
+        args: &args.acquire,
+        store,
+        notes,
+        program: "leasehold lock",
+        not_due,
+        needs_asks: false,
+    };
     grant::run_with_lock(request, async |guards, lock, signals| {
         guards.iter().for_each(|guard| print(guard, args.json));
         if output::is_over() {

@@ -35,6 +35,19 @@ pub(crate) struct EndPolicy {
     pub(crate) grace: Duration,
     /// The signal that ends the command, and not this tool.
     pub(crate) step_down: Option<Signal>,
+    /// The action at a request to release the lock.
+    pub(crate) on_ask: OnAsk,
+}
+
+/// The action on the command at a request to release its lock.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum OnAsk {
+    /// Nothing.
+    Ignore,
+    /// Send it this signal.
+    Signal(Signal),
+    /// End it as the step-down signal does.
+    StepDown,
 }
 
 /// The end of a command.
@@ -53,16 +66,18 @@ pub(crate) struct Ended {
 pub(crate) async fn until_end(
     running: &mut Running,
     lost: impl Future<Output = (LockKey, LossReason)>,
+    asked: impl Future<Output = LockKey>,
     signals: &mut Signals,
     policy: EndPolicy,
     notes: Notes,
 ) -> io::Result<Ended> {
-    let mut lost = pin!(lost);
+    let (mut lost, mut asked) = (pin!(lost), pin!(asked));
     // Whether the processes must be dead at once after a loss.
     let has_no_time = policy.loss_grace.is_zero();
     let (mut is_signalled, mut has_stepped_down) = (false, false);
     let mut adopted = unix::signal(SignalKind::child())?;
     let (mut is_loss_reported, mut is_ending, mut kill_at) = (false, false, None);
+    let mut is_asked = matches!(policy.on_ask, OnAsk::Ignore);
     // The signals that were passed on only to the first process, as bits.
     let mut passed_on = 0_u64;
     let mut helpers = SignalHelpers::start();
@@ -88,6 +103,26 @@ pub(crate) async fn until_end(
                         ));
                     }
                     kill_at = Some(Instant::now() + policy.loss_grace);
+                }
+            }
+            key = &mut asked, if !is_asked => {
+                is_asked = true;
+                match policy.on_ask {
+                    OnAsk::Ignore => {}
+                    OnAsk::Signal(signal) => {
+                        let signal_name = name(signal);
+                        notes.say(&format!("asked to release the lock \"{key}\"; sending {signal_name} to the command"));
+                        if running.is_running() {
+                            // Ignores errors, because the process might have just ended and then needs no signal.
+                            let _ = rustix::process::kill_process(running.pid(), signal);
+                        }
+                    }
+                    OnAsk::StepDown => {
+                        notes.say(&format!("asked to release the lock \"{key}\"; ending the command"));
+                        tree.send(Signal::TERM, Reach::Alone);
+                        (has_stepped_down, is_ending) = (true, true);
+                        kill_at.get_or_insert_with(|| Instant::now() + policy.grace);
+                    }
                 }
             }
             signal = signals.next() => {

@@ -47,6 +47,7 @@ fn list_shows_who_holds_what() {
     assert!(since.ends_with('Z') && since.len() == "2026-01-01T00:00:00.000000Z".len(), "{since}");
     let names: Vec<_> = hold.as_object().unwrap().keys().map(String::as_str).collect();
     let expected = [
+        "asked",
         "cooling_for_ms",
         "expires_in_ms",
         "held_for_ms",
@@ -116,7 +117,7 @@ fn machines_get_the_same_fields_of_a_free_a_held_and_a_cooling_key() {
     let free = serde_json::json!({
         "key": "k", "named": true, "state": "free", "cooling_for_ms": null, "waiters": null, "holders": [],
         "mode": null, "holder": null, "token": null, "token_text": null, "label": null, "owner": null, "since": null,
-        "held_for_ms": null, "expires_in_ms": null,
+        "held_for_ms": null, "expires_in_ms": null, "asked": null,
     });
     assert_eq!(json(&store, "inspect k --json"), (1, free.clone()));
     let fields = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
@@ -154,6 +155,36 @@ fn only_a_store_with_sessions_can_end_one() {
 }
 
 #[test]
+fn a_holder_that_is_asked_gets_its_signal_once_and_decides() {
+    let store = Store::new();
+    let ask = |arguments: &str| finish(&mut store.tool(&format!("release k --ask {arguments}")));
+    let (code, stdout, _) = ask("");
+    assert!(code == 1 && stdout.contains("nobody was asked"), "{code} {stdout}");
+    let script = "trap 'echo asked' USR1; echo $LEASEHOLD_HOLDER; while ! read line; do :; done; exit 3";
+    let mut deaf = Beside::start(&mut store.run("deaf", HOLD));
+    deaf.line();
+    let mut tool = Beside::start(&mut store.run("k --on-ask usr1", script));
+    let holder = tool.line();
+    let (code, value) = json(&store, "release k --ask --json");
+    assert_eq!((code, value), (0, serde_json::json!({ "key": "k", "holder": holder, "asked": true })));
+    assert_eq!(tool.line(), "asked");
+    assert!(tool.note().contains("asked to release the lock \"k\"; sending SIGUSR1"));
+    let (code, stdout, _) = ask(&format!("--holder {holder}"));
+    assert!(code == 0 && stdout.contains(&format!("asked {holder} to release \"k\"")), "{code} {stdout}");
+    assert_eq!(json(&store, "inspect k --json").1["asked"], true);
+    assert!(finish(&mut store.tool("inspect k")).1.contains("asked       to release"));
+    assert!(!store.is_free("k"), "it goes on");
+    tool.go_on();
+    assert_eq!((tool.rest_of_stdout().as_str(), tool.code()), ("", 3));
+    let (code, stdout, _) = ask(&format!("--holder {holder}"));
+    assert!(code == 1 && stdout.contains("does not hold"), "{code} {stdout}");
+    // A command without the option is asked too, and gets no signal.
+    assert_eq!(finish(&mut store.tool("release deaf --ask")).0, 0);
+    deaf.go_on();
+    assert_eq!(deaf.code(), 0);
+}
+
+#[test]
 fn a_file_store_has_no_forced_release_and_says_so() {
     let store = Store::new();
     let mut tool = Beside::start(&mut store.run("k", HOLD));
@@ -183,6 +214,8 @@ fn release_wants_to_be_meant() {
         (format!("release k --holder {holder}"), "--force"),
         ("release k --force".to_owned(), "--holder"),
         ("release k --force --holder me".to_owned(), "32 hexadecimal digits"),
+        ("release k --ask --force".to_owned(), "cannot be used with"),
+        ("run k --on-ask kill -- true".to_owned(), "HUP, USR1, USR2 or TERM"),
     ] {
         let (code, stdout, stderr) = finish(&mut store.tool(&arguments));
         assert_eq!((code, stdout.as_str()), (64, ""), "{arguments}");
@@ -201,6 +234,7 @@ fn check_says_what_the_store_can_do() {
     let (code, value) = json(&store, "check --json");
     assert_eq!((code, &value["ok"], &value["error"]), (0, &Value::Bool(true), &Value::Null));
     assert_eq!(value["capabilities"]["force_release"], false);
+    assert_eq!(value["capabilities"]["ask"], true);
     assert_eq!(value["capabilities"]["end_session"], false);
     assert_eq!(
         (&value["capabilities"]["shared"], &value["capabilities"]["max_permits"]),

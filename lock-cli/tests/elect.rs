@@ -106,6 +106,28 @@ fn a_candidate_that_is_told_to_step_down_rests_too() {
 }
 
 #[test]
+fn a_leader_that_is_asked_steps_down_and_rests() {
+    let store = Store::new();
+    let script = "trap 'echo down; exit 0' TERM; echo begun; while :; do sleep 0.05; done";
+    let mut a = Beside::start(&mut elect(&store, "k --step-down-if-asked --rest 600s", script));
+    assert_eq!(a.line(), "begun");
+    let mut b = Beside::start(&mut elect(&store, "k", "echo leads; read line; exit 0"));
+    assert_eq!(finish(&mut store.tool("release k --ask")).0, 0);
+    assert_eq!((a.line().as_str(), b.line().as_str()), ("down", "leads"));
+    let rests = loop {
+        let note = a.note();
+        if note.contains("no candidate for \"k\" for ") {
+            break note;
+        }
+    };
+    assert!(rests.contains(" 10m") || rests.contains(" 9m"), "{rests}");
+    // The other one ignores requests.
+    assert_eq!(finish(&mut store.tool("release k --ask")).0, 0);
+    b.go_on();
+    assert_eq!(b.code(), 0);
+}
+
+#[test]
 fn a_command_that_ignores_a_step_down_is_killed_after_the_grace_period() {
     let store = Store::new();
     let script = "trap '' TERM; echo begun; while :; do sleep 0.05; done";

@@ -252,6 +252,13 @@ fn an_advisory_lock_goes_with_its_session_which_has_to_be_meant() {
     let (code, _, stderr) = finish(&mut store.tool(&format!("release k --force --holder {holder}")));
     assert!(code == 64 && stderr.contains("--session"), "{code} {stderr}");
     assert_eq!(finish(&mut store.tool("release free --force --session")).0, 1);
+    for arguments in
+        ["release k --ask", "run other --on-ask USR1 -- echo ran", "elect e --step-down-if-asked -- echo ran"]
+    {
+        let (code, stdout, stderr) = finish(&mut store.tool(arguments));
+        assert_eq!((code, stdout.as_str()), (64, ""), "{arguments}: {stderr}");
+        assert!(stderr.contains("requests to release a lock"), "{arguments}: {stderr}");
+    }
     let (code, stdout, stderr) = finish(&mut store.tool("release k --force --session"));
     assert_eq!(code, 0, "{stdout}{stderr}");
     assert_eq!(a.code(), 76, "{}", a.rest_of_stderr());
@@ -440,7 +447,7 @@ fn the_schema_is_applied_and_checked() {
         }
         let (code, stdout, stderr) = finish(&mut store.tool("check"));
         assert_eq!((code, stderr.as_str()), (0, ""), "{stdout}");
-        for part in ["works:", "PostgreSQL", "UTF8", "version 2", "privileges missing"] {
+        for part in ["works:", "PostgreSQL", "UTF8", "version 3", "privileges missing"] {
             assert!(stdout.contains(part), "{part} in {stdout}");
         }
         let (code, value) = store.json("check --json");
@@ -455,7 +462,7 @@ fn a_check_says_so_where_it_has_no_key_to_try_with() {
     let (code, stdout, stderr) = finish(&mut store.tool("check"));
     assert_eq!(code, 64, "{stdout}{stderr}");
     assert!(
-        stdout.contains("version 2") && stdout.contains("keys are numbers with this"),
+        stdout.contains("version 3") && stdout.contains("keys are numbers with this"),
         "{stdout}{stderr}"
     );
     assert_eq!(finish(&mut store.run("42", "exit 7")).0, 7);

@@ -51,6 +51,11 @@ async fn a_role_that_may_use_one_store_alone_has_all_of_that_one() {
         released.unwrap();
         let waited = waited.unwrap();
         let holder = waited.holder();
+        let asked = a.admin().unwrap().ask(waited.key(), holder).await;
+        match b.capabilities().admin.ask {
+            true => assert!(asked.unwrap(), "{scheme}"),
+            false => assert_eq!(asked.unwrap_err().kind(), ErrorKind::Unsupported, "{scheme}"),
+        }
         if b.capabilities().admin.force_release {
             assert!(a.admin().unwrap().force_release(waited.key(), holder).await.unwrap(), "{scheme}");
         } else {
@@ -341,6 +346,12 @@ async fn a_role_that_may_only_look_is_told_so() {
         let url = database.url().replacen("postgres://postgres@", &format!("{store}://{}@", roles[0]), 1);
         let (code, _, stderr) = support::finish(tool.env("LEASEHOLD_URL", url).arg("list"));
         assert_eq!(code, 0, "{store}: {stderr}");
+        let (mut tool, holder) = (support::tool(), format!("{}-1", "0".repeat(32)));
+        let url = database.url().replacen("postgres://postgres@", &format!("{store}://{}@", roles[0]), 1);
+        tool.env("LEASEHOLD_URL", url).args(["release", "k", "--ask", "--holder", &holder]);
+        // Row and lease refuse the role, the others have no requests.
+        let code = if store.ends_with("row") || store.ends_with("ttl") { 69 } else { 64 };
+        assert_eq!(support::finish(&mut tool).0, code, "{store}");
     }
     let mut tool = support::tool();
     let (code, _, stderr) = support::finish(tool.env("LEASEHOLD_URL", database.url()).args([

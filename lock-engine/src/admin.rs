@@ -76,6 +76,10 @@ impl LockAdmin for Engine {
         self.store_admin()?.force_release(key, holder).await
     }
 
+    async fn ask(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
+        self.store_admin()?.ask(key, holder).await
+    }
+
     fn extension_of(&self, id: TypeId) -> Option<&(dyn Any + Send + Sync)> {
         self.core.backend.admin()?.extension_of(id)
     }

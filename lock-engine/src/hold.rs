@@ -15,6 +15,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use leasehold_api::{Error, ErrorKind, FencingToken, LockGuard, LockKey, LossReason, Validity};
+use tokio::sync::SetOnce;
 
 use crate::acquire::owner::Permit;
 use crate::acquire::queue::GrantOutcome;
@@ -49,6 +50,8 @@ pub(crate) struct Hold {
     pub(crate) delivery: Delivery,
     /// Whether a change of the label was sent, after which the label of `request` is out of date.
     pub(crate) relabelled: AtomicBool,
+    /// Set when a request to release has arrived.
+    pub(crate) asked: SetOnce<()>,
 }
 
 /// The parts of a grant that few stores have.
@@ -79,6 +82,7 @@ impl Hold {
             cooling_until: AtomicU64::new(0),
             delivery: Delivery::new(),
             relabelled: AtomicBool::new(false),
+            asked: SetOnce::new(),
         })
     }
 

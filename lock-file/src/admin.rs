@@ -19,6 +19,11 @@ impl LockAdmin for FileBackend {
         self.look(move |store, progress| store.list(&query, progress)).await
     }
 
+    async fn ask(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
+        let wanted = key.clone();
+        self.look(move |store, _| store.ask(&wanted, holder)).await.map_err(|e| e.with_key(key))
+    }
+
     async fn force_release(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
         // Looks for the holder, because the message names it if it is known. The error has the same kind in
         // any case.

@@ -66,7 +66,7 @@ impl FileBackend {
         self.events.get().map(Events::now)
     }
 
-    /// Runs the read-only `job` on a thread. If the disk does not answer, the job is abandoned.
+    /// Runs `job`, which locks nothing, on a thread. If the disk does not answer, the job is abandoned.
     pub(crate) async fn look<T: Send + 'static>(
         &self,
         job: impl FnOnce(&FileStore, &Progress) -> Result<T, Error> + Send + 'static,
@@ -206,6 +206,7 @@ fn capabilities() -> Capabilities {
     has.cooldown = true;
     has.relabel = true;
     has.admin = AdminCapabilities::read_only();
+    has.admin.ask = true;
     has.keys = KeyIdentity::Hashed { bits: 256 };
     has
 }
@@ -263,8 +264,18 @@ impl Backend for FileBackend {
 
     async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
         let keys: Vec<_> = holds.iter().map(|h| h.key.clone()).collect();
-        let requests = Arc::clone(&self.requests);
-        let job = move || holds.iter().map(|hold| requests.confirm(hold)).collect();
+        let (requests, store) = (Arc::clone(&self.requests), Arc::clone(&self.store));
+        let events = self.events.get().cloned();
+        let confirm = move |hold: &HoldRef| {
+            let answer = requests.confirm(hold);
+            if let (Ok(Renewed::Extended), Some(events)) = (&answer, &events) {
+                if store.is_asked(&hold.key, hold.holder) {
+                    events.asked(&hold.key, hold.holder);
+                }
+            }
+            answer
+        };
+        let job = move || holds.iter().map(confirm).collect();
         let answers: Vec<Result<_, Error>> = self.pool.renew.run(job).await.unwrap_or_else(|failure| {
             let error = Error::from(failure);
             each(&keys, || Err(error.clone()))

@@ -5,7 +5,7 @@
 //! bit prevents replacing another user's file, it is written in place.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 
@@ -136,6 +136,23 @@ pub(crate) fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// Reads the end of the file at `path`, up to the limit of a valid file.
+pub(crate) fn read_end(path: &Path) -> io::Result<Vec<u8>> {
+    let mut file = open_to_look(path)?;
+    let start = file.metadata()?.len().saturating_sub(LARGEST);
+    file.seek(SeekFrom::Start(start))?;
+    let mut bytes = Vec::new();
+    file.take(LARGEST).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Appends to the existing file at `path` by one call, so the writes of several processes do not mix.
+pub(crate) fn append(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let mut file = open(options().append(true), path)?;
+    has_one_name(&file.metadata()?)?;
+    file.write_all(bytes)
+}
+
 /// Creates a file with this content unless it exists. A reader always finds the complete content.
 pub(crate) fn place(path: &Path, bytes: &[u8], mode: FileMode, durable: bool) -> io::Result<()> {
     let temporary = temporary(path);
@@ -191,15 +208,21 @@ pub(crate) fn replace(path: &Path, bytes: &[u8], mode: FileMode, durable: bool) 
 
 fn overwrite(file: &File, bytes: &[u8], durable: bool) -> io::Result<()> {
     let there = file.metadata()?;
-    if there.nlink() > 1 {
-        let why = "it has another name (a hard link), so it may be somebody's own file";
-        return Err(io::Error::new(io::ErrorKind::InvalidData, why));
-    }
+    has_one_name(&there)?;
     // Overwrites the rest of a longer old content with white space, which JSON permits at the end.
     let mut text = bytes.to_vec();
     text.resize(bytes.len().max(usize::try_from(there.len().min(LARGEST)).unwrap_or(0)), b'\n');
     file.write_all_at(&text, 0)?;
     if durable { file.sync_data() } else { Ok(()) }
+}
+
+/// Refuses a file with another name.
+fn has_one_name(file: &fs::Metadata) -> io::Result<()> {
+    if file.nlink() > 1 {
+        let why = "it has another name (a hard link), so it may be somebody's own file";
+        return Err(io::Error::new(io::ErrorKind::InvalidData, why));
+    }
+    Ok(())
 }
 
 pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {

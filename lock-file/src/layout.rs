@@ -57,7 +57,8 @@ impl KeyFiles {
         self.with("next")
     }
 
-    /// Returns the status file, which is locked together with the lock, for inspection.
+    /// Returns the status file, which is locked together with the lock, for inspection. Its lines are requests to
+    /// release.
     pub(crate) fn status(&self) -> PathBuf {
         self.with("seen")
     }

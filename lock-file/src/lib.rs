@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod admin;
+mod ask;
 mod backend;
 mod config;
 mod directory;

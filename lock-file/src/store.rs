@@ -6,9 +6,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_api::{Error, ErrorKind, FencingToken, HoldInfo, KeyInfo, ListQuery, LockKey};
+use leasehold_api::{Error, ErrorKind, FencingToken, HoldInfo, HolderId, KeyInfo, ListQuery, LockKey};
 use leasehold_engine::{Contended, Request};
 
+use crate::ask::{ask, is_asked};
 use crate::directory::{look_into, prepare};
 use crate::error::io_error;
 use crate::files::FileMode;
@@ -214,6 +215,20 @@ impl FileStore {
         Ok(info.unwrap_or_else(|| KeyInfo::free(key.clone())))
     }
 
+    /// Sends the holder a request to release `key`, if it has the key. Returns whether it does.
+    pub(crate) fn ask(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
+        let holds = self.inspect(key)?.holder().is_some_and(|hold| hold.holder == Some(holder));
+        if holds {
+            ask(&self.files(key), &holder.to_string())?;
+        }
+        Ok(holds)
+    }
+
+    /// Returns whether the holder has a request to release `key`. An unreadable file counts as no request.
+    pub(crate) fn is_asked(&self, key: &LockKey, holder: HolderId) -> bool {
+        is_asked(&self.files(key), &holder.to_string()).unwrap_or(false)
+    }
+
     /// Returns the keys selected by `query`. Every file is a step of `progress`.
     pub(crate) fn list(&self, query: &ListQuery, progress: &Progress) -> Result<Vec<KeyInfo>, Error> {
         let unreadable = |e| io_error(e, "list", &self.dir);
@@ -273,6 +288,7 @@ fn info(
             let mut info = KeyInfo::free(record.key()?);
             info.cooldown = record.cooldown_left(now_ms());
             let mut hold = record.info();
+            hold.asked = is_held && is_asked(files, &record.holder).unwrap_or(false);
             hold.owner = is_held.then(|| owners.owner(&files.main(), record.pid));
             (info, hold)
         }
@@ -323,7 +339,6 @@ fn cooling(left: Duration) -> Contended {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use leasehold_api::HolderId;
 
     #[test]
     fn whoever_waits_goes_first() {

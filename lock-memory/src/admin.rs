@@ -20,4 +20,8 @@ impl LockAdmin for MemoryBackend {
     async fn force_release(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
         Ok(self.store.end(key, Some(holder), Some(LossReason::ForcedRelease)))
     }
+
+    async fn ask(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
+        Ok(self.store.ask(key, holder))
+    }
 }

@@ -63,6 +63,12 @@ impl Peer {
         }
     }
 
+    pub(crate) fn asked(&self, key: &LockKey, holder: HolderId) {
+        if let Some(events) = self.events.get() {
+            events.asked(key, holder);
+        }
+    }
+
     #[cfg(feature = "test-util")]
     pub(crate) fn resync(&self) {
         if let Some(events) = self.events.get() {

@@ -39,6 +39,8 @@ pub(crate) struct MemoryHold {
     since: SystemTime,
     pub(crate) expires: Option<Moment>,
     pub(crate) label: Option<Arc<str>>,
+    /// Whether the holder has a request to release.
+    pub(crate) asked: bool,
 }
 
 /// One wait in the store's queue.
@@ -135,6 +137,7 @@ impl KeyEntry {
             since: wall_clock(),
             expires: request.ttl.map(|ttl| now.get().after(ttl)),
             label: request.label.clone(),
+            asked: false,
         });
         Ok(Granted::with_token(Some(token)))
     }
@@ -235,6 +238,7 @@ impl MemoryHold {
         info.since = Some(self.since);
         info.expires_in = self.expires.map(|e| e.since(now.get()));
         info.owner = Some(format!("pid {}", std::process::id()));
+        info.asked = self.asked;
         info
     }
 }

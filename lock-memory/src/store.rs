@@ -153,6 +153,22 @@ impl Store {
         Renewed::Extended
     }
 
+    /// Sends the holder a request to release, if it has the key. Returns whether it does.
+    pub(crate) fn ask(&self, key: &LockKey, holder: HolderId) -> bool {
+        let now = &Now::of(&self.clock);
+        let mut state = self.lock();
+        let live = state.find(key).and_then(|entry| entry.live(now));
+        let Some(live) = live.filter(|live| live.holder == holder) else { return false };
+        live.asked = true;
+        let peer = live.peer;
+        // Unlocks before the report, because a woken task can call the store.
+        drop(state);
+        if let Some(peer) = self.peer(peer) {
+            peer.asked(key, holder);
+        }
+        true
+    }
+
     /// Releases the hold. If `unused`, the cooldown that this grant started ends too.
     pub(crate) fn release(&self, key: &LockKey, holder: HolderId, unused: bool) -> ReleaseReply {
         let now = &Now::of(&self.clock);

@@ -30,6 +30,7 @@ pub(crate) const MUTEXES: Dialect = Dialect {
     release_unlocked: RELEASE_UNLOCKED,
     mark: MARK,
     force: FORCE,
+    ask: ASK,
     list: LIST,
     purge: PURGE,
 };
@@ -175,15 +176,15 @@ const AMONG: &str = "
 /// Confirms rows: only checks whether each row is still locked by its holder, because there is nothing to
 /// renew. It takes no locks, so it does not need to skip locked rows.
 const RENEW: &str = "\
-SELECT r.key, r.holder FROM unnest($1::text[], $2::text[]) AS r (key, holder) CROSS JOIN LATERAL (
-    SELECT FROM {schema}.mutex l
+SELECT r.key, r.holder, l.asked FROM unnest($1::text[], $2::text[]) AS r (key, holder) CROSS JOIN LATERAL (
+    SELECT (l.asked = l.holder) IS TRUE AS asked FROM {schema}.mutex l
     WHERE l.key = r.key COLLATE \"C\" AND l.holder = r.holder AND l.acquired AND $3::bigint >= 0
     OFFSET 0
 ) l";
 
 const CONFIRM: &str = "\
-SELECT r.key, r.holder FROM unnest($1::text[], $2::text[]) AS r (key, holder) CROSS JOIN LATERAL (
-    SELECT FROM {schema}.mutex l
+SELECT r.key, r.holder, l.asked FROM unnest($1::text[], $2::text[]) AS r (key, holder) CROSS JOIN LATERAL (
+    SELECT (l.asked = l.holder) IS TRUE AS asked FROM {schema}.mutex l
     WHERE l.key = r.key COLLATE \"C\" AND l.holder = r.holder AND l.acquired
     OFFSET 0
 ) l";
@@ -251,6 +252,12 @@ UPDATE {schema}.mutex l SET acquired = false, released_at = clock_timestamp()
 WHERE l.key = $1::text AND l.holder = $2::text AND l.acquired
 RETURNING pg_notify({channel}, 'b' || l.holder || ' ' || l.key)";
 
+/// Writes the holder, because the request must end with that grant.
+const ASK: &str = "\
+UPDATE {schema}.mutex l SET asked = l.holder
+WHERE l.key = $1::text AND l.holder = $2::text AND l.acquired
+RETURNING pg_notify({channel}, 'b' || l.holder || ' ' || l.key)";
+
 const LIST: &str = "\
 SELECT i.key, i.holder, i.token, i.label, i.owner,
     CASE WHEN isfinite(i.acquired_at) AND i.acquired_at < '200000-01-01 00:00:00+00'
@@ -258,7 +265,8 @@ SELECT i.key, i.holder, i.token, i.label, i.owner,
     CASE WHEN i.acquired THEN 0 ELSE 2 END::smallint,
     NULL::bigint,
     CASE WHEN i.cool_until > i.now THEN ceil(extract(epoch FROM i.cool_until - i.now) * 1000000)::bigint END,
-    coalesce(i.acquired OR ($3::boolean AND i.cool_until > i.now), false), i.n = $4::bigint
+    coalesce(i.acquired OR ($3::boolean AND i.cool_until > i.now), false), i.n = $4::bigint,
+    (i.acquired AND i.asked = i.holder) IS TRUE
 FROM (
     SELECT p.*, c.now,
         CASE WHEN p.cooldown_us IS NOT NULL THEN

@@ -40,6 +40,7 @@ pub(crate) const LEASES: Dialect = Dialect {
     release_unlocked: RELEASE_UNLOCKED,
     mark: MARK,
     force: FORCE,
+    ask: ASK,
     list: LIST,
     purge: PURGE,
 };
@@ -239,8 +240,8 @@ WHERE l.key = ANY (ARRAY(SELECT g.key FROM g WHERE g.until > clock_timestamp()))
 RETURNING l.key, l.holder";
 
 const CONFIRM: &str = "\
-SELECT r.key, r.holder FROM unnest($1::text[], $2::text[]) AS r (key, holder) CROSS JOIN LATERAL (
-    SELECT FROM {schema}.lease l
+SELECT r.key, r.holder, l.asked FROM unnest($1::text[], $2::text[]) AS r (key, holder) CROSS JOIN LATERAL (
+    SELECT (l.asked = l.holder) IS TRUE AS asked FROM {schema}.lease l
     WHERE l.key = r.key COLLATE \"C\" AND l.holder = r.holder AND NOT l.released
         AND l.expires_at > clock_timestamp()
     OFFSET 0
@@ -314,6 +315,12 @@ UPDATE {schema}.lease l SET released = true
 WHERE l.key = $1::text AND l.holder = $2::text AND NOT l.released AND l.expires_at > clock_timestamp()
 RETURNING pg_notify({channel}, 'b' || l.holder || ' ' || l.key)";
 
+/// Writes the holder, because the request must end with that grant.
+const ASK: &str = "\
+UPDATE {schema}.lease l SET asked = l.holder
+WHERE l.key = $1::text AND l.holder = $2::text AND NOT l.released AND l.expires_at > clock_timestamp()
+RETURNING pg_notify({channel}, 'b' || l.holder || ' ' || l.key)";
+
 const LIST: &str = "\
 SELECT i.key, i.holder, i.token, i.label, i.owner,
     CASE WHEN isfinite(i.acquired_at) AND i.acquired_at < '200000-01-01 00:00:00+00'
@@ -322,7 +329,8 @@ SELECT i.key, i.holder, i.token, i.label, i.owner,
     CASE WHEN isfinite(i.expires_at)
         THEN greatest(ceil(extract(epoch FROM i.expires_at - i.now) * 1000000)::bigint, 0) END,
     CASE WHEN i.cool_until > i.now THEN ceil(extract(epoch FROM i.cool_until - i.now) * 1000000)::bigint END,
-    coalesce(i.live OR ($3::boolean AND (NOT i.released OR i.cool_until > i.now)), false), i.n = $4::bigint
+    coalesce(i.live OR ($3::boolean AND (NOT i.released OR i.cool_until > i.now)), false), i.n = $4::bigint,
+    (i.live AND i.asked = i.holder) IS TRUE
 FROM (
     SELECT p.*, c.now, NOT p.released AND p.expires_at > c.now AS live,
         CASE WHEN p.cooldown_us IS NOT NULL THEN

@@ -17,13 +17,13 @@ mod report;
 pub use report::{Access, MissingPrivilege, SchemaState, SchemaVersion, ServerReport};
 
 /// The version of the schema that this library installs.
-pub const SCHEMA_VERSION: i32 = 2;
+pub const SCHEMA_VERSION: i32 = 3;
 
 /// The first schema version.
 const FIRST_SCHEMA_VERSION: i32 = 1;
 
 /// The oldest schema version this library can use. [`install`] upgrades an older one.
-pub const OLDEST_SCHEMA_VERSION: i32 = 2;
+pub const OLDEST_SCHEMA_VERSION: i32 = 3;
 
 /// Pause between two attempts to change the schema, if locks of other sessions prevented the first. It lets
 /// those sessions proceed.
@@ -115,8 +115,8 @@ WITH wanted(object, persistence, columns) AS (VALUES
     ('version', 'p', '{version,oldest_library}'::text[]),
     ('token', 'p', '{}'),
     ('incarnation', 'u', '{sequence,system}'),
-    ('mutex', 'p', '{key,acquired,holder,token,acquired_at,released_at,cooldown_us,window_us,label,owner,wake_until}'),
-    ('lease', 'p', '{key,holder,token,acquired_at,ttl_us,expires_at,released,cooldown_us,window_us,label,owner,wake_until}'),
+    ('mutex', 'p', '{key,acquired,holder,token,acquired_at,released_at,cooldown_us,window_us,label,owner,wake_until,asked}'),
+    ('lease', 'p', '{key,holder,token,acquired_at,ttl_us,expires_at,released,cooldown_us,window_us,label,owner,wake_until,asked}'),
     ('advisory_name', 'p', '{space,number,key,pid,holder,token,granted_at,label}'),
     ('upkeep', 'p', '{task,after,begun_at,next_at}')),
 found AS (

@@ -46,7 +46,9 @@ CREATE TABLE IF NOT EXISTS {schema}.mutex (
     window_us bigint,
     label text,
     owner text,
-    wake_until timestamptz
+    wake_until timestamptz,
+    -- Since version 3. The holder that was asked to release. A later holder has another id.
+    asked text
 ) USING heap WITH (
     fillfactor = 50, vacuum_truncate = false,
     autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0
@@ -66,11 +68,27 @@ CREATE TABLE IF NOT EXISTS {schema}.lease (
     window_us bigint,
     label text,
     owner text,
-    wake_until timestamptz
+    wake_until timestamptz,
+    -- Since version 3. The holder that was asked to release. A later holder has another id.
+    asked text
 ) USING heap WITH (
     fillfactor = 50, vacuum_truncate = false,
     autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0
 );
+
+-- Looks first, because the change locks the table even if the column exists.
+DO $$
+DECLARE
+    name text;
+BEGIN
+    FOREACH name IN ARRAY ARRAY['mutex', 'lease'] LOOP
+        name := current_setting('leasehold.schema') || '.' || name;
+        IF NOT EXISTS (SELECT FROM pg_attribute a
+                WHERE a.attrelid = to_regclass(name) AND a.attname = 'asked' AND NOT a.attisdropped) THEN
+            EXECUTE 'ALTER TABLE ' || name || ' ADD COLUMN asked text';
+        END IF;
+    END LOOP;
+END $$;
 
 -- What the numbers of advisory locks stand for, and who held them last as far as it was written: only
 -- for people who look, written in the background for holds that last.

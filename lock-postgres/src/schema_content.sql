@@ -25,8 +25,8 @@ BEGIN
         ['TABLE', 'version', 'leasehold: the version of these objects, and of the oldest library that may use them'],
         ['SEQUENCE', 'token', 'leasehold: fencing tokens of all stores of this schema; programs see a number times 1024. Must never go back: no setval to a smaller number, CACHE 1, NO CYCLE'],
         ['TABLE', 'incarnation', 'leasehold: the starts of this server after which the sequence "token" was moved on. Unlogged, since a crash has to empty it'],
-        ['TABLE', 'mutex', 'leasehold: locks of postgres+row, one row for each key. acquired: held until its holder or `leasehold release --force` opens it. token: number of the sequence. cooldown_us, window_us: microseconds from acquired_at in which nobody else is let in, as the caller asked and as an operator has set it instead. wake_until: somebody waits'],
-        ['TABLE', 'lease', 'leasehold: locks of postgres+ttl, one row for each key. Held if not released and expires_at is ahead. token: number of the sequence. ttl_us: microseconds. cooldown_us, window_us: microseconds from acquired_at in which nobody else is let in, as the caller asked and as an operator has set it instead. wake_until: somebody waits'],
+        ['TABLE', 'mutex', 'leasehold: locks of postgres+row, one row for each key. acquired: held until its holder or `leasehold release --force` opens it. token: number of the sequence. cooldown_us, window_us: microseconds from acquired_at in which nobody else is let in, as the caller asked and as an operator has set it instead. wake_until: somebody waits. asked: the holder that was asked to release'],
+        ['TABLE', 'lease', 'leasehold: locks of postgres+ttl, one row for each key. Held if not released and expires_at is ahead. token: number of the sequence. ttl_us: microseconds. cooldown_us, window_us: microseconds from acquired_at in which nobody else is let in, as the caller asked and as an operator has set it instead. wake_until: somebody waits. asked: the holder that was asked to release'],
         ['TABLE', 'advisory_name', 'leasehold: what the numbers of advisory locks stand for, and who held them last; for people only. space, number: as objsubid and (classid << 32) | objid in pg_locks. token: as programs see it, number of the sequence times 1024'],
         ['TABLE', 'upkeep', 'leasehold: how far the removal of old rows has come in each table, and when it goes on. after: the last row that was looked at'],
         ['INDEX', 'version_pkey', 'leasehold: one row at most'],
@@ -47,13 +47,13 @@ BEGIN
 END $$;
 
 -- An older version is newer from here on; a newer one stays what it is.
-INSERT INTO {schema}.version AS v (version, oldest_library) VALUES (2, 1)
+INSERT INTO {schema}.version AS v (version, oldest_library) VALUES (3, 1)
 ON CONFLICT (singleton) DO UPDATE SET version = excluded.version, oldest_library = excluded.oldest_library
 WHERE v.version BETWEEN 1 AND excluded.version - 1;
 
 -- What a newer library has installed is left as it is: an error here undoes all of the above.
 SELECT CASE
-    WHEN version >= 2 AND oldest_library <= 2 THEN 'the schema is ready'
+    WHEN version >= 3 AND oldest_library <= 3 THEN 'the schema is ready'
     ELSE ('the schema has version ' || version || '; use a newer leasehold')::boolean::text
 END AS outcome
 FROM {schema}.version;

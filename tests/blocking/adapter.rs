@@ -117,6 +117,10 @@ impl Grant for AdaptedGrant {
         self.watch.lost()
     }
 
+    fn asked(self: Arc<Self>) -> BoxFuture<'static, ()> {
+        Box::pin(async move { self.watch.asked().await })
+    }
+
     fn extension(&self, _: TypeId) -> Option<&(dyn Any + Send + Sync)> {
         None
     }

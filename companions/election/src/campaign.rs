@@ -53,7 +53,12 @@ pub(crate) enum End {
 
 impl Seat {
     /// Runs the body of a term to its end, or until it has to be dropped.
-    pub(crate) async fn run(&self, on_loss: OnLoss, work: impl Future<Output = TermResult>) -> End {
+    pub(crate) async fn run(
+        &self,
+        on_loss: OnLoss,
+        rest_if_asked: Option<Duration>,
+        work: impl Future<Output = TermResult>,
+    ) -> End {
         let term = &self.term;
         let _watch: Option<mpsc::Sender<()>> = match on_loss {
             OnLoss::Exit(code) => match exit_on_loss(term.guard.handle(), code) {
@@ -62,7 +67,14 @@ impl Seat {
             },
             OnLoss::Drop | OnLoss::Tell => None,
         };
-        let mut follow = pin!(term.shared.follow(term.guard.handle()));
+        let follow = term.shared.follow(term.guard.handle());
+        let asked = async {
+            if let Some(pause) = rest_if_asked {
+                term.guard.asked().await;
+                term.step_down(pause);
+            }
+        };
+        let mut follow = pin!(async { tokio::join!(follow, asked) });
         let (mut lost, mut resigned) = (term.guard.lost(), term.resigned.clone());
         let mut resigned = pin!(resigned.changed());
         let mut work = pin!(work);

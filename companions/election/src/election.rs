@@ -34,6 +34,8 @@ pub struct Election<P> {
     pub(crate) key: Result<LockKey, Error>,
     pub(crate) options: AcquireOptions,
     pub(crate) on_loss: OnLoss,
+    /// The pause after a term that ends by a request to release. `None` ignores such requests.
+    pub(crate) rest_if_asked: Option<Duration>,
     pub(crate) shared: Arc<Shared>,
 }
 
@@ -63,7 +65,7 @@ impl<P: Deref<Target: Lock>> Election<P> {
         // A failure of the store ends an attempt, because the campaign shows it and retries.
         let options = AcquireOptions::new().wait_forever().give_up_on_failure();
         let key = key.try_into().map_err(Into::into);
-        Self { lock, key, options, on_loss: OnLoss::Drop, shared: Shared::new() }
+        Self { lock, key, options, on_loss: OnLoss::Drop, rest_if_asked: None, shared: Shared::new() }
     }
 
     /// Sets the value that observers see while this candidate leads, such as its address. It is the label of
@@ -80,6 +82,24 @@ impl<P: Deref<Target: Lock>> Election<P> {
     /// Sets the action on a body that runs when its term is lost.
     pub fn on_loss(self, on_loss: OnLoss) -> Self {
         Self { on_loss, ..self }
+    }
+
+    /// Steps down at a request to release the key (`ask` of [`LockAdmin`](leasehold_api::LockAdmin)), with this
+    /// `pause` as in [`Term::step_down`](crate::Term::step_down). Without this setting, a term learns of the request by
+    /// `term.guard().asked()`.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use std::time::Duration;
+    /// use leasehold_election::ElectExt;
+    /// let lock = leasehold_memory::connect()?;
+    /// let election = lock.elect("scheduler").step_down_if_asked(Duration::from_secs(30));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn step_down_if_asked(self, pause: Duration) -> Self {
+        Self { rest_if_asked: Some(pause), ..self }
     }
 
     /// Returns a handle that watches this candidate and ends its terms.
@@ -114,7 +134,7 @@ impl<P: Deref<Target: Lock>> Election<P> {
         let mut campaign = Campaign::start(self)?;
         loop {
             let seat = campaign.elected().await?;
-            let end = seat.run(self.on_loss, body(&seat.term)).await;
+            let end = seat.run(self.on_loss, self.rest_if_asked, body(&seat.term)).await;
             if let Some(released) = campaign.leave(seat, end).await {
                 return released;
             }
@@ -159,7 +179,7 @@ impl<P: Deref<Target: Lock>> Election<P> {
         let mut campaign = Campaign::start(self)?;
         loop {
             let seat = campaign.elected().await?;
-            let end = seat.run(self.on_loss, body(&seat.term)).await;
+            let end = seat.run(self.on_loss, self.rest_if_asked, body(&seat.term)).await;
             if let Some(released) = campaign.leave(seat, end).await {
                 return released;
             }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use common::*;
-use leasehold_api::{ErrorKind, Lock as _, LockExt as _, LossReason, Validity};
+use leasehold_api::{ErrorKind, GrantHandle, Lock as _, LockExt as _, LossReason, Validity};
 use leasehold_election::{ElectExt as _, Election, Failure, Next, State};
 use leasehold_memory::{Fault, Op};
 use tokio::time::Instant;
@@ -72,6 +72,30 @@ async fn the_key_is_released_when_the_body_has_ended_and_the_state_has_changed()
         assert!(b.key(key()).try_acquire().await.unwrap().is_none(), "{name}: the release is under way");
         drop(in_time("not released", b.key(key()).wait(LONG).acquire()).await.unwrap());
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_that_is_asked_steps_down_where_that_is_set() {
+    let store = leases();
+    let operator = store.client().unwrap();
+    let ask = async |grant: &GrantHandle| {
+        assert!(operator.admin().unwrap().ask(grant.key(), grant.holder()).await.unwrap());
+        in_time("not asked", grant.asked()).await;
+        settle().await;
+    };
+    let mut a = Replica::with(&store, "a", |election| election.step_down_if_asked(secs(60)));
+    let grant = a.leads().await;
+    let mut b = Replica::start(&store, "b");
+    settle().await;
+    ask(&grant).await;
+    let (validity, state) = a.ended().await;
+    assert!(validity == Validity::Valid && state.is_leading(), "the body ends first: {validity} {state}");
+    a.until(is_resting).await;
+    let grant = b.leads().await;
+    ask(&grant).await;
+    tokio::time::sleep(secs(120)).await;
+    assert!(b.handle.state().is_leading() && grant.validity() == Validity::Valid, "it may go on");
+    assert!(b.reports().is_empty() && a.reports().is_empty());
 }
 
 #[tokio::test(start_paused = true)]

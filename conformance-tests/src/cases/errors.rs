@@ -33,6 +33,7 @@ pub(crate) async fn capabilities_are_coherent(cx: &Context) {
     assert!(!has.admin.list || a.admin().is_some(), "listing is declared");
     assert!(!has.admin.inspect || a.admin().is_some(), "inspection is declared");
     assert!(!has.admin.force_release || a.admin().is_some(), "forced release is declared");
+    assert!(!has.admin.ask || a.admin().is_some(), "requests to release are declared");
     assert!(!a.to_string().is_empty(), "a lock names its store");
 }
 
@@ -82,6 +83,7 @@ pub(crate) async fn undeclared_is_unsupported(cx: &Context) {
         (!has.admin.inspect, Need::Inspect),
         (!has.admin.list, Need::List),
         (!has.admin.force_release, Need::ForceRelease),
+        (!has.admin.ask, Need::Ask),
     ];
     for (missing, need) in missing {
         if missing {

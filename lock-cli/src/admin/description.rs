@@ -52,6 +52,7 @@ fn describe_hold(hold: Option<&HoldInfo>) -> Value {
         "owner": hold.and_then(|hold| hold.owner.as_deref()),
         "since": hold.and_then(|hold| hold.since).and_then(output::utc),
         "held_for_ms": hold.and_then(held_for).map(output::millis),
+        "asked": hold.map(|hold| hold.asked),
         "expires_in_ms": hold.and_then(|hold| hold.expires_in).map(output::millis),
     })
 }
@@ -115,6 +116,7 @@ pub(crate) fn details(seen: &KeyInfo, store: &dyn std::fmt::Display) -> String {
             ("for", held_for(hold).map(output::duration)),
             ("token", hold.token.map(|token| token.to_string())),
             ("label", hold.label.as_deref().map(output::label)),
+            ("asked", hold.asked.then(|| "to release".to_owned())),
             ("expires in", hold.expires_in.map(output::left)),
         ]);
     }
@@ -234,9 +236,9 @@ mod tests {
         assert_eq!(value["holders"][0]["token"], 1024);
         for seen in [KeyInfo::free(key()), cooling(), held(), shared()] {
             let value = describe(&seen);
-            assert_eq!(value.as_object().unwrap().len(), 15, "{value}");
+            assert_eq!(value.as_object().unwrap().len(), 16, "{value}");
             let inner = value["holders"].as_array().unwrap();
-            assert!(inner.iter().all(|hold| hold.as_object().unwrap().len() == 10), "{value}");
+            assert!(inner.iter().all(|hold| hold.as_object().unwrap().len() == 11), "{value}");
         }
     }
 

@@ -65,6 +65,10 @@ pub(crate) struct ElectArgs {
     #[arg(long, value_name = "SIGNAL", value_parser = step_down)]
     pub(crate) step_down: Option<Signal>,
 
+    /// Step down also at a request to release (`leasehold release KEY --ask`).
+    #[arg(long)]
+    pub(crate) step_down_if_asked: bool,
+
     /// Do not campaign for this long after a step-down, to let another replica lead.
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "30s")]
     pub(crate) rest: Duration,
@@ -112,13 +116,21 @@ pub(crate) struct ObserveArgs {
 }
 
 fn step_down(text: &str) -> Result<Signal, String> {
+    let usable = [Signal::HUP, Signal::USR1, Signal::USR2];
+    signal(text, &usable).ok_or_else(|| "HUP, USR1 or USR2, because the others end the tool".to_owned())
+}
+
+/// Reads the name of one of these signals.
+pub(super) fn signal(text: &str, usable: &[Signal]) -> Option<Signal> {
     let name = text.to_ascii_uppercase();
-    match name.strip_prefix("SIG").unwrap_or(&name) {
-        "HUP" => Ok(Signal::HUP),
-        "USR1" => Ok(Signal::USR1),
-        "USR2" => Ok(Signal::USR2),
-        _ => Err("HUP, USR1 or USR2, because the others end the tool".to_owned()),
-    }
+    let signal = match name.strip_prefix("SIG").unwrap_or(&name) {
+        "HUP" => Signal::HUP,
+        "USR1" => Signal::USR1,
+        "USR2" => Signal::USR2,
+        "TERM" => Signal::TERM,
+        _ => return None,
+    };
+    usable.contains(&signal).then_some(signal)
 }
 
 #[cfg(test)]

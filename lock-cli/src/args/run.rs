@@ -4,6 +4,8 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
+use rustix::process::Signal;
+
 use super::{AcquireArgs, duration};
 
 const RUN_HELP: &str = "\
@@ -56,6 +58,16 @@ pub(crate) struct RunArgs {
     /// command that a signal has ended.
     #[arg(long, value_name = "DURATION", value_parser = duration, default_value = "10s")]
     pub(crate) grace: Duration,
+
+    /// Send this signal to the command at a request to release (`leasehold release KEY --ask`): HUP, USR1, USR2 or TERM.
+    /// The command decides when it ends.
+    #[arg(long, value_name = "SIGNAL", value_parser = ask_signal)]
+    pub(crate) on_ask: Option<Signal>,
+}
+
+fn ask_signal(text: &str) -> Result<Signal, String> {
+    super::elect::signal(text, &[Signal::HUP, Signal::USR1, Signal::USR2, Signal::TERM])
+        .ok_or_else(|| "HUP, USR1, USR2 or TERM".to_owned())
 }
 
 impl RunArgs {

@@ -59,6 +59,10 @@ impl Grant for Hold {
         Box::pin(self.other_validity(seen))
     }
 
+    fn asked(self: Arc<Self>) -> BoxFuture<'static, ()> {
+        Box::pin(async move { *self.asked.wait().await })
+    }
+
     fn extension(&self, id: TypeId) -> Option<&(dyn Any + Send + Sync)> {
         Self::extension(self).filter(|e| (*e).type_id() == id)
     }

@@ -6,6 +6,7 @@ use leasehold_api::{HolderId, LockKey, LossReason};
 
 use crate::clock::{Clock, Moment};
 use crate::core::Core;
+use crate::hold::Hold;
 
 /// The channel from a backend to its engine. Cheap to clone. Does nothing once the engine is gone.
 #[derive(Clone, Debug)]
@@ -22,11 +23,22 @@ impl Events {
 
     /// Reports that the store has ended this hold.
     pub fn lost(&self, key: &LockKey, holder: HolderId, reason: LossReason) {
-        let Some(core) = self.core.upgrade() else { return };
-        let hold = core.queues.with(key, |owner| owner.hold.clone());
-        if let Some(hold) = hold.filter(|hold| hold.request.holder == holder) {
+        if let Some(hold) = self.hold(key, holder) {
             hold.lose(reason);
         }
+    }
+
+    /// Reports a request to this holder to release (`ask` of [`LockAdmin`](leasehold_api::LockAdmin)). A repeated report
+    /// has no effect.
+    pub fn asked(&self, key: &LockKey, holder: HolderId) {
+        if let Some(hold) = self.hold(key, holder) {
+            let _ = hold.asked.set(());
+        }
+    }
+
+    fn hold(&self, key: &LockKey, holder: HolderId) -> Option<Arc<Hold>> {
+        let hold = self.core.upgrade()?.queues.with(key, |owner| owner.hold.clone());
+        hold.filter(|hold| hold.request.holder == holder)
     }
 
     /// Hints that the key may be free, and makes the waiting caller and the observers of the key look at once. A

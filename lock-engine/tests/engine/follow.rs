@@ -316,6 +316,29 @@ async fn a_watcher_of_a_validity_learns_the_end_by_release_and_by_force() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_request_to_release_reaches_the_holder_that_was_asked_and_no_other() {
+    let (store, engine) = scripted();
+    let guard = engine.key("leader").acquire().await.unwrap();
+    let (handle, other) = (guard.handle(), engine.key("other").acquire().await.unwrap());
+    let mut asked = Box::pin(handle.asked());
+    store.events().asked(guard.key(), other.holder());
+    store.events().asked(other.key(), guard.holder());
+    assert!((&mut asked).now_or_never().is_none() && other.asked().now_or_never().is_none());
+    store.events().asked(guard.key(), guard.holder());
+    store.events().asked(guard.key(), guard.holder());
+    assert!(asked.now_or_never().is_some() && guard.asked().now_or_never().is_some());
+    assert!(other.asked().now_or_never().is_none());
+    assert_eq!(guard.validity(), Validity::Valid);
+    let old = guard.holder();
+    guard.release().await.unwrap();
+    let next = engine.key("leader").acquire().await.unwrap();
+    store.events().asked(next.key(), old);
+    assert!(next.asked().now_or_never().is_none(), "a late report");
+    let refused = engine.admin().unwrap().ask(next.key(), next.holder()).await.unwrap_err();
+    assert_eq!((refused.kind(), refused.key()), (ErrorKind::Unsupported, Some(next.key())));
+}
+
 #[test]
 fn a_watcher_of_a_validity_polled_after_the_end_of_the_runtime_reads_lost() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();

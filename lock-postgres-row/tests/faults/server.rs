@@ -149,6 +149,30 @@ async fn a_holder_is_told_of_a_forced_release_at_once() {
 }
 
 #[tokio::test]
+async fn a_request_to_release_is_told_at_once_and_by_each_confirmation() {
+    let database = fresh_database().await;
+    let slow = config(&database).confirm(Duration::from_secs(60));
+    let (a, b) = (slow.connect().await.unwrap(), slow.connect().await.unwrap());
+    let guard = a.key("k").acquire().await.unwrap();
+    assert!(b.admin().unwrap().ask(guard.key(), guard.holder()).await.unwrap());
+    within(LONG, "not told", guard.asked()).await;
+    guard.release().await.unwrap();
+    // Requests whose notification was lost: one is found by the holder's query, the other by the next confirmation.
+    let mut user = database.connect().await;
+    for is_queried in [true, false] {
+        let confirm = Duration::from_millis(if is_queried { 60_000 } else { 200 });
+        let lock = config(&database).confirm(confirm).connect().await.unwrap();
+        let guard = lock.key("k").acquire().await.unwrap();
+        user.execute("UPDATE leasehold.mutex SET asked = holder").await.unwrap();
+        if is_queried {
+            guard.confirm().await.unwrap();
+        }
+        within(LONG, "not told", guard.asked()).await;
+        guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn releasing_what_is_free_is_no_error_and_frees_nobody_else() {
     let database = fresh_database().await;
     let backend = config(&database).backend().await.unwrap();

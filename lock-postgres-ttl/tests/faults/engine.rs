@@ -247,6 +247,26 @@ async fn a_forced_release_is_told_at_once() {
 }
 
 #[tokio::test]
+async fn a_request_to_release_is_notified_and_the_next_look_reports_it_too() {
+    let database = installed().await;
+    let (a, b) = (config(&database).connect().await.unwrap(), config(&database).connect().await.unwrap());
+    let [lost, told] = [a.key("lost").acquire().await.unwrap(), a.key("told").acquire().await.unwrap()];
+    let mut user = connection(&database).await;
+    // A request whose notification was lost.
+    user.execute("UPDATE leasehold.lease SET asked = holder WHERE key = 'lost'").await.unwrap();
+    lost.confirm().await.unwrap();
+    within(LONG, "not reported", lost.asked()).await;
+    let channel = config(&database).backend().await.unwrap().channel().to_owned();
+    let mut listener = PgListener::connect(database.url()).await.unwrap();
+    listener.listen(&channel).await.unwrap();
+    assert!(b.admin().unwrap().ask(told.key(), told.holder()).await.unwrap());
+    let notice = within(LONG, "not notified", listener.recv()).await.unwrap();
+    assert_eq!(notice.payload(), format!("b{} told", told.holder()));
+    within(LONG, "not told", told.asked()).await;
+    told.release().await.unwrap();
+}
+
+#[tokio::test]
 async fn an_operator_changes_the_window_in_the_row() {
     let database = installed().await;
     let lock = config(&database).connect().await.unwrap();

@@ -42,4 +42,9 @@ impl LockAdmin for TableBackend {
         let hold = HoldId { key: key.clone(), holder };
         only(self.ask(TableJob::Force, vec![hold]).await).map_err(|error| error.with_key(key))
     }
+
+    async fn ask(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
+        let hold = HoldId { key: key.clone(), holder };
+        only(Self::ask(self, TableJob::Ask, vec![hold]).await).map_err(|error| error.with_key(key))
+    }
 }

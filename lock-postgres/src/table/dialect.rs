@@ -88,12 +88,14 @@ pub struct Dialect {
     /// Renews holds, or confirms them in a store without leases. `{skip}` is empty or ` SKIP LOCKED`.
     ///
     /// - Parameters: `$1` keys, `$2` holders, `$3` `ttl_us` of all.
-    /// - Returns: `key`, `holder` of each hold that is still held.
+    /// - Returns: `key`, `holder` of each hold that is still held. In a store without leases also
+    ///   `asked`, as [`confirm`](Self::confirm).
     pub renew: &'static str,
     /// Checks whether holds are still held, without writing.
     ///
     /// - Parameters: `$1` keys, `$2` holders.
-    /// - Returns: `key`, `holder` of each hold that is still held.
+    /// - Returns: `key`, `holder`, `asked` of each hold that is still held, where `asked` is whether the
+    ///   holder has a request to release.
     pub confirm: &'static str,
     /// Replaces the label of one hold.
     ///
@@ -129,12 +131,17 @@ pub struct Dialect {
     /// - Parameters: `$1` key, `$2` holder.
     /// - Returns: a row if that holder had the key.
     pub force: &'static str,
+    /// Writes a request to release one hold, and notifies its holder.
+    ///
+    /// - Parameters: `$1` key, `$2` holder.
+    /// - Returns: a row if that holder has the key.
+    pub ask: &'static str,
     /// Lists a page of holds.
     ///
     /// - Parameters: `$1` the first key, `$2` the key before which the page ends, `$3` whether to list holds
     ///   that have ended, `$4` the maximum number of rows.
     /// - Returns by key: `key`, `holder`, `token`, `label`, `owner`, `since_us`, `state`, `expires_us`, `cool_us`,
-    ///   `shown`, `last`. Row number `$4` is always returned, with `last`, because more rows might follow it.
+    ///   `shown`, `last`, `asked`. Row number `$4` is always returned, with `last`, because more rows might follow it.
     pub list: &'static str,
     /// Removes old rows of a page.
     ///
@@ -166,6 +173,7 @@ pub(super) struct Statements {
     pub(super) release: WaitOrSkip,
     pub(super) mark: WaitOrSkip,
     pub(super) force: Arc<str>,
+    pub(super) ask: Arc<str>,
     pub(super) list: Arc<str>,
     pub(super) purge: Arc<str>,
     pub(super) claim_upkeep: Arc<str>,
@@ -219,6 +227,7 @@ impl Statements {
             release: WaitOrSkip { waits: render(dialect.release), skips: render(dialect.release_unlocked) },
             mark: wait_or_skip(dialect.mark),
             force: render(dialect.force),
+            ask: render(dialect.ask),
             list: render(dialect.list),
             purge: render(dialect.purge),
             claim_upkeep: render(upkeep::TAKE),

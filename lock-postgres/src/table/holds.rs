@@ -73,8 +73,9 @@ async fn renew_part(
         Err(errors) => return Ok(errors.into_iter().map(Err).collect()),
     };
     let answer = |(row, hold): (Option<&PgRow>, &&HoldId)| match row {
-        Some(_) => {
+        Some(row) => {
             common.registry.confirmed(hold.holder, asked);
+            report_asked(common, row, hold);
             Ok(Renewed::Extended)
         }
         None if skipped => Err(locked_error().with_key(&hold.key)),
@@ -96,7 +97,13 @@ pub(super) async fn confirm(
     for part in items.chunks(MOST_ROWS) {
         let text = &common.statements.confirm;
         match db.rows("confirm", text, &|query| bind_holds(query, part)).await {
-            Ok(rows) => answers.extend(by_name(&rows, part).into_iter().map(|row| Ok(row.is_some()))),
+            Ok(rows) => {
+                let found = by_name(&rows, part);
+                for (row, hold) in found.iter().zip(part).filter_map(|(row, hold)| Some(((*row)?, hold))) {
+                    report_asked(common, row, hold);
+                }
+                answers.extend(found.iter().map(|row| Ok(row.is_some())));
+            }
             Err(failure) => answers.extend(failure.for_each(part.len())?.into_iter().map(Err)),
         }
     }
@@ -242,6 +249,13 @@ async fn wait_then_skip(
     match outcome {
         Ok(found) => Ok(Ok(found)),
         Err(failure) => failure.for_each(count).map(Err),
+    }
+}
+
+/// Reports a request to release to the engine, if the third column is true. A renewal of leases has two columns.
+fn report_asked(common: &Common, row: &PgRow, hold: &HoldId) {
+    if row.try_get(2).unwrap_or(false) {
+        common.events(|events| events.asked(&hold.key, hold.holder));
     }
 }
 

@@ -22,6 +22,7 @@ pub(super) enum TableJob {
     Relabel(PendingCall<(HoldId, Arc<str>), bool>),
     List(PendingCall<ListRequest, ListPage>),
     Force(PendingCall<HoldId, bool>),
+    Ask(PendingCall<HoldId, bool>),
     Purge(PendingCall<PurgeRequest, PurgedPage>),
     /// Claims the task of removing old rows for this client.
     ClaimUpkeep(PendingCall<(), Option<Progress>>),
@@ -136,6 +137,7 @@ impl TableJob {
             Self::Relabel(call) => call.caller_gone(),
             Self::List(call) => call.caller_gone(),
             Self::Force(call) => call.caller_gone(),
+            Self::Ask(call) => call.caller_gone(),
             Self::Purge(call) => call.caller_gone(),
             Self::ClaimUpkeep(call) => call.caller_gone(),
             Self::NoteUpkeep(call) => call.caller_gone(),
@@ -205,6 +207,7 @@ impl Job for TableJob {
             Self::Relabel(call) => call.fail(&error),
             Self::List(call) => call.fail(&error),
             Self::Force(call) => call.fail(&error),
+            Self::Ask(call) => call.fail(&error),
             Self::Purge(call) => call.fail(&error),
             Self::ClaimUpkeep(call) => call.fail(&error),
             Self::NoteUpkeep(call) => call.fail(&error),

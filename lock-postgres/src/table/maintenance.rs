@@ -1,5 +1,5 @@
-//! Statements for operators and upkeep: list, change a label, force a release, end sessions, purge old rows. Each
-//! reads a bounded number of rows, even in a large table.
+//! Statements for operators and upkeep: list, change a label, force or request a release, end sessions, purge old rows.
+//! Each reads a bounded number of rows, even in a large table.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -41,9 +41,21 @@ pub(super) async fn force(
     common: &Common,
     call: PendingCall<HoldId, bool>,
 ) -> Result<(), Error> {
-    let bind =
-        |hold: &HoldId, query: Statement| query.bind(hold.key.to_string()).bind(HolderText(hold.holder));
-    one_by_one(db, "force a release", &common.statements.force, call, bind, |rows| Ok(!rows.is_empty())).await
+    one_by_one(db, "force a release", &common.statements.force, call, bind_hold, |rows| Ok(!rows.is_empty()))
+        .await
+}
+
+pub(super) async fn ask(
+    db: &mut Db<'_>,
+    common: &Common,
+    call: PendingCall<HoldId, bool>,
+) -> Result<(), Error> {
+    one_by_one(db, "ask for a release", &common.statements.ask, call, bind_hold, |rows| Ok(!rows.is_empty()))
+        .await
+}
+
+fn bind_hold(hold: &HoldId, query: Statement) -> Statement {
+    query.bind(hold.key.to_string()).bind(HolderText(hold.holder))
 }
 
 pub(super) async fn relabel(
@@ -187,10 +199,11 @@ fn info(row: &PgRow) -> Result<KeyInfo, Error> {
         };
         let texts: (String, String) = (row.try_get(0)?, row.try_get(1)?);
         let (token, state): (i64, i16) = (row.try_get(2)?, row.try_get(6)?);
-        let notes: (Option<String>, Option<String>) = (row.try_get(3)?, row.try_get(4)?);
+        let notes: (Option<String>, Option<String>, bool) =
+            (row.try_get(3)?, row.try_get(4)?, row.try_get(11)?);
         Ok((texts, token, notes, micros(5)?, state, micros(7)?, micros(8)?))
     };
-    let ((key, holder), token, (label, owner), since, state, expires_in, cooldown) =
+    let ((key, holder), token, (label, owner, asked), since, state, expires_in, cooldown) =
         read().map_err(|error| store_error(error, "list"))?;
     let mut info = KeyInfo::free(LockKey::new(key).map_err(|error| corrupt().with_source(error))?);
     info.cooldown = cooldown;
@@ -207,6 +220,7 @@ fn info(row: &PgRow) -> Result<KeyInfo, Error> {
     hold.token = u64::try_from(token).ok().and_then(token::from_store_number);
     hold.label = label.map(Into::into);
     hold.owner = owner;
+    hold.asked = asked;
     hold.since = since.and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since));
     hold.expires_in = expires_in;
     info.holders.push(hold);

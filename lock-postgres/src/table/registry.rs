@@ -208,7 +208,7 @@ impl Registry {
             && state.unconfirmed.iter().all(|grant| grant.session.is_none() && grant.until > now)
     }
 
-    /// Marks a hold to be checked after a notification of a forced release. Ignored unless this client has
+    /// Marks a hold to be checked after a notification of a forced release, or of a request to release. Ignored unless this client has
     /// the hold.
     pub(super) fn suspect(&self, hold: HoldId) {
         let mut state = self.state();

@@ -182,6 +182,7 @@ impl Batch {
                 TableJob::List(call) => maintenance::list(db, common, call).await?,
                 TableJob::Relabel(call) => maintenance::relabel(db, common, call).await?,
                 TableJob::Force(call) => maintenance::force(db, common, call).await?,
+                TableJob::Ask(call) => maintenance::ask(db, common, call).await?,
                 TableJob::Purge(call) => maintenance::purge(db, common, call).await?,
                 TableJob::ClaimUpkeep(call) => maintenance::claim_upkeep(db, common, call).await?,
                 TableJob::NoteUpkeep(call) => maintenance::note_upkeep(db, common, call).await?,
@@ -262,7 +263,7 @@ impl Work for TableWork {
 }
 
 /// A notification. Its text is `f` and the released key, or `b`, the id of the holder whose hold was ended by
-/// force, a space and the key.
+/// force or has a request to release, a space and the key.
 #[derive(Debug, PartialEq, Eq)]
 enum Notice {
     Freed(LockKey),

@@ -239,7 +239,7 @@ async fn a_schema_of_another_version() {
         "never downgraded"
     );
 
-    run(&mut conn, "UPDATE leasehold.version SET oldest_library = 3; DROP TABLE leasehold.lease").await;
+    run(&mut conn, "UPDATE leasehold.version SET oldest_library = 4; DROP TABLE leasehold.lease").await;
     for error in [refused(&mut conn, &schema).await, schema::install(&mut conn, &schema).await.unwrap_err()] {
         assert_eq!(error.kind(), ErrorKind::SchemaMissing, "{error}");
     }

@@ -65,7 +65,8 @@ async fn an_old_installation_is_upgraded_and_keeps_what_it_has() {
 
         // During an open transaction of a program of the old version.
         let mut program = database.connect().await;
-        run(&mut program, format!("BEGIN; UPDATE {s}.lease SET ttl_us = 2")).await;
+        run(&mut program, format!("UPDATE {s}.lease SET ttl_us = 2")).await;
+        run(&mut program, format!("BEGIN; DELETE FROM {s}.advisory_name")).await;
         for _ in 0..2 {
             match by_script {
                 true => run(&mut conn, schema::script(&schema, "")).await,
@@ -102,8 +103,8 @@ async fn a_change_that_has_to_wait_holds_up_nobody_for_long_and_is_tried_again()
     let (mut conn, mut program) = (database.connect().await, database.connect().await);
     let schema = name("leasehold");
     install_version_1(&mut conn, &schema).await;
-    // A lock on the table makes the installation's comment on it wait.
-    run(&mut program, "BEGIN; LOCK TABLE leasehold.lease IN SHARE UPDATE EXCLUSIVE MODE").await;
+    // A row of the table is written, so the installation's new column waits.
+    run(&mut program, "BEGIN; UPDATE leasehold.lease SET ttl_us = 2").await;
     let mut other = database.connect().await;
     let installing = tokio::spawn(async move { schema::install(&mut other, &name("leasehold")).await });
     let refused =

@@ -38,7 +38,7 @@ const OUT_OF_REACH: [(&str, &[&str]); 21] = [
         ],
     ),
     (
-        "nobody looks, waits for a change, changes a label, or asks for what is invalid or not declared",
+        "nobody looks, waits for a change, changes a label, asks for a release, or for what is invalid or not declared",
         &[
             "backend:force-ignores-holder",
             "backend:force-undeclared",
@@ -54,6 +54,12 @@ const OUT_OF_REACH: [(&str, &[&str]); 21] = [
             "backend:label-lost-in-queue",
             "backend:relabels-successor",
             "backend:relabel-is-forgotten",
+            "backend:asks-successor",
+            "backend:ask-is-not-told",
+            "backend:ask-is-not-shown",
+            "backend:ask-stays-with-key",
+            "backend:ask-releases",
+            "backend:ask-lengthens",
             "backend:force-ends-expired",
             "backend:admin-missing",
             "backend:password-shown",

@@ -69,6 +69,7 @@ fn statements(dialect: &Dialect, more: &[(&'static str, &str)], schema: &str) ->
         release_unlocked,
         mark,
         force,
+        ask,
         list,
         purge,
     } = dialect;
@@ -89,6 +90,7 @@ fn statements(dialect: &Dialect, more: &[(&'static str, &str)], schema: &str) ->
         ("mark", mark.replace("{skip}", "")),
         ("mark skipping", mark.replace("{skip}", " SKIP LOCKED")),
         ("force", (*force).to_owned()),
+        ("ask", (*ask).to_owned()),
         ("list", (*list).to_owned()),
         ("inspect", (*list).to_owned()),
         ("purge", (*purge).to_owned()),
@@ -122,7 +124,7 @@ fn values_of(statement: &str) -> Vec<&'static str> {
         "confirm" => vec![KEYS, HOLDERS],
         "release" | "release_unlocked" => vec![KEYS, HOLDERS, "ARRAY['holder-2']"],
         "release_unawaited" | "release_one" => vec!["'held-1'", "'holder-1'", "true"],
-        "force" => vec!["'held-1'", "'holder-1'"],
+        "force" | "ask" => vec!["'held-1'", "'holder-1'"],
         "relabel" => vec!["'held-1'", "'holder-1'", "'label'"],
         "mark" | "mark skipping" => vec![KEYS, "1000000"],
         // A start after which the scan finds no row for a long time.

@@ -301,6 +301,11 @@ impl LockAdmin for SmallBackend {
         self.administer()?;
         Ok(self.connection.server().end(key, Some(holder), LossReason::ForcedRelease, true))
     }
+
+    async fn ask(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
+        self.administer()?;
+        Ok(self.connection.server().ask(key, holder))
+    }
 }
 
 impl SmallBackend {
@@ -323,5 +328,9 @@ impl EventSink for Listener {
 
     fn wake(&self, key: &LockKey) {
         self.0.wake(key);
+    }
+
+    fn asked(&self, key: &LockKey, holder: HolderId) {
+        self.0.asked(key, holder);
     }
 }

@@ -238,4 +238,10 @@ impl EventSink for GatedSink {
             self.sink.wake(key);
         }
     }
+
+    fn asked(&self, key: &LockKey, holder: HolderId) {
+        if !self.connection.gate().silent {
+            self.sink.asked(key, holder);
+        }
+    }
 }

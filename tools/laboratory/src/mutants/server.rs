@@ -35,6 +35,7 @@ const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
 pub(crate) trait EventSink: Debug + Send + Sync {
     fn lost(&self, key: &LockKey, holder: HolderId, reason: LossReason);
     fn wake(&self, key: &LockKey);
+    fn asked(&self, key: &LockKey, holder: HolderId);
 }
 
 /// The client that sends a request, and the time on its clock.

@@ -48,6 +48,10 @@ impl LockAdmin for SmallLock {
     async fn force_release(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
         Ok(self.0.connection.server().end(key, Some(holder), LossReason::ForcedRelease, true))
     }
+
+    async fn ask(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
+        Ok(self.0.connection.server().ask(key, holder))
+    }
 }
 
 /// Applies the server's events to this client.
@@ -69,6 +73,13 @@ impl EventSink for Listener {
         let wakeup = lock(&client.wakeups).get(key).cloned();
         if let Some(wakeup) = wakeup {
             wakeup.notify_one();
+        }
+    }
+
+    fn asked(&self, key: &LockKey, holder: HolderId) {
+        let hold = self.0.upgrade().and_then(|client| client.live_hold(key));
+        if let Some(hold) = hold.filter(|hold| hold.holder == holder) {
+            let _ = hold.asked.set(());
         }
     }
 }

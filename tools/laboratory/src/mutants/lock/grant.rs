@@ -12,7 +12,7 @@ use leasehold_api::{
 };
 use leasehold_engine::{HoldRef, ReleaseReply, Renewed, Request};
 use tokio::runtime::Handle;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, SetOnce};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::batch::Batch;
@@ -37,6 +37,7 @@ pub(crate) struct Hold {
     /// Notified when the deadline or the phase changes.
     pub(super) changed: Notify,
     renewing: tokio::sync::Mutex<()>,
+    pub(super) asked: SetOnce<()>,
     pub(super) request: Request,
 }
 
@@ -83,6 +84,7 @@ impl Hold {
             ends: max_hold.and_then(|limit| Instant::now().checked_add(limit)),
             changed: Notify::new(),
             renewing: tokio::sync::Mutex::default(),
+            asked: SetOnce::new(),
             request: fresh.request.clone(),
         });
         hold.confirm(fresh.sent, ttl);
@@ -363,6 +365,10 @@ impl Grant for SmallGrant {
                 sleep(Duration::from_millis(10)).await;
             }
         })
+    }
+
+    fn asked(self: Arc<Self>) -> BoxFuture<'static, ()> {
+        Box::pin(async move { *self.0.asked.wait().await })
     }
 
     fn extension(&self, _: TypeId) -> Option<&(dyn Any + Send + Sync)> {

@@ -1,4 +1,4 @@
-//! The operator's view of the server, the labels that it shows, and the faults of both.
+//! The operator's view of the server, the labels that it shows, requests to release, and the faults of these.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -66,6 +66,29 @@ impl Server {
             stored.request.label = Some(label);
         }
         Renewed::Extended
+    }
+
+    /// Sends `holder` a request to release `key`. Returns whether it has the key.
+    pub(crate) fn ask(&self, key: &LockKey, holder: HolderId) -> bool {
+        let (fault, now) = (self.fault, Instant::now());
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        let Some(record) = state.records.get_mut(&self.name(0, key)) else { return false };
+        let by_key = fault == Fault::AsksSuccessor;
+        let is_held =
+            |stored: &&mut StoredHold| stored.is_live(fault, now) && (by_key || stored.holder == holder);
+        let Some(stored) = record.hold.as_mut().filter(is_held) else { return false };
+        if fault == Fault::AskLengthens {
+            stored.ends = stored.request.ttl.and_then(|ttl| ends(fault, now, ttl));
+        }
+        let holder = stored.holder;
+        record.asked = Some(holder);
+        let sink = state.sinks.get(&stored.client).filter(|_| fault != Fault::AskIsNotTold).cloned();
+        drop(guard);
+        if let Some(sink) = sink {
+            sink.asked(key, holder);
+        }
+        fault != Fault::AskReleases || self.end(key, Some(holder), LossReason::ForcedRelease, true)
     }
 
     fn disturb_by_look(&self, state: &mut ServerState, name: &str, key: &LockKey, now: Instant) {

@@ -30,6 +30,8 @@ pub(super) struct Record {
     /// Whether the key was held at its latest inspection under [`Fault::LookCountsAsWaiting`], or at its latest try
     /// under [`Fault::TryCountsAsWaiting`].
     pub(super) looked_at: bool,
+    /// The holder of the last request to release the key.
+    pub(super) asked: Option<HolderId>,
 }
 
 /// A refused attempt and its retries.
@@ -139,6 +141,11 @@ impl Record {
             hold.since = Some(stored.since);
             hold.expires_in = stored.ends.map(|at| at.saturating_duration_since(now));
             hold.owner = Some(format!("client {}", stored.client));
+            hold.asked = match fault {
+                Fault::AskIsNotShown => false,
+                Fault::AskStaysWithKey => self.asked.is_some(),
+                _ => self.asked == Some(stored.holder),
+            };
             info.holders.push(hold);
         }
         info
