@@ -268,10 +268,10 @@ impl Backend for FileBackend {
         let events = self.events.get().cloned();
         let confirm = move |hold: &HoldRef| {
             let answer = requests.confirm(hold);
-            if let (Ok(Renewed::Extended), Some(events)) = (&answer, &events) {
-                if store.is_asked(&hold.key, hold.holder) {
-                    events.asked(&hold.key, hold.holder);
-                }
+            if let (Ok(Renewed::Extended), Some(events)) = (&answer, &events)
+                && store.is_asked(&hold.key, hold.holder)
+            {
+                events.asked(&hold.key, hold.holder);
             }
             answer
         };
