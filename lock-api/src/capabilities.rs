@@ -27,6 +27,10 @@ pub struct Capabilities {
     pub undo: Duration,
     /// The maximum time from a release to the grant of a waiter, if all notifications are lost.
     pub handover: Duration,
+    /// The maximum time for which callers of one client pass a hold of the store to each other. A waiter of
+    /// another client possibly waits that much longer, and the order among clients can differ by it. Zero if
+    /// each grant is the store's own.
+    pub handover_for: Duration,
     /// The maximum time from the death of the holder's process until its hold ends. `None` means never.
     pub crash_release: Option<Duration>,
     /// The modes beside exclusive. The engine does not use them yet.
@@ -55,6 +59,7 @@ impl Capabilities {
             loss_detection: Duration::from_secs(30),
             undo: Duration::from_secs(30),
             handover: Duration::from_secs(30),
+            handover_for: Duration::ZERO,
             crash_release: None,
             modes: Modes::default(),
             cooldown: false,
@@ -138,7 +143,7 @@ impl Fencing {
     }
 }
 
-/// The order among waiters of different clients.
+/// The order among waiters of different clients. It can differ by [`Capabilities::handover_for`].
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fairness {

@@ -28,6 +28,13 @@ pub trait Grant: Debug + Send + Sync + 'static {
     /// Returns the identity of this grant.
     fn holder(&self) -> HolderId;
 
+    /// Returns the identity by which the store knows the hold. See
+    /// [`LockGuard::stored_holder`](crate::LockGuard::stored_holder). By default the same as
+    /// [`holder`](Grant::holder).
+    fn stored_holder(&self) -> HolderId {
+        self.holder()
+    }
+
     /// Returns the fencing token, if the store has tokens.
     fn token(&self) -> Option<FencingToken>;
 
@@ -58,7 +65,7 @@ pub trait Grant: Debug + Send + Sync + 'static {
         Box::pin(std::future::pending())
     }
 
-    /// Returns an extra of the store by its type. Wrappers forward this call.
+    /// Returns an extra of the store by its type. `None` once the grant was released. Wrappers forward this call.
     fn extension(&self, id: TypeId) -> Option<&(dyn Any + Send + Sync)>;
 
     /// Renews the lease now, for `ttl` or its current TTL. Cancel safe: a dropped call may still renew, and

@@ -47,10 +47,17 @@ impl LockGuard {
         self.grant().key()
     }
 
-    /// Returns the identity of this grant, which operators see.
+    /// Returns the identity of this grant.
     #[must_use]
     pub fn holder(&self) -> HolderId {
         self.grant().holder()
+    }
+
+    /// Returns the identity by which the store knows the hold, which operators see. It differs from
+    /// [`holder`](Self::holder) if an earlier caller of this client handed the hold over to this grant.
+    #[must_use]
+    pub fn stored_holder(&self) -> HolderId {
+        self.grant().stored_holder()
     }
 
     /// Returns the fencing token, if the store has tokens. It is greater than the token of every earlier grant
@@ -213,6 +220,9 @@ impl LockGuard {
 
     /// Returns an extension of the grant by its type: a feature of one store, for example to tie a database
     /// transaction to the lease. `None` if the store has none of this type.
+    ///
+    /// Asking for it has the hold released at the store after this grant, even if another caller of this client waits,
+    /// because what uses the extension may outlive the guard.
     #[must_use]
     pub fn extension<T: std::any::Any + Send + Sync>(&self) -> Option<&T> {
         self.grant().extension(TypeId::of::<T>())?.downcast_ref()

@@ -49,6 +49,13 @@ impl GrantHandle {
         self.grant.holder()
     }
 
+    /// Returns the identity by which the store knows the hold. See
+    /// [`LockGuard::stored_holder`](crate::LockGuard::stored_holder).
+    #[must_use]
+    pub fn stored_holder(&self) -> HolderId {
+        self.grant.stored_holder()
+    }
+
     /// Returns the fencing token, if the store has tokens.
     #[must_use]
     pub fn token(&self) -> Option<FencingToken> {
@@ -112,7 +119,7 @@ impl GrantHandle {
     }
 
     /// Returns an extension of the grant by its type. See
-    /// [`LockGuard::extension`](crate::LockGuard::extension).
+    /// [`LockGuard::extension`](crate::LockGuard::extension). `None` also once the guard was released or dropped.
     #[must_use]
     pub fn extension<T: std::any::Any + Send + Sync>(&self) -> Option<&T> {
         self.grant.extension(TypeId::of::<T>())?.downcast_ref()

@@ -42,7 +42,7 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 ///
 /// # Contract
 ///
-/// Every implementation keeps the rules C1 to C18 of the project's `docs/contract.md`, which
+/// Every implementation keeps the rules of the project's `docs/contract.md`, which
 /// `leasehold-conformance` tests. In short:
 ///
 /// - Two grants of a key are never valid at once.

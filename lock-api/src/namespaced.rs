@@ -200,6 +200,10 @@ impl Grant for NamespacedGrant {
         self.inner.holder()
     }
 
+    fn stored_holder(&self) -> HolderId {
+        self.inner.stored_holder()
+    }
+
     fn token(&self) -> Option<FencingToken> {
         self.inner.token()
     }

@@ -14,6 +14,7 @@ use tokio::time::{sleep, timeout};
 use crate::acquire::waiting::poll_in;
 use crate::core::Core;
 use crate::engine::Engine;
+use crate::hold::tenure::StoredId;
 use crate::store::backend::{Contended, Waiting};
 
 impl Engine {
@@ -72,7 +73,11 @@ impl LockAdmin for Engine {
         changed.map_err(|error| self.core.name_error(error, Some(&seen.key)))
     }
 
+    /// Ends the hold also by the id of a grant of this engine that took it over, which the store has never seen.
     async fn force_release(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
+        let stored =
+            self.core.queues.with(key, |owner| (owner.hold.id() == holder).then(|| owner.hold.stored_id()));
+        let holder = stored.flatten().map_or(holder, StoredId::get);
         self.store_admin()?.force_release(key, holder).await
     }
 

@@ -13,7 +13,7 @@ use tokio_util::context::TokioContext;
 use tokio_util::sync::CancellationToken;
 
 use crate::acquire::owner::Owner;
-use crate::acquire::queue::Queues;
+use crate::acquire::queue::{Queues, Yield};
 use crate::acquire::unconfirmed::UnconfirmedAttempts;
 use crate::admin::Observers;
 use crate::clock::{Clock, scaled};
@@ -21,6 +21,7 @@ use crate::driver::inbox::Inbox;
 use crate::driver::outbox::PendingRelease;
 use crate::driver::schedule::Schedule;
 use crate::hold::Hold;
+use crate::hold::tenure::{Baton, StoredId, Tenure, tokens_for};
 use crate::metrics::Metrics;
 use crate::store::backend::{Backend, ReleaseReply, Request, Timing, Waiting};
 use crate::tasks::Tasks;
@@ -118,7 +119,7 @@ impl Core {
 
     /// Leaves a key that was released here to the waiters of other clients for a while, if the store's
     /// `reply` reports such waiters.
-    pub(crate) fn yield_if_remote_waiters(&self, key: &LockKey, reply: ReleaseReply) {
+    pub(crate) fn yield_if_remote_waiters(&self, key: &LockKey, released: StoredId, reply: ReleaseReply) {
         let duration = match self.timing.waiting {
             // One and a half intervals, because a poll is jittered by a quarter.
             Waiting::Poll { every } => Some(scaled(every, 1.5).min(LONGEST_YIELD)),
@@ -126,7 +127,7 @@ impl Core {
         };
         if let (true, Some(duration)) = (reply.waiters, duration) {
             let now = self.clock.now();
-            self.queues.yield_key(key, now, now.after(duration));
+            self.queues.yield_key(key, now, Yield { until: now.after(duration), after: released.get() });
         }
     }
 
@@ -143,6 +144,32 @@ impl Core {
         self.queues.for_each(|owner| holds.push(Arc::clone(&owner.hold)));
         holds.retain(|hold| hold.end_lost(reason).is_some());
         holds
+    }
+
+    /// Returns how many tokens a request for `key` reserves beyond its own, for the callers that wait here.
+    pub(crate) fn reserve(&self, key: &LockKey) -> u16 {
+        let chain = self.timing.handover_for;
+        if chain.is_zero() || self.queues.waiters(key) == 0 { 0 } else { tokens_for(chain) }
+    }
+
+    /// Ends the hold that the store knows by `id`, because the store has ended it, whichever caller has it now.
+    pub(crate) fn lose_stored(&self, key: &LockKey, id: StoredId, reason: LossReason) {
+        if let Some(hold) = self.end_chain(key, id) {
+            hold.lose(reason);
+        }
+    }
+
+    /// Returns the hold that the store knows by `id`. No further caller takes it over. One that is about to get it
+    /// calls the store instead.
+    pub(crate) fn end_chain(&self, key: &LockKey, id: StoredId) -> Option<Arc<Hold>> {
+        let (hold, _baton) = self.queues.with_baton(key, |owner, baton| {
+            let hold = Some(&owner.hold).filter(|hold| hold.stored_id() == id).cloned();
+            let baton = baton.take_if(|baton| baton.tenure().id() == id);
+            let tenures = [hold.as_deref().and_then(Hold::tenure), baton.as_ref().map(Baton::tenure)];
+            tenures.into_iter().flatten().for_each(Tenure::end_chain);
+            (hold, baton)
+        })?;
+        hold
     }
 
     /// Polls `work`, which uses timers, in the context of the engine's runtime, because another executor may poll

@@ -13,13 +13,13 @@ pub(crate) mod renewal;
 pub(crate) mod retries;
 pub(crate) mod schedule;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
-use leasehold_api::{Error, LossReason};
+use leasehold_api::{Error, LockKey, LossReason};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -32,6 +32,7 @@ use crate::driver::inbox::InboxBatch;
 use crate::driver::look::LookCall;
 use crate::driver::outbox::{Outbox, PendingRelease, ReleaseBatch};
 use crate::driver::renewal::{Due, QueuedRenewals, Renewal, RenewalCall, RenewalRequest};
+use crate::hold::tenure::StoredId;
 use crate::metrics::Event;
 use crate::store::backend::{Attempt, ReleaseReply};
 use crate::tasks::Tasks;
@@ -72,6 +73,8 @@ pub(crate) struct Driver {
     moved: bool,
     outbox: Outbox,
     waiting: QueuedRenewals,
+    /// The keys of the holds that callers pass to each other, by the end of their chain and the store's id.
+    chains: BTreeMap<(Moment, StoredId), LockKey>,
     /// The readings of the clock of validity and of the wall clock when they were last compared.
     compared: Option<(Moment, Duration)>,
     pub(crate) closed: watch::Sender<CloseOutcome>,
@@ -106,6 +109,7 @@ impl Driver {
             moved: false,
             outbox: Outbox::new(),
             waiting: QueuedRenewals::default(),
+            chains: BTreeMap::new(),
             compared: None,
             closed,
             _ends: ends,
@@ -134,6 +138,7 @@ impl Driver {
                 }
             }
             self.process_due_holds();
+            self.end_chains();
             self.send();
         }
     }
@@ -144,7 +149,9 @@ impl Driver {
         // Sleeps without a limit if no hold can end, because no loss can be missed during suspend.
         let longest = if self.core.schedule.len() > 0 { LONGEST_SLEEP } else { Duration::MAX };
         let left = self.core.schedule.next_due(now).map(|at| at.since(now).min(longest));
-        let due = left.and_then(|left| Instant::now().checked_add(left));
+        let chain = self.chains.first_key_value().map(|((ends, _), _)| ends.since(now));
+        let due = [left, chain].into_iter().flatten().min();
+        let due = due.and_then(|left| Instant::now().checked_add(left));
         [due, self.outbox.next_due()].into_iter().flatten().min()
     }
 
@@ -164,6 +171,21 @@ impl Driver {
         }
         for (hold, ttl, reply) in batch.renew {
             self.renew_for(RenewalRequest::new(hold, ttl, reply));
+        }
+        self.chains.extend(batch.chains.into_iter().map(|(key, id, ends)| ((ends, id), key)));
+    }
+
+    /// Releases the holds whose chain ends before the next caller has picked them up, because no caller renews them, and
+    /// a caller that is not polled must not block other clients.
+    fn end_chains(&mut self) {
+        // Reads the clock only if needed, because the driver comes here at each wake-up.
+        if self.chains.is_empty() {
+            return;
+        }
+        let now = self.core.clock.now();
+        while let Some(chain) = self.chains.first_entry().filter(|chain| chain.key().0 <= now) {
+            let ((_, id), key) = chain.remove_entry();
+            drop(self.core.queues.with_baton(&key, |_, baton| baton.take_if(|b| b.tenure().id() == id)));
         }
     }
 
@@ -200,7 +222,7 @@ impl Driver {
     }
 
     fn renew(&mut self, renewals: Vec<Renewal>) {
-        let call = self.core.renew(renewals);
+        let Some(call) = self.core.renew(renewals) else { return };
         self.tasks.spawn_into(&mut self.calls, async move { CompletedCall::Renewed(call.await) });
     }
 
@@ -282,7 +304,7 @@ impl Driver {
 
     fn settle_releases(&mut self, batch: ReleaseBatch, answers: Option<Vec<Result<ReleaseReply, Error>>>) {
         for mut freed in self.outbox.settle(batch, answers, Instant::now()) {
-            self.core.yield_if_remote_waiters(&freed.hold.key, freed.reply);
+            self.core.yield_if_remote_waiters(&freed.hold.key, StoredId::of(&freed.hold), freed.reply);
             // Passes the permit on after the yield to other clients was noted, because the next local waiter
             // must see the yield.
             match (freed.permit.take(), freed.is_release()) {

@@ -90,6 +90,7 @@ impl Engine {
             runtime: None,
             clock: SystemClock::shared(),
             timing: None,
+            handover: true,
             key_class: first_part,
             #[cfg(feature = "test-util")]
             simulated: None,
@@ -306,6 +307,7 @@ pub struct EngineBuilder {
     runtime: Option<Handle>,
     clock: Arc<dyn Clock>,
     timing: Option<Timing>,
+    handover: bool,
     key_class: KeyClass,
     #[cfg(feature = "test-util")]
     simulated: Option<(u128, Arc<dyn crate::tasks::Turns>)>,
@@ -327,6 +329,13 @@ impl EngineBuilder {
     /// Sets the timing, instead of the backend's. The declared bounds assume the backend's timing.
     pub fn timing(mut self, timing: Timing) -> Self {
         self.timing = Some(timing);
+        self
+    }
+
+    /// Sets whether callers of this engine pass a hold of the store to each other
+    /// ([`Timing::handover_for`]). By default they do, if the store allows it.
+    pub fn handover(mut self, on: bool) -> Self {
+        self.handover = on;
         self
     }
 
@@ -372,11 +381,16 @@ impl EngineBuilder {
         #[cfg(feature = "test-util")]
         let tasks = tasks.taking(turns);
         let (closed_sender, closed) = watch::channel(None);
-        let timing = self.timing.unwrap_or_else(|| self.backend.timing());
+        let mut timing = self.timing.unwrap_or_else(|| self.backend.timing());
+        if !self.handover {
+            timing.handover_for = Duration::ZERO;
+        }
+        let mut capabilities = self.backend.capabilities().clone();
+        capabilities.handover_for = timing.handover_for;
         let core = Arc::new(Core {
             metrics: Metrics::new(FacadeMetrics::new(Arc::clone(&name), self.key_class)),
             name,
-            capabilities: self.backend.capabilities().clone(),
+            capabilities,
             timing,
             clock: self.clock,
             tasks,
@@ -404,6 +418,7 @@ impl EngineBuilder {
                 core.tasks.spawn(watch.run(driver));
             }
         }
-        Ok(Engine { core: Alive::new(&core) })
+        let core = Alive::new(&core);
+        Ok(Engine { core })
     }
 }

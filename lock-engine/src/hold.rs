@@ -7,14 +7,15 @@ pub(crate) mod grant;
 pub(crate) mod label;
 pub(crate) mod lease_clock;
 pub(crate) mod state;
+pub(crate) mod tenure;
 
-use std::any::Any;
+use std::any::{Any, TypeId};
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use leasehold_api::{Error, ErrorKind, FencingToken, LockGuard, LockKey, LossReason, Validity};
+use leasehold_api::{Error, ErrorKind, FencingToken, HolderId, LockGuard, LockKey, LossReason, Validity};
 use tokio::sync::SetOnce;
 
 use crate::acquire::owner::Permit;
@@ -26,7 +27,8 @@ use crate::driver::schedule::Scheduled;
 use crate::hold::delivery::Delivery;
 use crate::hold::lease_clock::LeaseClock;
 use crate::hold::state::{AtomicPhase, LoseResult, Phase};
-use crate::metrics::Times;
+use crate::hold::tenure::{Baton, Place, StoredId, Tenure};
+use crate::metrics::{Event, Times};
 use crate::store::backend::{Contended, Granted, HoldRef, OpaqueState, Request};
 
 /// The engine's state of one grant.
@@ -35,11 +37,14 @@ use crate::store::backend::{Contended, Granted, HoldRef, OpaqueState, Request};
 /// goes to the caller that ends it.
 pub(crate) struct Hold {
     pub(crate) core: Arc<Alive>,
-    pub(crate) request: Request,
+    request: Request,
     pub(crate) phase: AtomicPhase,
     /// The fencing token, or [`NO_TOKEN`].
     token: AtomicU64,
-    extras: OnceLock<Box<Extras>>,
+    extras: OnceLock<Arc<Extras>>,
+    /// The place in a chain of callers that pass the store's hold to each other. Not set if the store grants each
+    /// hold by itself.
+    place: OnceLock<Place>,
     /// The times of the hold's renewal, doubt and end. `None` if only a release can end the hold.
     pub(crate) lease: Option<Box<LeaseClock>>,
     /// The end of a cooldown that this hold started or ran into, in nanoseconds. Zero without one.
@@ -48,8 +53,6 @@ pub(crate) struct Hold {
     pub(crate) times: Times,
     /// Whether the hold's request was sent, and whether a caller has its guard.
     pub(crate) delivery: Delivery,
-    /// Whether a change of the label was sent, after which the label of `request` is out of date.
-    pub(crate) relabelled: AtomicBool,
     /// Set when a request to release has arrived.
     pub(crate) asked: SetOnce<()>,
 }
@@ -79,9 +82,9 @@ impl Hold {
             phase: AtomicPhase::new(phase),
             token: AtomicU64::new(NO_TOKEN),
             extras: OnceLock::new(),
+            place: OnceLock::new(),
             cooling_until: AtomicU64::new(0),
             delivery: Delivery::new(),
-            relabelled: AtomicBool::new(false),
             asked: SetOnce::new(),
         })
     }
@@ -91,17 +94,101 @@ impl Hold {
         &self.request.key
     }
 
+    /// Returns the request, for the call of the store that requests this hold. Every later call names the
+    /// [`stored_id`](Self::stored_id).
+    pub(crate) fn request(&self) -> &Request {
+        &self.request
+    }
+
+    /// Returns the id of this grant, which the store knows only if the store itself has granted it.
+    pub(crate) fn id(&self) -> HolderId {
+        self.request.holder
+    }
+
+    /// Returns the id by which the store knows the hold.
+    pub(crate) fn stored_id(&self) -> StoredId {
+        self.tenure().map_or(StoredId::new(self.request.holder), Tenure::id)
+    }
+
+    pub(crate) fn place(&self) -> Option<&Place> {
+        self.place.get()
+    }
+
+    pub(crate) fn tenure(&self) -> Option<&Tenure> {
+        self.place().map(|place| &*place.tenure)
+    }
+
+    pub(crate) fn has_cooldown(&self) -> bool {
+        self.request.cooldown.is_some()
+    }
+
+    /// Returns whether the store would keep a hold of `other` as it keeps this one, beside the times.
+    fn is_stored_like(&self, other: &Self) -> bool {
+        let (ours, theirs) = (&self.request, &other.request);
+        let has_cooldown = ours.cooldown.is_some() || theirs.cooldown.is_some();
+        !has_cooldown && ours.mode == theirs.mode && ours.label == theirs.label
+    }
+
+    /// Takes over the store's hold of `from`, before the caller of this hold is polled.
+    fn take_over(&self, from: &Self, place: Place) {
+        self.token.store(place.token().map_or(NO_TOKEN, FencingToken::as_u64), Ordering::Release);
+        if let (Some(ours), Some(theirs)) = (&self.lease, &from.lease) {
+            ours.take_over(theirs);
+        }
+        if let Some(extras) = from.extras.get() {
+            let _ = self.extras.set(Arc::clone(extras));
+        }
+        // The closing engine counts the hold as known to the store.
+        self.delivery.mark_sent();
+        let _ = self.place.set(place);
+    }
+
+    /// Passes the store's hold to the next caller of the key, if the hold suits it. Call it for a
+    /// released hold that can pass on. Returns whether it has passed on, with its permit.
+    fn hand_over(self: &Arc<Self>) -> bool {
+        let Some(place) = self.place() else { return false };
+        if self.core.closing.is_cancelled() {
+            return false;
+        }
+        if !self.core.queues.hand_over(self.key(), || Baton::of(self)) {
+            return false;
+        }
+        if place.number == 0 {
+            let tenure = &place.tenure;
+            self.core.inbox.watch_chain(self.key().clone(), tenure.id(), tenure.ends());
+        }
+        true
+    }
+
+    /// Returns whether the hold reads valid now.
+    pub(crate) fn has_time(&self) -> bool {
+        let Some(lease) = &self.lease else { return true };
+        let now = self.core.clock.now();
+        now < lease.doubt() && now < lease.end()
+    }
+
+    /// Makes the guard of a hold that was taken over, and takes the permit over. Fails if the hold was lost before.
+    pub(crate) fn taken_over(self: Arc<Self>, permit: Permit) -> Result<LockGuard, Error> {
+        if let Some(lease) = &self.lease {
+            lease.granted(self.core.clock.now());
+        }
+        self.go_live(Some(permit))
+    }
+
     /// Makes the guard of a grant whose request was sent at `sent`, and takes the permit over. Fails if the
     /// grant came too late, or if the hold was lost before: the engine closed, or the store ended the hold.
     pub(crate) fn granted(
         self: Arc<Self>,
-        granted: Granted,
+        mut granted: Granted,
         sent: Moment,
         permit: Option<Permit>,
     ) -> Result<LockGuard, Error> {
         let sent = granted.asked_at.unwrap_or(sent);
+        if let Some(place) = Place::first(&self.core, self.id(), &mut granted, sent) {
+            let _ = self.place.set(place);
+        }
         if granted.extension.is_some() || granted.state.is_some() {
-            let _ = self.extras.set(Box::new(Extras { extension: granted.extension, state: granted.state }));
+            let _ = self.extras.set(Arc::new(Extras { extension: granted.extension, state: granted.state }));
         }
         self.token.store(granted.token.map_or(NO_TOKEN, FencingToken::as_u64), Ordering::Release);
         if let Some(lease) = &self.lease {
@@ -111,22 +198,28 @@ impl Hold {
             if now >= lease.deadline() {
                 return Err(self.came_too_late(permit));
             }
+            if lease.is_renewed() {
+                lease.renew_at(sent.after(lease.interval()), sent);
+            }
         }
+        let guard = Arc::clone(&self).go_live(permit)?;
+        if let Some(cooldown) = self.request.cooldown {
+            self.cools_until(sent.after(cooldown));
+        }
+        Ok(guard)
+    }
+
+    /// Makes the guard of a hold that the store has, and takes the permit over.
+    fn go_live(self: Arc<Self>, permit: Option<Permit>) -> Result<LockGuard, Error> {
         if let Err(phase) = self.phase.go_live() {
             // Releases the hold here, because the loss did not see the grant.
             self.core.release_in_background(PendingRelease::held(&self, permit));
             return Err(self.ended_before(phase));
         }
-        if let Some(cooldown) = self.request.cooldown {
-            self.cools_until(sent.after(cooldown));
-        }
         if let Some(permit) = permit {
             permit.give_to_hold();
         }
         if let Some(lease) = &self.lease {
-            if lease.is_renewed() {
-                lease.renew_at(sent.after(lease.interval()), sent);
-            }
             self.core.plan(&self, lease);
         }
         self.core.metrics.granted(&self);
@@ -165,13 +258,18 @@ impl Hold {
     pub(crate) fn reference(&self) -> HoldRef {
         HoldRef {
             key: self.key().clone(),
-            holder: self.request.holder,
+            holder: self.stored_id().get(),
             mode: self.request.mode,
-            token: self.token(),
+            token: self.tenure().map_or(self.token(), Tenure::token),
             ttl: self.lease.as_ref().and_then(|lease| lease.ttl()),
-            unused: !self.delivery.is_delivered(),
+            unused: !self.was_used() && !self.delivery.is_delivered(),
             state: self.extras.get().and_then(|extras| extras.state.clone()),
         }
+    }
+
+    /// Returns whether an earlier caller had the store's hold.
+    pub(crate) fn was_used(&self) -> bool {
+        self.place().is_some_and(|place| place.number > 0)
     }
 
     /// Returns whether a release also ends the cooldown, because no caller had the guard.
@@ -247,6 +345,14 @@ impl Hold {
         }
     }
 
+    /// Ends the hold, or that of the caller who has the store's hold now, because the store no longer has it.
+    pub(crate) fn gone(&self, reason: LossReason) {
+        self.lose(reason);
+        if self.place().is_some() {
+            self.core.lose_stored(self.key(), self.stored_id(), reason);
+        }
+    }
+
     /// Returns whether the store keeps a hold that was lost for that reason until an operator releases it.
     fn stays_when_lost(&self, reason: LossReason) -> bool {
         reason == LossReason::Expired && self.core.timing.confirm.is_some_and(|confirm| confirm.sticky)
@@ -273,22 +379,27 @@ impl Hold {
         }
         self.core.schedule.forget(self);
         self.core.metrics.lost(self);
-        tracing::warn!(key = %self.key(), holder = %self.request.holder, token = ?self.token(), store = %self.core.name, %reason, "lock lost");
+        tracing::warn!(key = %self.key(), holder = %self.id(), stored = %self.stored_id(), token = ?self.token(), store = %self.core.name, %reason, "lock lost");
         Some(self.claim_permit(GrantOutcome::Ended))
     }
 
-    /// Ends the hold here. The caller releases it at the store.
+    /// Ends the hold here. Returns whether it has passed to the next caller. Otherwise the caller releases it at the
+    /// store.
     ///
     /// # Errors
     ///
     /// `Lost` if it was lost before.
-    pub(crate) fn begin_release(&self) -> Result<(), Error> {
+    pub(crate) fn begin_release(self: &Arc<Self>) -> Result<bool, Error> {
         self.end_if_over();
         match self.phase.release() {
-            Ok(()) => {
+            Ok(may_pass_on) => {
                 self.core.schedule.forget(self);
                 self.core.metrics.guard_released(self);
-                Ok(())
+                let passed_on = may_pass_on && self.hand_over();
+                if passed_on {
+                    self.core.metrics.publish(Event::Released);
+                }
+                Ok(passed_on)
             }
             Err(phase) => Err(self.named(Error::lost(phase.loss().unwrap_or(LossReason::Gone)))),
         }
@@ -322,8 +433,12 @@ impl Hold {
         (token != NO_TOKEN).then(|| FencingToken::from_u64(token))
     }
 
-    pub(crate) fn extension(&self) -> Option<&(dyn Any + Send + Sync)> {
-        self.extras.get()?.extension.as_deref()
+    /// Returns the store's extension. A live hold is then not passed on, because what uses the extension can outlive the
+    /// guard. A released hold has none, because another caller possibly has the store's hold. A lost one never passes
+    /// on.
+    pub(crate) fn extension(&self, id: TypeId) -> Option<&(dyn Any + Send + Sync)> {
+        let extension = self.extras.get()?.extension.as_deref().filter(|e| (*e).type_id() == id)?;
+        (self.phase.pin() || self.loss_reason().is_some()).then_some(extension)
     }
 
     pub(crate) fn named(&self, error: Error) -> Error {
@@ -348,7 +463,7 @@ impl Scheduled for Hold {
     }
 
     fn serial(&self) -> u64 {
-        self.request.holder.serial()
+        self.id().serial()
     }
 
     fn is_live(&self) -> bool {
@@ -360,7 +475,8 @@ impl fmt::Debug for Hold {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Hold")
             .field("key", self.key())
-            .field("holder", &self.request.holder)
+            .field("holder", &self.id())
+            .field("stored", &self.stored_id())
             .field("token", &self.token())
             .field("phase", &self.phase.get())
             .finish_non_exhaustive()

@@ -29,6 +29,9 @@ pub struct Counters {
     pub renewed: u64,
     /// Guards that were released or dropped and whose release the store has confirmed.
     pub released: u64,
+    /// Guards that were released or dropped and whose hold passed to another caller of this client. Each of them
+    /// counts as released, and the other caller's grant as granted.
+    pub handed_over: u64,
     /// Grants that were lost.
     pub lost: u64,
     /// Calls that were abandoned by their caller and finished and undone by the engine.
@@ -150,6 +153,7 @@ impl Metrics {
             renewed: of(Event::Renewed),
             // Releases that were confirmed after their permit was passed on are counted separately.
             released: ended.released + of(Event::Released),
+            handed_over: ended.handed_over,
             lost: of(Event::Lost),
             undone: of(Event::Undone),
             release_retries: of(Event::ReleaseRetry),

@@ -7,8 +7,10 @@
 
 #[path = "../src/clock.rs"]
 mod clock;
-#[path = "../src/acquire/queue.rs"]
-mod queue;
+#[path = "../src/acquire"]
+mod acquire {
+    pub(crate) mod queue;
+}
 #[path = "../src/store"]
 mod store {
     pub(crate) mod hash;
@@ -21,19 +23,75 @@ mod sync {
 
 use std::sync::Arc;
 
+use acquire::queue::{
+    EnterResult, GrantOutcome, Permit, Queues, QueuesClosed, SlotOwner, TryEnterResult, Waiter,
+};
 use leasehold_api::LockKey;
 use loom::future::block_on;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
-use queue::{EnterResult, GrantOutcome, Permit, Queues, QueuesClosed, SlotOwner, TryEnterResult, Waiter};
 
 type Plain = Queues<Name>;
 
 struct Name(LockKey);
 
 impl SlotOwner for Name {
+    type Baton = Baton;
+
+    fn suits(&self, _: &Baton) -> bool {
+        true
+    }
+
+    fn pick_up(&self, _: &Baton) {}
+
+    fn keep(mut baton: Baton) {
+        baton.owners.take();
+    }
+
+    fn free(baton: Baton, permit: Permit<Self>) {
+        drop((baton, permit));
+    }
+
     fn key(&self) -> &LockKey {
         &self.0
+    }
+}
+
+/// A store's hold on its way. Counts where it ended.
+struct Baton {
+    owners: Option<Arc<Owners>>,
+}
+
+/// How often a store's hold was released because no caller has it, and how often it was picked up.
+#[derive(Default)]
+struct Owners {
+    freed: AtomicUsize,
+    picked_up: AtomicUsize,
+}
+
+impl Owners {
+    fn baton(self: &Arc<Self>) -> Baton {
+        Baton { owners: Some(Arc::clone(self)) }
+    }
+
+    fn counts(&self) -> (usize, usize) {
+        (self.freed.load(Ordering::Acquire), self.picked_up.load(Ordering::Acquire))
+    }
+
+    /// Takes the hold over with the permit, as the caller of a called waiter does.
+    fn pick_up(&self, permit: &mut Permit<Name>) -> bool {
+        let Some(mut baton) = permit.take_baton() else { return false };
+        baton.owners.take();
+        self.picked_up.fetch_add(1, Ordering::AcqRel);
+        true
+    }
+}
+
+impl Drop for Baton {
+    fn drop(&mut self) {
+        if let Some(owners) = self.owners.take() {
+            owners.freed.fetch_add(1, Ordering::AcqRel);
+        }
     }
 }
 
@@ -200,5 +258,93 @@ fn grants_are_counted_once_whoever_looks_when() {
         assert_eq!(looking.join().unwrap(), 1);
         let (ended, live) = queues.count(|_| true);
         assert_eq!((ended.all, ended.released, live), (1, 1, 0));
+    });
+}
+
+/// Passes the hold on as a released hold does: to a waiter, or it is released at the store.
+fn hand_over(queues: &Plain, owners: &Arc<Owners>) {
+    if !queues.hand_over(&key(), || Some(owners.baton())) {
+        owners.freed.fetch_add(1, Ordering::AcqRel);
+        queues.pass_on(&key(), GrantOutcome::Released);
+    }
+}
+
+#[test]
+fn a_hold_that_is_passed_on_to_a_waiter_who_gives_up_goes_to_the_next() {
+    model(|| {
+        let (queues, owners) = (Plain::new(), Arc::new(Owners::default()));
+        block_on(permit(&queues)).unwrap().give_to_hold();
+        let (quitter, stayer) = (waiter(&queues), waiter(&queues));
+        let leaving = thread::spawn(move || drop(quitter));
+        let releasing = {
+            let (queues, owners) = (Arc::clone(&queues), Arc::clone(&owners));
+            thread::spawn(move || hand_over(&queues, &owners))
+        };
+        let mut permit = block_on(stayer).unwrap();
+        assert!(owners.pick_up(&mut permit), "the stayer has the hold with the permit");
+        leaving.join().unwrap();
+        releasing.join().unwrap();
+        drop(permit);
+        assert_eq!((owners.counts(), queues.len()), ((0, 1), 0));
+    });
+}
+
+#[test]
+fn a_hold_whose_waiters_all_give_up_is_released_once() {
+    model(|| {
+        let (queues, owners) = (Plain::new(), Arc::new(Owners::default()));
+        block_on(permit(&queues)).unwrap().give_to_hold();
+        let waiters = [waiter(&queues), waiter(&queues)];
+        let leaving: Vec<_> = waiters.into_iter().map(|waiter| thread::spawn(move || drop(waiter))).collect();
+        hand_over(&queues, &owners);
+        leaving.into_iter().for_each(|leaving| leaving.join().unwrap());
+        assert_eq!((owners.counts(), queues.len()), ((1, 0), 0));
+    });
+}
+
+#[test]
+fn a_hold_that_is_passed_on_while_the_queues_close_has_one_owner() {
+    model(|| {
+        let (queues, owners) = (Plain::new(), Arc::new(Owners::default()));
+        block_on(permit(&queues)).unwrap().give_to_hold();
+        let waiting = {
+            let (queues, owners, waiter) = (Arc::clone(&queues), Arc::clone(&owners), waiter(&queues));
+            thread::spawn(move || {
+                let mut permit = block_on(waiter).ok();
+                let has_hold = permit.as_mut().is_some_and(|permit| owners.pick_up(permit));
+                drop((permit, queues));
+                has_hold
+            })
+        };
+        let closing = {
+            let queues = Arc::clone(&queues);
+            thread::spawn(move || queues.close())
+        };
+        hand_over(&queues, &owners);
+        closing.join().unwrap();
+        let has_hold = waiting.join().unwrap();
+        let (freed, picked_up) = owners.counts();
+        assert_eq!((freed + picked_up, picked_up), (1, usize::from(has_hold)));
+        assert_eq!(queues.len(), 0);
+    });
+}
+
+#[test]
+fn a_hold_that_nobody_picks_up_is_taken_from_its_waiter_once() {
+    model(|| {
+        let (queues, owners) = (Plain::new(), Arc::new(Owners::default()));
+        block_on(permit(&queues)).unwrap().give_to_hold();
+        let waiter = waiter(&queues);
+        let ending = {
+            let queues = Arc::clone(&queues);
+            thread::spawn(move || drop(queues.with_baton(&key(), |_, baton| baton.take())))
+        };
+        hand_over(&queues, &owners);
+        let mut permit = block_on(waiter).unwrap();
+        let has_hold = owners.pick_up(&mut permit);
+        ending.join().unwrap();
+        assert_eq!(owners.counts(), (usize::from(!has_hold), usize::from(has_hold)));
+        drop(permit);
+        assert_eq!(queues.len(), 0);
     });
 }

@@ -53,7 +53,7 @@ fn release_and_loss_have_one_winner_and_every_watcher_hears_of_it() {
                 assert_eq!(end, End::Lost(LossReason::Expired));
                 assert_eq!(released, Err(Phase::Lost(LossReason::Expired)));
             }
-            LoseResult::HadEnded => assert_eq!((end, released), (End::Released, Ok(()))),
+            LoseResult::HadEnded => assert_eq!((end, released), (End::Released, Ok(true))),
             LoseResult::WasPending | LoseResult::WasFast => panic!("it was live"),
         }
     });
@@ -214,5 +214,53 @@ fn a_hold_that_reads_unsent_has_nothing_under_way() {
             assert!(!under_way.load(Ordering::Relaxed), "it was sent, and is not answered");
         }
         asking.join().unwrap();
+    });
+}
+
+#[test]
+fn a_hold_passes_on_or_has_an_extension_that_outlives_it_not_both() {
+    model(|| {
+        let state = Arc::new(AtomicPhase::new(Phase::Live));
+        let extending = in_thread(&state, AtomicPhase::pin);
+        let passes_on = state.release().unwrap();
+        let has_extension = extending.join().unwrap();
+        assert_eq!(passes_on, !has_extension);
+        assert!(!state.pin(), "the hold has ended");
+    });
+}
+
+#[test]
+fn a_hold_passes_on_or_has_a_renewal_under_way_not_both() {
+    model(|| {
+        let state = Arc::new(AtomicPhase::new(Phase::Live));
+        let answered = Arc::new(AtomicBool::new(false));
+        let renewing = {
+            let (state, answered) = (Arc::clone(&state), Arc::clone(&answered));
+            thread::spawn(move || {
+                let sends = state.begin_renewal();
+                answered.store(true, Ordering::Release);
+                state.end_renewal();
+                sends
+            })
+        };
+        let passes_on = state.release().unwrap();
+        let knows_answer = answered.load(Ordering::Acquire);
+        let sent = renewing.join().unwrap();
+        assert!(!passes_on || !sent || knows_answer, "the next caller does not know the answer");
+        assert!(!state.is_renewing());
+        assert_eq!(state.get(), Phase::Released);
+    });
+}
+
+#[test]
+fn a_hold_is_lost_or_has_an_extension_but_the_loss_is_told() {
+    model(|| {
+        let state = Arc::new(AtomicPhase::new(Phase::Live));
+        let watching = in_thread(&state, |state| block_on(state.watch().ended()));
+        let extending = in_thread(&state, AtomicPhase::pin);
+        assert_eq!(state.lose(LossReason::Expired), LoseResult::WasLive);
+        assert_eq!(watching.join().unwrap(), End::Lost(LossReason::Expired));
+        extending.join().unwrap();
+        assert_eq!(state.get(), Phase::Lost(LossReason::Expired));
     });
 }

@@ -16,6 +16,7 @@
 //! (`Asked`), granted (`Granted`), or live here (`Taken`). Dropping the acquisition at any point undoes each
 //! entry according to its stage.
 
+mod enter;
 mod finish;
 mod outage;
 mod undo;
@@ -29,21 +30,19 @@ use std::time::Duration;
 
 use leasehold_api::{AcquireOptions, Error, ErrorKind, LockGuard, LockKey, OnCooldown};
 use tokio::sync::Notify;
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::acquire::budget::{Budget, Limit, Refusal};
 use crate::acquire::entry::{Entry, Stage, StoreCall};
 use crate::acquire::fast_path::PendingAcquire;
-use crate::acquire::owner::Owner;
-use crate::acquire::queue::{EnterResult, QueuesClosed};
 use crate::acquire::unconfirmed::ContentionSource;
-use crate::acquire::waiting::{Paused, failure_of, is_ending, pause, permitted, poll_in};
+use crate::acquire::waiting::{Paused, pause, poll_in};
 use crate::clock::Moment;
 use crate::core::Alive;
 use crate::hold::Hold;
 use crate::metrics::Event;
-use crate::store::backend::{Attempt, Contended, Waiting};
+use crate::store::backend::{Attempt, Contended, Request, Waiting};
 use crate::store::missing_replies_error;
 
 use self::outage::Outage;
@@ -162,102 +161,22 @@ impl Acquisition {
         }
     }
 
-    /// Waits until the store can be called for the remaining keys, or until a taken key is lost.
-    async fn enter(&mut self) -> Result<(), Refusal> {
-        let any_lost = self.any_lost();
-        let entering = async {
-            self.queue().await?;
-            self.yield_to_remote().await
-        };
-        tokio::select! {
-            biased;
-            outcome = entering => outcome,
-            error = any_lost => Err(error.into()),
-        }
-    }
-
     /// Returns the position of the first entry that is not taken yet.
     fn first_untaken(&self) -> usize {
         self.entries.iter().take_while(|entry| matches!(entry.stage, Stage::Taken(_))).count()
-    }
-
-    /// Waits for this client's permit of each key, in order.
-    async fn queue(&mut self) -> Result<(), Refusal> {
-        let core = Arc::clone(&self.core);
-        let (budget, policy, gives_up) = (self.budget, self.policy, self.gives_up);
-        let left = self.first_untaken();
-        for entry in self.entries[left..].iter_mut().filter(|e| e.permit.is_none()) {
-            let key = entry.hold.key();
-            let closed = |QueuesClosed| core.name_error(Error::closed(), Some(key));
-            // Even a try waits for the release of the previous local hold, because only the store's reply shows
-            // whether the key is held.
-            let should_wait =
-                |owner: &Owner, waiters| budget != Budget::Once || (waiters == 0 && owner.is_ending());
-            let entered = core.queues.enter_if(key, Owner::new(&entry.hold), should_wait).map_err(closed)?;
-            entry.permit = Some(match entered {
-                None => {
-                    return Err(failure_of(&core, key)
-                        .map_or_else(|| Refusal::Contended(Some(key.clone())), Refusal::Failed));
-                }
-                Some(EnterResult::Permit(permit)) => permit,
-                Some(EnterResult::Waiter(waiter)) => {
-                    let limit = match budget {
-                        Budget::Once => budget.of_call(core.timing.request_timeout),
-                        _ => budget.of_wait(),
-                    };
-                    tokio::select! {
-                        biased;
-                        permit = permitted(&core, waiter, key, policy, gives_up) => permit?,
-                        () = limit.passed() => {
-                            // Reports `Unavailable`, because this client's own unconfirmed release blocks the
-                            // key, not another holder.
-                            if is_ending(&core, key) == Some(true) || matches!(limit, Limit::Call(_)) {
-                                let message = "the store has not answered yet whether the hold of this key that was released here before is gone";
-                                let error = Error::new(ErrorKind::Unavailable, message);
-                                return Err(core.name_error(error, Some(key)).into());
-                            }
-                            return Err(failure_of(&core, key).map_or_else(|| Refusal::Contended(Some(key.clone())), Refusal::Failed));
-                        }
-                    }
-                }
-            });
-        }
-        Ok(())
-    }
-
-    /// Leaves keys that were just released here to the waiters of other clients for a while.
-    async fn yield_to_remote(&mut self) -> Result<(), Refusal> {
-        let core = Arc::clone(&self.core);
-        let now = || core.clock.now();
-        let yields = self.entries.iter().filter_map(|e| core.queues.yields_until(e.hold.key(), now));
-        let Some(until) = yields.max() else { return Ok(()) };
-        let left = match self.budget {
-            // Half of the budget stays for at least one attempt at the store.
-            Budget::Until(end) => end.saturating_duration_since(Instant::now()) / 2,
-            // A try waits for the whole yield: the reply *contended* would not be true, and tries in a loop
-            // would starve other clients.
-            Budget::Once | Budget::Forever => Duration::MAX,
-        };
-        let Some(key) = self.first_key(0) else { return Ok(()) };
-        let pause_for = until.since(now()).min(left);
-        let key = key.clone();
-        match Box::pin(pause(&core, &key, &Notify::new(), pause_for, self.budget.of_wait())).await? {
-            Paused::Over => Ok(()),
-            Paused::OutOfBudget => Err(self.out_of_budget()),
-        }
     }
 
     /// Returns the end of the entries in the next call, which starts at `at`. With a cooldown it is one entry,
     /// because a released grant starts its cooldown, and the next attempt would run into it.
     fn end_of_call(&self, at: usize) -> usize {
         let all = self.entries.len();
-        let cooling = self.entries[at..].iter().any(|e| e.hold.request.cooldown.is_some());
+        let cooling = self.entries[at..].iter().any(|e| e.hold.has_cooldown());
         if cooling { all.min(at + 1) } else { all }
     }
 
     /// Calls the store once for the entries of `range`. Returns for each `None` if granted, or why not.
     async fn ask(&mut self, range: Range<usize>) -> Result<Vec<Option<Contended>>, Refusal> {
-        let requests: Vec<_> = self.entries[range.clone()].iter().map(|e| e.hold.request.clone()).collect();
+        let requests: Vec<_> = self.entries[range.clone()].iter().map(|e| self.request(&e.hold)).collect();
         // Checked when the request is sent, because the attempt can be undone before the reply arrives.
         for entry in &mut self.entries[range.clone()] {
             entry.own_contention = self.core.unconfirmed.is_any(entry.hold.key());
@@ -265,6 +184,10 @@ impl Acquisition {
         let backend = Arc::clone(&self.core.backend);
         let call: StoreCall = Box::pin(async move { backend.acquire(requests).await });
         self.finish_call(range, call, self.budget.of_call(self.core.timing.request_timeout)).await
+    }
+
+    fn request(&self, hold: &Hold) -> Request {
+        Request { reserve: self.core.reserve(hold.key()), ..hold.request().clone() }
     }
 
     /// Runs `call` until the store answers, the limit passes, or the engine closes.
@@ -430,7 +353,7 @@ impl Acquisition {
                 Waiting::Poll { .. } => self.ask(at..at + 1).await?,
                 Waiting::Store => {
                     let (backend, stop) = (Arc::clone(&self.core.backend), CancellationToken::new());
-                    let request = self.entries[at].hold.request.clone();
+                    let request = self.request(&self.entries[at].hold);
                     self.stop = Some(stop.clone());
                     // The reply at the end of the wait is about the holder at that time.
                     self.entries[at].own_contention = false;

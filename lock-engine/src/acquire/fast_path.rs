@@ -56,16 +56,16 @@ pub(crate) fn attempt(
         return not_due(core, key, options.on_cooldown).map_or(Ok(FastPath::Contended), Err);
     };
     let mut begun = FastPathAttempt { hold: Some(hold), asked: Cell::new(false) };
-    if yields.is_some() && core.queues.yields_until(key, || core.clock.now()).is_some() {
+    if yields.is_some() && core.queues.yields(key, || core.clock.now()).is_some() {
         // Leaves the fast path, because the key is left to waiters of other clients for a while.
         return begun.ask(None);
     }
     let Some(hold) = &begun.hold else { return Ok(FastPath::Contended) };
     // Reads the clock only if needed: only a deadline and a cooldown count from the time of the request.
-    let timed = hold.lease.is_some() || hold.request.cooldown.is_some();
+    let timed = hold.lease.is_some() || hold.has_cooldown();
     let sent = if timed { core.clock.now() } else { Moment::from_nanos(0) };
     begun.asked.set(true);
-    let answer = core.backend.try_now(&hold.request);
+    let answer = core.backend.try_now(hold.request());
     begun.asked.set(false);
     let asks_again = |error: &Error| waits && !options.give_up_on_failure && is_passing(error.kind());
     match answer {
@@ -73,7 +73,7 @@ pub(crate) fn attempt(
         Some(Ok(Attempt::Granted(granted))) => match begun.hold.take() {
             Some(hold) => {
                 hold.delivery.deliver();
-                let cools = hold.request.cooldown.is_some();
+                let cools = hold.has_cooldown();
                 match hold.granted(granted, sent, None) {
                     Ok(guard) => Ok(FastPath::Granted(guard)),
                     // The grant came too late and is being released, so the caller waits for another one.
@@ -98,7 +98,7 @@ pub(crate) fn attempt(
         Some(Err(error)) => {
             core.metrics.count(Event::Failure);
             let hold = Arc::clone(hold);
-            let cools = hold.request.cooldown.is_some();
+            let cools = hold.has_cooldown();
             let mut release = PendingRelease::attempted(&hold, begun.give_up());
             release.outcome_unknown(core.unconfirmed.begin(key));
             core.release_in_background(release);

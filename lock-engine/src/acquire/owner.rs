@@ -8,6 +8,7 @@ use tokio::sync::Notify;
 use crate::acquire::queue::{self, SlotOwner};
 use crate::hold::Hold;
 use crate::hold::state::Phase;
+use crate::hold::tenure::Baton;
 
 /// The right to call the store for one key.
 pub(crate) type Permit = queue::Permit<Owner>;
@@ -20,11 +21,19 @@ pub(crate) struct Owner {
     pub(crate) wakeup: Option<Arc<Notify>>,
     /// The last failure of the store, while the owner retries.
     pub(crate) failure: Option<Error>,
+    /// Whether the caller can take over a hold: it waits for this key alone, or for the last of its keys. With another
+    /// key it would have the store's hold idle while it waits for those before it.
+    takes_over: bool,
 }
 
 impl Owner {
     pub(crate) fn new(hold: &Arc<Hold>) -> Self {
-        Self { hold: Arc::clone(hold), wakeup: None, failure: None }
+        Self { hold: Arc::clone(hold), wakeup: None, failure: None, takes_over: false }
+    }
+
+    /// Sets whether the caller can take over a hold.
+    pub(crate) fn takes_over(self, takes_over: bool) -> Self {
+        Self { takes_over, ..self }
     }
 
     /// Returns whether the hold has ended and only its release at the store is under way.
@@ -34,7 +43,25 @@ impl Owner {
 }
 
 impl SlotOwner for Owner {
+    type Baton = Baton;
+
     fn key(&self) -> &LockKey {
         self.hold.key()
+    }
+
+    fn suits(&self, baton: &Baton) -> bool {
+        self.takes_over && baton.suits(&self.hold)
+    }
+
+    fn pick_up(&self, baton: &Baton) {
+        baton.give_to(&self.hold);
+    }
+
+    fn keep(baton: Baton) {
+        baton.keep();
+    }
+
+    fn free(baton: Baton, permit: Permit) {
+        baton.free(permit);
     }
 }

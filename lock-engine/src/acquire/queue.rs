@@ -5,37 +5,58 @@
 //! goes to the first waiter or ends the slot. A dropped waiter leaves the queue, or passes on the permit if
 //! the permit was already given to it. So no permit is lost, whichever caller gives up.
 //!
+//! A permit can come with a *baton*: the store's hold, which a released hold passes to the next caller. It lies in the
+//! slot until the called waiter picks it up. A waiter that gives up passes it on with the permit, and closing the
+//! queues takes it away.
+//!
 //! All changes happen under the mutex of the key's shard, but wakers run outside it. `tests/queue_model.rs`
 //! checks this file with loom.
 
+mod permit;
+
 use std::collections::{BTreeMap, HashMap};
-use std::future::Future;
 use std::hash::BuildHasherDefault;
-use std::pin::Pin;
 use std::sync::{Arc, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::task::Waker;
 
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
-use leasehold_api::LockKey;
+use leasehold_api::{HolderId, LockKey};
 
 use crate::clock::Moment;
 use crate::store::hash::KeyHasher;
 use crate::sync::{Mutex, MutexGuard};
 
+pub(crate) use self::permit::{Permit, Waiter};
+
 const SHARDS: usize = 16;
 
 /// A value that the owner of a permit, or a waiter for it, leaves in the key's slot.
-pub(crate) trait SlotOwner {
+pub(crate) trait SlotOwner: Sized {
+    /// The store's hold on its way to the next caller. Dropping it releases the hold.
+    type Baton;
+
     fn key(&self) -> &LockKey;
+
+    /// Returns whether this waiter can have the baton. Called under the lock, like `pick_up`.
+    fn suits(&self, baton: &Self::Baton) -> bool;
+
+    /// Notes that this owner picks the baton up.
+    fn pick_up(&self, baton: &Self::Baton);
+
+    /// Leaves the hold to the caller that made the baton, which releases it.
+    fn keep(baton: Self::Baton);
+
+    /// Releases the hold, and passes the permit on after that.
+    fn free(baton: Self::Baton, permit: Permit<Self>);
 }
 
 /// The slots of all keys.
-pub(crate) struct Queues<V> {
+pub(crate) struct Queues<V: SlotOwner> {
     shards: [Mutex<Shard<V>>; SHARDS],
 }
 
-struct Shard<V> {
+struct Shard<V: SlotOwner> {
     slots: HashTable<Slot<V>>,
     closed: bool,
     /// The last number drawn. It is under the lock, because a separate atomic counter would cost about the
@@ -44,16 +65,26 @@ struct Shard<V> {
     ended: EndedGrants,
     /// Released keys for which other clients wait, and the time until which this client does not call the
     /// store for each of them.
-    yields: HashMap<LockKey, Moment, BuildHasherDefault<KeyHasher>>,
+    yields: HashMap<LockKey, Yield, BuildHasherDefault<KeyHasher>>,
     /// The number of yields at which the next sweep removes the expired ones.
     sweep_at: usize,
 }
 
-struct Slot<V> {
+/// The time for which a released key is left to other clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Yield {
+    pub(crate) until: Moment,
+    /// The holder, as the store knows it, that has released the key.
+    pub(crate) after: HolderId,
+}
+
+struct Slot<V: SlotOwner> {
     /// The permit owner's value. It contains the slot's key.
     value: V,
     /// The waiter that was given the permit and has not picked it up yet.
     called: Option<u64>,
+    /// The baton for the called waiter.
+    baton: Option<V::Baton>,
     /// Waiters by number, in order of arrival. The waker is set once the waiter was polled.
     queue: BTreeMap<u64, (V, Option<Waker>)>,
     next_waiter: u64,
@@ -65,6 +96,8 @@ pub(crate) struct EndedGrants {
     pub(crate) all: u64,
     /// Ended grants whose release the store confirmed before the permit was passed on.
     pub(crate) released: u64,
+    /// Released grants whose hold passed to the next caller.
+    pub(crate) handed_over: u64,
 }
 
 /// The outcome of a grant whose permit is passed on.
@@ -91,9 +124,8 @@ pub(crate) enum EnterResult<V: SlotOwner> {
 /// The result of [`Queues::try_enter`].
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum TryEnterResult {
-    /// The caller has the permit and must pass it on. Until the given time, waiters of other clients come
-    /// first.
-    Entered(Option<Moment>),
+    /// The caller has the permit and must pass it on. For the given time, waiters of other clients come first.
+    Entered(Option<Yield>),
     Occupied,
 }
 
@@ -164,13 +196,35 @@ impl<V: SlotOwner> Queues<V> {
         slot.next_waiter += 1;
         slot.queue.insert(number, (value, None));
         drop(shard);
-        let waiter = Waiter { queues: Arc::clone(self), key: key.clone(), number, done: false };
-        Ok(Some(EnterResult::Waiter(waiter)))
+        Ok(Some(EnterResult::Waiter(Waiter::new(self, key, number))))
     }
 
     /// Calls `f` with the value of the key's permit owner, if there is one.
     pub(crate) fn with<R>(&self, key: &LockKey, f: impl FnOnce(&mut V) -> R) -> Option<R> {
         self.shard(key).slot(key).map(|slot| f(&mut slot.value))
+    }
+
+    /// Calls `f` with the value of the key's permit owner and the baton in the slot, if there is an owner.
+    pub(crate) fn with_baton<R>(
+        &self,
+        key: &LockKey,
+        f: impl FnOnce(&mut V, &mut Option<V::Baton>) -> R,
+    ) -> Option<R> {
+        self.shard(key).slot(key).map(|slot| f(&mut slot.value, &mut slot.baton))
+    }
+
+    /// Returns the number of waiters for the permit of `key`.
+    pub(crate) fn waiters(&self, key: &LockKey) -> usize {
+        self.shard(key).slot(key).map_or(0, |slot| slot.queue.len())
+    }
+
+    /// Takes all batons out of the slots. The called waiters have their permits without them.
+    pub(crate) fn take_batons(&self) -> Vec<V::Baton> {
+        let mut batons = Vec::new();
+        for shard in &self.shards {
+            batons.extend(lock(shard).slots.iter_mut().filter_map(|slot| slot.baton.take()));
+        }
+        batons
     }
 
     /// Calls `f` with the value of every permit owner.
@@ -189,6 +243,7 @@ impl<V: SlotOwner> Queues<V> {
             let shard = lock(shard);
             ended.all += shard.ended.all;
             ended.released += shard.ended.released;
+            ended.handed_over += shard.ended.handed_over;
             now += shard.slots.iter().filter(|slot| is_live(&slot.value)).count() as u64;
         }
         (ended, now)
@@ -203,42 +258,50 @@ impl<V: SlotOwner> Queues<V> {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Leaves `key` to the waiters of other clients until `until`.
-    pub(crate) fn yield_key(&self, key: &LockKey, now: Moment, until: Moment) {
+    /// Leaves `key` to the waiters of other clients.
+    pub(crate) fn yield_key(&self, key: &LockKey, now: Moment, yields: Yield) {
         let mut shard = self.shard(key);
         // Sweeps only after the map has doubled, which keeps the cost per call constant.
         if shard.yields.len() >= shard.sweep_at.max(16) {
-            shard.yields.retain(|_, until| *until > now);
+            shard.yields.retain(|_, yields| yields.until > now);
             shard.sweep_at = shard.yields.len() * 2;
         }
-        shard.yields.insert(key.clone(), until);
+        shard.yields.insert(key.clone(), yields);
     }
 
-    /// Returns the time until which `key` is left to the waiters of other clients. Removes it if it has
-    /// passed.
-    pub(crate) fn yields_until(&self, key: &LockKey, now: impl FnOnce() -> Moment) -> Option<Moment> {
+    /// Returns for how long `key` is left to the waiters of other clients. Forgets it if the time has passed.
+    pub(crate) fn yields(&self, key: &LockKey, now: impl FnOnce() -> Moment) -> Option<Yield> {
         let mut shard = self.shard(key);
-        let until = *shard.yields.get(key)?;
-        if until > now() {
-            return Some(until);
+        let yields = *shard.yields.get(key)?;
+        if yields.until > now() {
+            return Some(yields);
         }
-        shard.yields.remove(key);
-        if shard.yields.is_empty() {
-            shard.yields.shrink_to_fit();
-        }
+        shard.end_yield(key);
         None
     }
 
-    /// Ends every wait with [`QueuesClosed`] and refuses later callers. Permits that are out stay out.
+    /// Leaves `key` to other clients no longer, because one of them was served.
+    pub(crate) fn end_yield(&self, key: &LockKey, served: Yield) {
+        let mut shard = self.shard(key);
+        if shard.yields.get(key) == Some(&served) {
+            shard.end_yield(key);
+        }
+    }
+
+    /// Ends every wait with [`QueuesClosed`] and refuses later callers. Permits that are out stay out. Batons that
+    /// no waiter has picked up are dropped.
     pub(crate) fn close(&self) {
-        let mut wakers = Vec::new();
+        let (mut wakers, mut batons) = (Vec::new(), Vec::new());
         for shard in &self.shards {
             let mut shard = lock(shard);
             shard.closed = true;
             for slot in &mut shard.slots {
+                batons.extend(slot.baton.take());
                 wakers.extend(slot.queue.values_mut().filter_map(|(_, waker)| waker.take()));
             }
         }
+        // Drops the batons first, so their releases are under way before a woken caller sees the end.
+        drop(batons);
         wakers.into_iter().for_each(Waker::wake);
     }
 
@@ -249,7 +312,7 @@ impl<V: SlotOwner> Queues<V> {
 
     /// Returns the permit of `key`, which the caller must have. Dropping it passes it on with `outcome`.
     pub(crate) fn permit(self: &Arc<Self>, key: &LockKey, outcome: GrantOutcome) -> Permit<V> {
-        Permit { queues: Arc::clone(self), key: key.clone(), outcome, armed: true }
+        Permit::new(self, key, outcome)
     }
 
     /// Passes the permit of `key` to the first waiter, or ends the slot. The caller must have the permit.
@@ -259,6 +322,44 @@ impl<V: SlotOwner> Queues<V> {
         drop(shard);
         if let Some(waker) = waker {
             waker.wake();
+        }
+    }
+
+    /// Passes the permit of `key` to the first waiter together with a baton, and returns `true`. Returns `false`, and
+    /// the caller still has the permit, if no caller waits, the baton does not suit the first waiter, or there is none.
+    /// `baton` is called under the lock.
+    pub(crate) fn hand_over(&self, key: &LockKey, baton: impl FnOnce() -> Option<V::Baton>) -> bool {
+        let mut shard = self.shard(key);
+        let waits = !shard.closed && shard.slot(key).is_some_and(|slot| !slot.queue.is_empty());
+        let Some(baton) = waits.then(baton).flatten() else { return false };
+        match shard.hand_over(key, baton) {
+            Ok((waker, old)) => {
+                shard.ended.all += 1;
+                shard.ended.released += 1;
+                shard.ended.handed_over += 1;
+                drop(shard);
+                drop(old);
+                if let Some(waker) = waker {
+                    waker.wake();
+                }
+                true
+            }
+            Err(baton) => {
+                drop(shard);
+                V::keep(baton);
+                false
+            }
+        }
+    }
+
+    /// Passes the permit of `key` on with its baton. The caller must have both.
+    fn pass_baton_on(self: &Arc<Self>, key: &LockKey, baton: V::Baton) {
+        let mut shard = self.shard(key);
+        let passed_on = if shard.closed { Err(baton) } else { shard.hand_over(key, baton) };
+        drop(shard);
+        match passed_on {
+            Ok((waker, _old)) => waker.into_iter().for_each(Waker::wake),
+            Err(baton) => V::free(baton, self.permit(key, GrantOutcome::NotGranted)),
         }
     }
 
@@ -279,19 +380,26 @@ fn shard_of(key: &LockKey) -> usize {
 }
 
 // Ignores poisoning, because no code panics between two changes under this mutex.
-fn lock<V>(shard: &Mutex<Shard<V>>) -> MutexGuard<'_, Shard<V>> {
+fn lock<V: SlotOwner>(shard: &Mutex<Shard<V>>) -> MutexGuard<'_, Shard<V>> {
     shard.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl<V> Slot<V> {
+impl<V: SlotOwner> Slot<V> {
     fn new(value: V) -> Self {
-        Self { value, called: None, queue: BTreeMap::new(), next_waiter: 0 }
+        Self { value, called: None, baton: None, queue: BTreeMap::new(), next_waiter: 0 }
     }
 }
 
 impl<V: SlotOwner> Shard<V> {
     fn slot(&mut self, key: &LockKey) -> Option<&mut Slot<V>> {
         self.slots.find_mut(hash_of(key), |slot| slot.value.key() == key)
+    }
+
+    fn end_yield(&mut self, key: &LockKey) {
+        self.yields.remove(key);
+        if self.yields.is_empty() {
+            self.yields.shrink_to_fit();
+        }
     }
 
     fn draw(&mut self, key: &LockKey) -> u64 {
@@ -325,118 +433,24 @@ impl<V: SlotOwner> Shard<V> {
         }
     }
 
+    /// Passes the key's permit and `baton` to the first waiter. Returns the waker to call and the value of the former
+    /// owner, to be dropped outside the lock. Fails if the baton suits no waiter.
+    fn hand_over(&mut self, key: &LockKey, baton: V::Baton) -> Result<(Option<Waker>, V), V::Baton> {
+        let Some(slot) = self.slot(key) else { return Err(baton) };
+        let suits = slot.queue.first_key_value().is_some_and(|(_, (value, _))| value.suits(&baton));
+        let Some((number, (value, waker))) = suits.then(|| slot.queue.pop_first()).flatten() else {
+            return Err(baton);
+        };
+        slot.called = Some(number);
+        slot.baton = Some(baton);
+        Ok((waker, std::mem::replace(&mut slot.value, value)))
+    }
+
     /// Shrinks the table, because keys that were used once must not keep memory.
     fn shrink(&mut self) {
         let (len, capacity) = (self.slots.len(), self.slots.capacity());
         if capacity > 64 && len < capacity / 8 {
             self.slots.shrink_to(len * 2, |slot| hash_of(slot.value.key()));
-        }
-    }
-}
-
-/// The right to call the store for one key. Dropping it passes it on.
-#[must_use = "dropping it hands it on"]
-pub(crate) struct Permit<V: SlotOwner> {
-    queues: Arc<Queues<V>>,
-    key: LockKey,
-    outcome: GrantOutcome,
-    armed: bool,
-}
-
-impl<V: SlotOwner> Permit<V> {
-    /// Passes the permit on, with the outcome of its grant.
-    pub(crate) fn pass_on(mut self, outcome: GrantOutcome) {
-        self.outcome = outcome;
-    }
-
-    /// Leaves the permit to the hold in the key's slot, and so to the caller that ends the hold.
-    pub(crate) fn give_to_hold(mut self) {
-        self.armed = false;
-    }
-}
-
-impl<V: SlotOwner> Drop for Permit<V> {
-    fn drop(&mut self) {
-        if self.armed {
-            self.queues.pass_on(&self.key, self.outcome);
-        }
-    }
-}
-
-impl<V: SlotOwner> std::fmt::Debug for Permit<V> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Permit").field(&self.key).finish()
-    }
-}
-
-/// A waiter in the queue of one key. Resolves to the permit. Dropping it leaves the queue.
-pub(crate) struct Waiter<V: SlotOwner> {
-    queues: Arc<Queues<V>>,
-    key: LockKey,
-    number: u64,
-    /// Whether the permit was picked up or the queues were found closed.
-    done: bool,
-}
-
-impl<V: SlotOwner> Future for Waiter<V> {
-    type Output = Result<Permit<V>, QueuesClosed>;
-
-    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.get_mut();
-        let mut shard = this.queues.shard(&this.key);
-        let closed = shard.closed;
-        // Without a slot the queues are closed, because the slot exists while this waiter is queued or
-        // called.
-        let Some(slot) = shard.slot(&this.key) else {
-            return Poll::Ready(Err(QueuesClosed));
-        };
-        if slot.called == Some(this.number) {
-            slot.called = None;
-            drop(shard);
-            this.done = true;
-            let permit = this.queues.permit(&this.key, GrantOutcome::NotGranted);
-            // If the queues are closed, the permit is dropped here, which passes it on to the next waiter.
-            return Poll::Ready(if closed { Err(QueuesClosed) } else { Ok(permit) });
-        }
-        if closed {
-            let left = slot.queue.remove(&this.number);
-            drop(shard);
-            drop(left);
-            this.done = true;
-            return Poll::Ready(Err(QueuesClosed));
-        }
-        let waker = slot.queue.get_mut(&this.number).map(|(_, waker)| waker);
-        let old = match waker {
-            Some(Some(known)) if known.will_wake(cx.waker()) => None,
-            Some(waker) => waker.replace(cx.waker().clone()),
-            None => None,
-        };
-        // Unlocks before the old waker is dropped, because dropping a waker can drop a task, and with it
-        // another waiter of this queue.
-        drop(shard);
-        drop(old);
-        Poll::Pending
-    }
-}
-
-impl<V: SlotOwner> Drop for Waiter<V> {
-    fn drop(&mut self) {
-        if self.done {
-            return;
-        }
-        let mut shard = self.queues.shard(&self.key);
-        let Some(slot) = shard.slot(&self.key) else { return };
-        if slot.called == Some(self.number) {
-            slot.called = None;
-            let (waker, _old) = shard.pass_on(&self.key, GrantOutcome::NotGranted);
-            drop(shard);
-            if let Some(waker) = waker {
-                waker.wake();
-            }
-        } else {
-            let left = slot.queue.remove(&self.number);
-            drop(shard);
-            drop(left);
         }
     }
 }

@@ -3,12 +3,14 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use leasehold_api::Error;
+use leasehold_api::{Error, LockKey};
 use tokio::sync::{Notify, oneshot};
 
 use crate::acquire::entry::StoreCall;
+use crate::clock::Moment;
 use crate::driver::outbox::PendingRelease;
 use crate::hold::Hold;
+use crate::hold::tenure::StoredId;
 
 /// The reply to a caller that waits for a renewal.
 pub(crate) type RenewReply = oneshot::Sender<Result<(), Error>>;
@@ -30,6 +32,8 @@ pub(crate) struct InboxBatch {
     pub(crate) abandoned: Vec<(StoreCall, Vec<PendingRelease>)>,
     /// Renewals that a caller waits for: the hold, its new TTL, and the reply.
     pub(crate) renew: Vec<(Arc<Hold>, Option<Duration>, RenewReply)>,
+    /// Chains of callers that pass a hold to each other: the key, the store's id of the hold, and the end of the chain.
+    pub(crate) chains: Vec<(LockKey, StoredId, Moment)>,
     /// Whether to close, because `close` was called or the last user of the engine is gone.
     pub(crate) close: bool,
     /// Whether the engine's runtime has ended.
@@ -72,6 +76,11 @@ impl Inbox {
     /// Requests a renewal of a hold now. Returns whether the inbox took the message.
     pub(crate) fn renew(&self, hold: Arc<Hold>, ttl: Option<Duration>, reply: RenewReply) -> bool {
         self.push(|batch| batch.renew.push((hold, ttl, reply)))
+    }
+
+    /// Requests that the driver releases the hold if no caller has picked it up when its chain ends.
+    pub(crate) fn watch_chain(&self, key: LockKey, id: StoredId, ends: Moment) {
+        self.push(|batch| batch.chains.push((key, id, ends)));
     }
 
     /// Requests that the driver releases all holds and ends.

@@ -12,6 +12,7 @@ use tokio::time::timeout;
 use crate::clock::Moment;
 use crate::core::Core;
 use crate::hold::Hold;
+use crate::hold::lease_clock::LeaseClock;
 use crate::store::backend::{Backend, Renewed};
 use crate::store::missing_replies_error;
 
@@ -69,9 +70,19 @@ impl Core {
     /// seems to have lost the time `lost`.
     pub(crate) fn distrust(&self, now: Moment, lost: Duration) {
         let mut holds = Vec::new();
-        self.queues.for_each(|owner| holds.push(Arc::clone(&owner.hold)));
+        self.queues.for_each(|owner| {
+            let hold = &owner.hold;
+            // Under the lock, and also for a hold that is about to pass to the next caller, which takes over its times.
+            let is_stored = hold.is_live() || hold.place().is_some();
+            let distrust = |lease: &LeaseClock| lease.distrust(now, lost, hold.phase.is_renewing());
+            if is_stored && hold.lease.as_deref().is_some_and(distrust) {
+                holds.push(Arc::clone(hold));
+            }
+        });
+        // Releases the holds that no caller has picked up, because a caller must not get a hold in doubt.
+        drop(self.queues.take_batons());
         for hold in holds.iter().filter(|hold| hold.is_live()) {
-            if let Some(lease) = hold.lease.as_ref().filter(|lease| lease.distrust(now, lost)) {
+            if let Some(lease) = &hold.lease {
                 tracing::debug!(key = %hold.key(), store = %self.name, ?lost, "the wall clock is ahead; in doubt until the store confirms");
                 self.plan(hold, lease);
             }
@@ -97,7 +108,7 @@ fn settled(done: LookCall) -> impl Iterator<Item = (Arc<Hold>, Result<(), Error>
                     lease.heard(sent);
                 }
             }
-            Renewed::Gone(reason) => hold.lose(reason),
+            Renewed::Gone(reason) => hold.gone(reason),
         });
         (hold, answer)
     })

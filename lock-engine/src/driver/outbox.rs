@@ -13,7 +13,7 @@
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::time::Duration;
 
-use leasehold_api::{Error, ErrorKind, HolderId, LockKey};
+use leasehold_api::{Error, ErrorKind, LockKey};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -23,6 +23,7 @@ use crate::acquire::unconfirmed::UnconfirmedAttempt;
 use crate::driver::MAX_PARTS;
 use crate::driver::retries::{CallResult, FRESH_PAUSE, Retries, Unanswered};
 use crate::hold::Hold;
+use crate::hold::tenure::StoredId;
 use crate::store::backend::{Granted, HoldRef, ReleaseReply};
 use crate::store::missing_replies_error;
 
@@ -56,13 +57,13 @@ pub(crate) struct PendingRelease {
 impl PendingRelease {
     /// Makes the release of a hold whose request was sent.
     pub(crate) fn attempted(hold: &Hold, permit: Option<Permit>) -> Self {
-        Self::of(hold, HoldRef { unused: true, ..hold.reference() }, permit)
+        Self::of(hold, HoldRef { unused: !hold.was_used(), ..hold.reference() }, permit)
     }
 
     fn of(hold: &Hold, reference: HoldRef, permit: Option<Permit>) -> Self {
         let lasts = hold.lease.as_ref().and_then(|lease| lease.longest());
         // Includes a cooldown that ends with the release, because it may outlast the lease.
-        let cooldown = hold.request.cooldown.filter(|_| reference.unused).unwrap_or_default();
+        let cooldown = hold.request().cooldown.filter(|_| reference.unused).unwrap_or_default();
         let lasts = lasts.map(|lasts| lasts.max(cooldown));
         Self {
             hold: reference,
@@ -83,6 +84,13 @@ impl PendingRelease {
     /// Makes the release of a hold that was lost here and that the store may still have.
     pub(crate) fn lost(hold: &Hold) -> Self {
         Self { held: true, ..Self::of(hold, hold.reference(), None) }
+    }
+
+    /// Makes the release of a hold that should have passed to the next caller after its guard was released or dropped,
+    /// which is counted already.
+    pub(crate) fn handed_on(hold: &Hold, permit: Option<Permit>) -> Self {
+        let reference = HoldRef { unused: false, ..hold.reference() };
+        Self { held: true, ..Self::of(hold, reference, permit) }
     }
 
     /// Makes the release of a hold whose guard was released or dropped.
@@ -117,7 +125,7 @@ impl PendingRelease {
 /// The holds of one call, and the queue that they come from.
 #[derive(Debug)]
 pub(crate) struct ReleaseBatch {
-    holders: Vec<HolderId>,
+    holders: Vec<StoredId>,
     which: ReleaseQueue,
 }
 
@@ -148,9 +156,9 @@ pub(crate) struct CompletedRelease {
 }
 
 pub(crate) struct Outbox {
-    /// The holds to release, by holder id, because a hold that is added twice is released once.
-    entries: BTreeMap<HolderId, OutboxEntry>,
-    fresh: VecDeque<HolderId>,
+    /// The holds to release, by the store's id, because a hold that is added twice is released once.
+    entries: BTreeMap<StoredId, OutboxEntry>,
+    fresh: VecDeque<StoredId>,
     fresh_calls: usize,
     /// The earliest time of the next call for holds that are tried for the first time. Set if the last such
     /// call failed.
@@ -195,7 +203,7 @@ impl Outbox {
     }
 
     pub(crate) fn add(&mut self, release: PendingRelease, now: Instant) {
-        let holder = release.hold.holder;
+        let holder = StoredId::of(&release.hold);
         match self.entries.get_mut(&holder) {
             Some(known) => {
                 // Merges the two releases of the same hold. An existing permit or reply channel stays.
@@ -259,7 +267,7 @@ impl Outbox {
     pub(crate) fn left(&self) -> Vec<&LockKey> {
         let refused: HashSet<_> = self.refused.holders.iter().collect();
         let counts =
-            |(holder, entry): &(&HolderId, &OutboxEntry)| entry.release.held || !refused.contains(holder);
+            |(holder, entry): &(&StoredId, &OutboxEntry)| entry.release.held || !refused.contains(holder);
         self.entries.iter().filter(counts).map(|(_, entry)| &entry.release.hold.key).collect()
     }
 
@@ -290,7 +298,7 @@ impl Outbox {
     }
 
     /// Removes the holds of one call from their queue. Drops holds that the store has ended by itself.
-    fn take(&mut self, which: ReleaseQueue, now: Instant) -> (Vec<HolderId>, Vec<HoldRef>) {
+    fn take(&mut self, which: ReleaseQueue, now: Instant) -> (Vec<StoredId>, Vec<HoldRef>) {
         let share = self.unanswered.share();
         let queue = match which {
             ReleaseQueue::Fresh => &mut self.fresh,

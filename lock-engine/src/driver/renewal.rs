@@ -78,7 +78,7 @@ impl Core {
             hold.end_if_over();
             // Schedules only the hold's end, because a renewal is under way or the hold needs none. The
             // schedule ignores a hold that has ended.
-            if lease.renewing.load(Ordering::Acquire) || !lease.is_renewed() {
+            if hold.phase.is_renewing() || !lease.is_renewed() {
                 self.schedule.schedule(&hold, lease.end());
             } else if hold.is_live() {
                 let by = if any_renewal { now.after(lease.interval() / 2) } else { now };
@@ -107,7 +107,7 @@ impl Core {
         // Skips the renewal if no caller waits, or if the hold has ended.
         replies.retain(|reply| !reply.is_closed());
         let lease = hold.lease.as_ref().filter(|_| !replies.is_empty() && hold.is_live())?;
-        if lease.renewing.load(Ordering::Acquire) {
+        if hold.phase.is_renewing() {
             waiting.add(RenewalRequest { hold, ttl, replies });
             return None;
         }
@@ -115,11 +115,17 @@ impl Core {
         Some(vec![Renewal { hold, window, replies }])
     }
 
-    /// Makes one call for all `renewals`. A hold is in at most one call at a time.
+    /// Makes one call for all `renewals` whose holds are still live. A hold is in at most one call at a time. `None` if
+    /// there is nothing to renew.
     pub(crate) fn renew(
         &self,
-        renewals: Vec<Renewal>,
-    ) -> impl Future<Output = RenewalCall> + Send + 'static + use<> {
+        mut renewals: Vec<Renewal>,
+    ) -> Option<impl Future<Output = RenewalCall> + Send + 'static + use<>> {
+        // A hold that has ended possibly has passed to another caller, which would not know of this renewal.
+        renewals.retain(|renewal| renewal.hold.phase.begin_renewal());
+        if renewals.is_empty() {
+            return None;
+        }
         let mut limit = self.timing.request_timeout;
         let mut holds = Vec::with_capacity(renewals.len());
         let sent = self.clock.now();
@@ -137,12 +143,12 @@ impl Core {
             }
         }
         let backend = Arc::clone(&self.backend);
-        async move {
+        Some(async move {
             // Catches panics, also those before the first await: a panic counts as no answer.
             let call = async { timeout(limit, Arc::<dyn Backend>::clone(&backend).renew(holds)).await };
             let answers = AssertUnwindSafe(call).catch_unwind().await.ok().and_then(Result::ok);
             RenewalCall { sent, renewals, answers }
-        }
+        })
     }
 
     /// Settles the answers of a renewal.
@@ -163,9 +169,10 @@ impl Core {
                 )),
             };
             let Some(lease) = &hold.lease else { continue };
-            lease.renewing.store(false, Ordering::Release);
             lease.batch.store(batch, Ordering::Relaxed);
             let outcome = self.settle_renewal(&hold, lease, (sent, window), jitter, answer);
+            // After the times are set, because the hold can pass to another caller afterwards.
+            hold.phase.end_renewal();
             for reply in replies {
                 let _ = reply.send(outcome.clone());
             }
@@ -193,7 +200,7 @@ impl Core {
             }
             // The renewal came too late: the hold had ended here, which is final.
             Ok(Renewed::Extended) => hold.end_if_over(),
-            Ok(Renewed::Gone(reason)) => hold.lose(reason),
+            Ok(Renewed::Gone(reason)) => hold.gone(reason),
             Err(error) => {
                 self.metrics.count(Event::Failure);
                 tracing::debug!(key = %hold.key(), store = %self.name, %error, "renewal failed; it is repeated while the hold lasts");
@@ -214,13 +221,13 @@ impl Core {
 impl RenewalCall {
     /// Returns the holder ids of the call.
     pub(crate) fn holders(&self) -> Vec<HolderId> {
-        self.renewals.iter().map(|renewal| renewal.hold.request.holder).collect()
+        self.renewals.iter().map(|renewal| renewal.hold.id()).collect()
     }
 }
 
 impl QueuedRenewals {
     fn add(&mut self, mut request: RenewalRequest) {
-        let waiting = self.0.entry(request.hold.request.holder).or_default();
+        let waiting = self.0.entry(request.hold.id()).or_default();
         // Merges requests without a TTL into one renewal.
         match waiting.back_mut().filter(|last| last.ttl.is_none() && request.ttl.is_none()) {
             Some(last) => last.replies.append(&mut request.replies),

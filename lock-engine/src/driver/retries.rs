@@ -4,11 +4,11 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use leasehold_api::HolderId;
 use tokio::time::Instant;
 
 use crate::backoff::Backoff;
 use crate::driver::MAX_PARTS;
+use crate::hold::tenure::StoredId;
 
 /// The shortest time between two calls for holds that were not tried yet, while calls fail, because callers
 /// that try in a loop would load the store.
@@ -27,7 +27,7 @@ pub(crate) struct CallResult {
 
 /// Holds whose release failed. They are retried together, in one call.
 pub(crate) struct Retries {
-    pub(crate) holders: VecDeque<HolderId>,
+    pub(crate) holders: VecDeque<StoredId>,
     backoff: Backoff,
     pub(crate) due: Option<Instant>,
     pub(crate) in_flight: bool,
@@ -53,7 +53,7 @@ impl Retries {
     }
 
     /// Adds the `failed` holds for another try, and schedules it.
-    pub(crate) fn settle(&mut self, call: CallResult, failed: Vec<HolderId>, now: Instant) {
+    pub(crate) fn settle(&mut self, call: CallResult, failed: Vec<StoredId>, now: Instant) {
         self.in_flight &= !call.ours;
         self.holders.extend(failed);
         if call.ours && call.freed {
@@ -81,7 +81,7 @@ impl Retries {
 /// for the rest. The few rotate, to find a hold that the store can answer. The first reply restores small
 /// calls.
 pub(crate) struct Unanswered {
-    pub(crate) holders: VecDeque<HolderId>,
+    pub(crate) holders: VecDeque<StoredId>,
     backoff: Backoff,
     due: Option<Instant>,
     in_flight: usize,
@@ -128,7 +128,7 @@ impl Unanswered {
     }
 
     /// Adds the `unanswered` holds for another try, and schedules it.
-    pub(crate) fn settle(&mut self, call: CallResult, unanswered: Vec<HolderId>, now: Instant) {
+    pub(crate) fn settle(&mut self, call: CallResult, unanswered: Vec<StoredId>, now: Instant) {
         self.in_flight = self.in_flight.saturating_sub(usize::from(call.ours));
         self.any_answer |= call.answered;
         if self.any_answer {

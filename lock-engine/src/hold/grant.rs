@@ -32,7 +32,11 @@ impl Grant for Hold {
     }
 
     fn holder(&self) -> HolderId {
-        self.request.holder
+        self.id()
+    }
+
+    fn stored_holder(&self) -> HolderId {
+        self.stored_id().get()
     }
 
     fn token(&self) -> Option<FencingToken> {
@@ -64,7 +68,7 @@ impl Grant for Hold {
     }
 
     fn extension(&self, id: TypeId) -> Option<&(dyn Any + Send + Sync)> {
-        Self::extension(self).filter(|e| (*e).type_id() == id)
+        Self::extension(self, id)
     }
 
     fn renew(self: Arc<Self>, ttl: Option<Duration>) -> BoxFuture<'static, Result<(), Error>> {
@@ -80,8 +84,10 @@ impl Grant for Hold {
     }
 
     fn release(self: Arc<Self>) -> Release {
-        if let Err(error) = self.begin_release() {
-            return Release::ready(Err(error.with_operation(Operation::Release)));
+        match self.begin_release() {
+            Ok(true) => return Release::ready(Ok(())),
+            Ok(false) => {}
+            Err(error) => return Release::ready(Err(error.with_operation(Operation::Release))),
         }
         match self.release_now() {
             Some(answer) => Release::ready(self.released(answer)),
@@ -90,8 +96,10 @@ impl Grant for Hold {
     }
 
     fn release_in_batch(self: Arc<Self>) -> Release {
-        if let Err(error) = self.begin_release() {
-            return Release::ready(Err(error.with_operation(Operation::Release)));
+        match self.begin_release() {
+            Ok(true) => return Release::ready(Ok(())),
+            Ok(false) => {}
+            Err(error) => return Release::ready(Err(error.with_operation(Operation::Release))),
         }
         if let Some(answer) = self.release_now() {
             return Release::ready(self.released(answer));
@@ -107,10 +115,10 @@ impl Grant for Hold {
     }
 
     fn abandon(self: Arc<Self>) {
-        if self.begin_release().is_err() {
+        if !matches!(self.begin_release(), Ok(false)) {
             return;
         }
-        let release = || self.core.backend.release_now(self.key(), self.request.holder);
+        let release = || self.call_release_now();
         // Catches panics, because dropping a guard must not panic.
         let answer = if self.ends_cooldown() { Ok(None) } else { catch_unwind(AssertUnwindSafe(release)) };
         match answer.unwrap_or(None) {
@@ -165,16 +173,21 @@ impl Hold {
     /// on.
     fn release_now(&self) -> Option<Result<ReleaseReply, Error>> {
         let panics = ReleasePanics(self);
-        let answer = self.core.backend.release_now(self.key(), self.request.holder);
+        let answer = self.call_release_now();
         mem::forget(panics);
         answer
+    }
+
+    /// Calls the store to release without I/O.
+    pub(crate) fn call_release_now(&self) -> Option<Result<ReleaseReply, Error>> {
+        self.core.backend.release_now(self.key(), self.stored_id().get())
     }
 
     /// Settles the reply to a release, and passes the permit on.
     fn released(&self, answer: Result<ReleaseReply, Error>) -> Result<(), Error> {
         match answer {
             Ok(freed) => {
-                self.core.yield_if_remote_waiters(self.key(), freed);
+                self.core.yield_if_remote_waiters(self.key(), self.stored_id(), freed);
                 if freed.was_held {
                     self.core.metrics.publish(Event::Released);
                     self.core.queues.pass_on(self.key(), GrantOutcome::Released);

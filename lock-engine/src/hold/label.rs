@@ -2,7 +2,6 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use futures_util::FutureExt as _;
 use leasehold_api::{Error, ErrorKind, Operation};
@@ -19,10 +18,10 @@ impl Hold {
             return Err(named(Error::unsupported("label that can be changed")));
         }
         self.current_validity();
-        if !self.is_live() {
+        // The next caller of the key here has another label, so the hold must not pass to it.
+        if !self.phase.pin() {
             return Err(ended());
         }
-        self.relabelled.store(true, Ordering::Release);
         let (backend, limit) = (Arc::clone(&self.core.backend), self.core.timing.request_timeout);
         let reference = self.reference();
         // Calls the store in a separate task, because the caller can drop this future half-way.

@@ -1,6 +1,6 @@
 //! The times of a hold that ends unless it is renewed or confirmed, or that has a maximum hold.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -38,8 +38,6 @@ pub(crate) struct LeaseClock {
     limit: AtomicU64,
     /// The hold's time (ns) in the renewal schedule, written under the schedule's lock.
     pub(crate) due: AtomicU64,
-    /// Whether a renewal is under way.
-    pub(crate) renewing: AtomicBool,
     /// The maximum number of holds in a renewal call with this hold. Lower after a call without any answer,
     /// because one hold can block the others.
     pub(crate) batch: AtomicUsize,
@@ -80,7 +78,6 @@ impl LeaseClock {
             max_hold,
             limit: AtomicU64::new(Moment::NEVER.as_nanos()),
             due: AtomicU64::new(0),
-            renewing: AtomicBool::new(false),
             batch: AtomicUsize::new(usize::MAX),
         })
     }
@@ -121,14 +118,14 @@ impl LeaseClock {
     }
 
     /// Notes that the clock has lost `lost` by `now`. If that is more than the lease's margin, puts the hold in
-    /// doubt, schedules a query of the store, and returns `true`.
-    pub(crate) fn distrust(&self, now: Moment, lost: Duration) -> bool {
+    /// doubt, schedules a query of the store unless a renewal is under way, and returns `true`.
+    pub(crate) fn distrust(&self, now: Moment, lost: Duration, is_renewing: bool) -> bool {
         if self.kept_by != KeptBy::Lease || lost <= self.window() / 10 {
             return false;
         }
         self.distrusted.store(now.as_nanos(), Ordering::Release);
         let next = if self.look.is_some() { &self.look_at } else { &self.renew_at };
-        if !self.renewing.load(Ordering::Acquire) {
+        if !is_renewing {
             next.store(now.as_nanos(), Ordering::Release);
         }
         self.moved.notify_waiters();
@@ -156,7 +153,6 @@ impl LeaseClock {
 
     /// Notes that a renewal is under way, which replaces a look.
     pub(crate) fn mark_sent(&self) {
-        self.renewing.store(true, Ordering::Release);
         self.renew_at.store(Moment::NEVER.as_nanos(), Ordering::Release);
         self.look_at(Moment::NEVER);
     }
@@ -215,6 +211,36 @@ impl LeaseClock {
 
     pub(crate) fn max_hold(&self) -> Option<Duration> {
         self.max_hold
+    }
+
+    /// Returns whether a hold can pass to another one at `now`, whose clock is `next`, and be picked up until `ends`:
+    /// the store counts the same time for both, has confirmed the hold less than an interval ago, and has answered
+    /// every renewal.
+    pub(crate) fn may_pass_to(&self, next: &Self, now: Moment, ends: Moment) -> bool {
+        let window = self.window.load(Ordering::Acquire);
+        let is_alike = self.kept_by == next.kept_by && window == next.window.load(Ordering::Acquire);
+        let is_sure = self.shortest_unknown.load(Ordering::Acquire) == u64::MAX
+            && self.longest.load(Ordering::Acquire) == window;
+        let is_fresh = !self.is_renewed() || now.after(self.interval()) < self.doubt();
+        is_alike && is_sure && is_fresh && ends < self.doubt() && now < self.end()
+    }
+
+    /// Takes over the times of `from`, whose hold passes to the hold of this clock. The maximum hold stays its own.
+    pub(crate) fn take_over(&self, from: &Self) {
+        let times = [
+            (&self.window, &from.window),
+            (&self.shortest_unknown, &from.shortest_unknown),
+            (&self.longest, &from.longest),
+            (&self.deadline, &from.deadline),
+            (&self.doubt, &from.doubt),
+            (&self.distrusted, &from.distrusted),
+            (&self.renew_at, &from.renew_at),
+            (&self.look_at, &from.look_at),
+        ];
+        for (ours, theirs) in times {
+            ours.store(theirs.load(Ordering::Acquire), Ordering::Release);
+        }
+        self.batch.store(from.batch.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
     /// Returns whether the hold is renewed or confirmed.

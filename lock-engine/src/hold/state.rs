@@ -17,6 +17,11 @@
 //! it, and exactly one wins. The winner then owns the key's permit, with one exception: if a hold is lost while
 //! its request is at the store, the acquisition keeps the permit, because it still has a call to undo.
 //!
+//! Two flags stand in the same byte, because a release decides by them whether the store's hold may pass to the
+//! next caller. [`PINNED`] says that something can outlive the guard, such as a transaction under a fence or a new label, and
+//! [`RENEWING`] that a renewal is under way, whose outcome the next caller would not know. Both can be set only
+//! while the hold is live. So the release sees each flag, or whoever sets it sees that the hold has ended.
+//!
 //! `tests/state_model.rs` checks this file with loom.
 
 use std::sync::{Arc, PoisonError};
@@ -63,7 +68,7 @@ pub(crate) enum LoseResult {
 /// The phase as one atomic byte, and the signal of the end.
 #[derive(Debug)]
 pub(crate) struct AtomicPhase {
-    /// A phase, and [`WATCHED`] once a watcher has the signal.
+    /// A phase, [`WATCHED`] once a watcher has the signal, and the flags of a live hold.
     byte: AtomicU8,
     signal: Mutex<Option<Arc<LossSignal>>>,
 }
@@ -71,9 +76,19 @@ pub(crate) struct AtomicPhase {
 /// A watcher waits for the end, so the caller that ends the hold must fire the signal. A watcher that sets this
 /// on an ended hold fires the signal itself.
 const WATCHED: u8 = 0x80;
+/// A caller has the extension of the hold, or has changed its label.
+const PINNED: u8 = 0x40;
+/// A renewal of the hold is under way.
+const RENEWING: u8 = 0x08;
+const FLAGS: u8 = WATCHED | PINNED | RENEWING;
+
+/// How the hold was lost, beside the place of the reason.
+const KIND: u8 = 0x30;
 const LOST: u8 = 0x10;
 const LOST_PENDING: u8 = 0x20;
-const LOST_FAST: u8 = 0x40;
+const LOST_FAST: u8 = 0x30;
+const PLACE: u8 = 0x07;
+const _: () = assert!(LossReason::ALL.len() <= PLACE as usize + 1, "each reason has a place");
 
 impl Phase {
     fn byte(self) -> u8 {
@@ -93,16 +108,17 @@ impl Phase {
     }
 
     fn of(byte: u8) -> Self {
-        let reason = || LossReason::ALL.get(usize::from(byte & 0x0f)).copied().unwrap_or(LossReason::Gone);
-        match byte & !WATCHED {
-            0 => Self::Pending,
-            1 => Self::Live,
-            2 => Self::Released,
-            3 => Self::Abandoned,
-            4 => Self::Fast,
-            byte if byte & LOST != 0 => Self::Lost(reason()),
-            byte if byte & LOST_FAST != 0 => Self::LostFast(reason()),
-            _ => Self::LostPending(reason()),
+        let place = byte & PLACE;
+        let reason = || LossReason::ALL.get(usize::from(place)).copied().unwrap_or(LossReason::Gone);
+        match (byte & KIND, place) {
+            (LOST, _) => Self::Lost(reason()),
+            (LOST_PENDING, _) => Self::LostPending(reason()),
+            (LOST_FAST, _) => Self::LostFast(reason()),
+            (_, 0) => Self::Pending,
+            (_, 1) => Self::Live,
+            (_, 2) => Self::Released,
+            (_, 4) => Self::Fast,
+            (_, _) => Self::Abandoned,
         }
     }
 
@@ -134,9 +150,44 @@ impl AtomicPhase {
         self.step(Phase::Pending, |phase| phase == Phase::Fast).map(drop)
     }
 
-    /// Ends the hold by a release of its guard. Fails with the phase in which the hold ended before.
-    pub(crate) fn release(&self) -> Result<(), Phase> {
-        self.step(Phase::Released, |phase| phase == Phase::Live).map(drop)
+    /// Ends the hold by a release of its guard. Returns whether the store's hold can pass to the next caller, because
+    /// no caller has the extension, and no renewal is under way. Fails with the phase in which the hold ended before.
+    pub(crate) fn release(&self) -> Result<bool, Phase> {
+        let before = self.step(Phase::Released, |phase| phase == Phase::Live)?;
+        Ok(before & (PINNED | RENEWING) == 0)
+    }
+
+    /// Notes that the store's hold must not pass to the next caller, because a caller gets its extension or changes its
+    /// label. Returns `false` if the hold is not live, and the caller must then do neither.
+    pub(crate) fn pin(&self) -> bool {
+        self.flag(PINNED)
+    }
+
+    /// Notes that a renewal is about to be sent. Returns `false` if the hold is not live, and the renewal is then not
+    /// sent.
+    pub(crate) fn begin_renewal(&self) -> bool {
+        self.flag(RENEWING)
+    }
+
+    /// Notes that the outcome of the renewal is known, or that it is over without one.
+    pub(crate) fn end_renewal(&self) {
+        self.byte.fetch_and(!RENEWING, Ordering::AcqRel);
+    }
+
+    pub(crate) fn is_renewing(&self) -> bool {
+        self.byte.load(Ordering::Acquire) & RENEWING != 0
+    }
+
+    /// Sets `flag` if the hold is live, and returns whether it is.
+    fn flag(&self, flag: u8) -> bool {
+        let mut before = self.byte.load(Ordering::Acquire);
+        while Phase::of(before) == Phase::Live {
+            match self.byte.compare_exchange(before, before | flag, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) => return true,
+                Err(now) => before = now,
+            }
+        }
+        false
     }
 
     /// Gives the request up before the hold is live. Returns whether the caller has the permit now. It has
@@ -172,8 +223,8 @@ impl AtomicPhase {
         signal.subscribe()
     }
 
-    /// Goes to `to` from a phase that `is_allowed`. Returns that phase, or fails with the current one.
-    fn step(&self, to: Phase, is_allowed: impl Fn(Phase) -> bool) -> Result<Phase, Phase> {
+    /// Goes to `to` from a phase that `is_allowed`. Returns the byte before, or fails with the current phase.
+    fn step(&self, to: Phase, is_allowed: impl Fn(Phase) -> bool) -> Result<u8, Phase> {
         let mut before = self.byte.load(Ordering::Acquire);
         loop {
             let phase = Phase::of(before);
@@ -181,18 +232,17 @@ impl AtomicPhase {
                 return Err(phase);
             }
             match self.swap(before, to) {
-                Ok(()) => return Ok(phase),
+                Ok(()) => return Ok(before),
                 Err(now) => before = now,
             }
         }
     }
 
-    /// Does one compare-and-swap that keeps [`WATCHED`]. Fires the signal if `to` is an end and a watcher
-    /// waits.
+    /// Does one compare-and-swap that keeps the flags. Fires the signal if `to` is an end and a watcher waits.
     fn swap(&self, before: u8, to: Phase) -> Result<(), u8> {
-        let watched = before & WATCHED;
-        self.byte.compare_exchange(before, to.byte() | watched, Ordering::AcqRel, Ordering::Acquire)?;
-        if watched != 0 {
+        let after = to.byte() | before & FLAGS;
+        self.byte.compare_exchange(before, after, Ordering::AcqRel, Ordering::Acquire)?;
+        if before & WATCHED != 0 {
             let signal = self.signal().clone();
             if let Some(signal) = signal {
                 notify(&signal, to);
@@ -230,7 +280,8 @@ mod tests {
             .flat_map(|r| [Phase::Lost(*r), Phase::LostPending(*r), Phase::LostFast(*r)]);
         for phase in plain.into_iter().chain(lost) {
             assert_eq!(Phase::of(phase.byte()), phase);
-            assert_eq!(Phase::of(phase.byte() | WATCHED), phase);
+            assert_eq!(phase.byte() & FLAGS, 0);
+            assert_eq!(Phase::of(phase.byte() | FLAGS), phase);
         }
     }
 }

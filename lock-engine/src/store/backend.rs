@@ -11,6 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::clock::Moment;
 use crate::store::events::Events;
+use crate::store::token::Reserved;
 
 /// A store, as the engine sees it. [`Engine`](crate::Engine) turns it into a `Lock`.
 ///
@@ -108,6 +109,15 @@ pub trait Backend: Debug + Display + Send + Sync + 'static {
     /// If the hold is [`unused`](HoldRef::unused), its cooldown ends. Repeating the call does no harm.
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>>;
 
+    /// Returns whether another client was granted the key since this client's `holder` released it, by a read that
+    /// the engine can drop at any point. After a release that found waiters ([`ReleaseReply::waiters`]), the engine
+    /// leaves the key to other clients until one of them was served. `None` if the store cannot tell, which is the
+    /// default: the engine then leaves the key alone for the whole time.
+    async fn was_served(&self, key: &LockKey, holder: HolderId) -> Option<bool> {
+        let _ = (key, holder);
+        None
+    }
+
     /// Releases like [`release`](Self::release), after the backend's runtime has ended. The tasks and
     /// connections of that runtime are gone or about to go. The engine calls this for about a second, on
     /// another runtime with timers and I/O. The backend can open a new connection there. [`abort`](Self::abort)
@@ -152,9 +162,9 @@ pub struct Request {
     /// Whether the caller keeps waiting if the key is held. The store should note only such a caller for a
     /// hint.
     pub waits: bool,
-    /// The number of tokens to reserve beyond the grant's own, for callers of this client that would share
-    /// the hold ([`token::LOCAL_BITS`](crate::token::LOCAL_BITS)). Always 0, because this engine calls the
-    /// store for each grant.
+    /// The number of tokens to set aside beyond the grant's own, because callers of this client wait and take
+    /// over the hold one after another ([`Granted::reserved`]). Zero if no caller waits. A store may set aside
+    /// fewer, or more.
     pub reserve: u16,
 }
 
@@ -216,6 +226,10 @@ pub struct Granted {
     /// Data that the backend keeps with this hold (a lease id, a file). It comes back in [`HoldRef::state`], so
     /// a backend needs no table for it.
     pub state: Option<OpaqueState>,
+    /// The tokens that the store has set aside for this grant, drawn together with its own. Callers of this
+    /// client then pass the hold to each other without a call of the store, each with the next of these tokens,
+    /// for up to [`Timing::handover_for`]. By default none, and the hold is released after its first caller.
+    pub reserved: Reserved,
 }
 
 impl Granted {
@@ -223,6 +237,13 @@ impl Granted {
     #[must_use]
     pub fn with_token(token: Option<FencingToken>) -> Self {
         Self { token, ..Self::default() }
+    }
+
+    /// Sets the tokens that the store has set aside for this grant.
+    #[must_use]
+    pub fn reserved(mut self, reserved: Reserved) -> Self {
+        self.reserved = reserved;
+        self
     }
 }
 
@@ -318,7 +339,8 @@ pub struct Timing {
     pub waiting: Waiting,
     /// How long this client leaves a key to other waiters after a release that found some
     /// ([`ReleaseReply::waiters`]). For stores with [`Waiting::Store`] where some clients wait outside the
-    /// store's queue. With [`Waiting::Poll`] the client always leaves the key for one and a half intervals.
+    /// store's queue. With [`Waiting::Poll`] the client always leaves the key for one and a half intervals, or until
+    /// [`Backend::was_served`].
     pub yield_to_remote: Option<Duration>,
     /// The interval of [`look`](Backend::look), at most a sixth of the TTL, which checks whether leases still
     /// exist. For stores with leases on another machine. It bounds how long a guard can read valid after its
@@ -326,12 +348,16 @@ pub struct Timing {
     pub look: Option<Duration>,
     /// The confirmation of holds, for stores without leases whose holds can still end.
     pub confirm: Option<Confirm>,
+    /// How long callers of this client pass one hold of the store to each other, counted from when the granted
+    /// request was sent. [`Events::awaited`] ends it at once. Zero for a store that grants each hold itself.
+    /// The engine declares it as [`Capabilities::handover_for`].
+    pub handover_for: Duration,
     /// The time limit of `close`.
     pub close: Duration,
 }
 
 impl Default for Timing {
-    /// Returns 10 s for a call, polling every 100 ms, neither look nor confirmation, and 10 s for closing.
+    /// Returns 10 s for a call, polling every 100 ms, no look, confirmation or hand-over, and 10 s for closing.
     fn default() -> Self {
         Self {
             request_timeout: Duration::from_secs(10),
@@ -339,6 +365,7 @@ impl Default for Timing {
             yield_to_remote: None,
             look: None,
             confirm: None,
+            handover_for: Duration::ZERO,
             close: Duration::from_secs(10),
         }
     }

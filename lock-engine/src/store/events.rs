@@ -6,7 +6,7 @@ use leasehold_api::{HolderId, LockKey, LossReason};
 
 use crate::clock::{Clock, Moment};
 use crate::core::Core;
-use crate::hold::Hold;
+use crate::hold::tenure::{Baton, StoredId, Tenure};
 
 /// The channel from a backend to its engine. Cheap to clone. Does nothing once the engine is gone.
 #[derive(Clone, Debug)]
@@ -23,22 +23,18 @@ impl Events {
 
     /// Reports that the store has ended this hold.
     pub fn lost(&self, key: &LockKey, holder: HolderId, reason: LossReason) {
-        if let Some(hold) = self.hold(key, holder) {
-            hold.lose(reason);
+        if let Some(core) = self.core.upgrade() {
+            core.lose_stored(key, StoredId::new(holder), reason);
         }
     }
 
-    /// Reports a request to this holder to release (`ask` of [`LockAdmin`](leasehold_api::LockAdmin)). A repeated report
-    /// has no effect.
+    /// Reports a request to this holder to release (`ask` of [`LockAdmin`](leasehold_api::LockAdmin)). The callers of
+    /// this client no longer pass the hold to each other. A repeated report has no effect.
     pub fn asked(&self, key: &LockKey, holder: HolderId) {
-        if let Some(hold) = self.hold(key, holder) {
+        let Some(core) = self.core.upgrade() else { return };
+        if let Some(hold) = core.end_chain(key, StoredId::new(holder)) {
             let _ = hold.asked.set(());
         }
-    }
-
-    fn hold(&self, key: &LockKey, holder: HolderId) -> Option<Arc<Hold>> {
-        let hold = self.core.upgrade()?.queues.with(key, |owner| owner.hold.clone());
-        hold.filter(|hold| hold.request.holder == holder)
     }
 
     /// Hints that the key may be free, and makes the waiting caller and the observers of the key look at once. A
@@ -50,6 +46,16 @@ impl Events {
         if let Some(wakeup) = wakeup.flatten() {
             wakeup.notify_one();
         }
+    }
+
+    /// Reports that another client waits for the key. Callers of this client then no longer pass the present
+    /// hold of the key to each other, and its next release goes to the store.
+    pub fn awaited(&self, key: &LockKey) {
+        let Some(core) = self.core.upgrade() else { return };
+        core.queues.with_baton(key, |owner, baton| {
+            let tenures = [owner.hold.tenure(), baton.as_ref().map(Baton::tenure)];
+            tenures.into_iter().flatten().for_each(Tenure::end_chain);
+        });
     }
 
     /// Reports that hints were possibly missed or that the clock was moved. All waiting callers poll at once,

@@ -59,6 +59,8 @@ pub enum Fault {
 pub struct ClientSetup {
     /// The offset of the client's clock from the store's.
     pub skew: Skew,
+    /// Whether the client passes no hold from one of its callers to the next, as with `handover=off`.
+    pub without_hand_over: bool,
 }
 
 impl ClientSetup {
@@ -79,6 +81,13 @@ impl ClientSetup {
     #[must_use]
     pub fn skew_behind(mut self, by: Duration) -> Self {
         self.skew = Skew::Behind(by);
+        self
+    }
+
+    /// Turns the hand-over between callers of the client off.
+    #[must_use]
+    pub fn without_hand_over(mut self) -> Self {
+        self.without_hand_over = true;
         self
     }
 }

@@ -15,6 +15,9 @@ use leasehold_api::{Error, ErrorKind};
 
 use crate::EngineBuilder;
 
+/// The values of the parameter `handover`, which turns the hand-over between callers of one client on or off.
+pub const HANDOVER: [(&str, bool); 2] = [("on", true), ("off", false)];
+
 /// The schemes of one store, and the function that reads its URLs.
 #[derive(Clone, Copy, Debug)]
 pub struct Scheme {

@@ -3,6 +3,7 @@
 mod distant;
 pub mod log;
 mod plain;
+pub mod relay;
 
 pub use distant::distant;
 pub use plain::{Plain, PlainNet, plain, start};

@@ -8,6 +8,7 @@ mod common;
 mod contention;
 mod ending;
 mod follow;
+mod handover;
 mod interleavings;
 mod life;
 mod look;

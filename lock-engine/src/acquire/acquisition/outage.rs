@@ -36,7 +36,7 @@ impl Acquisition {
         // late and took the permit along. The next attempt would be `NotDue`.
         let may_cool = |entry: &Entry| {
             let may_be_granted = !matches!(entry.stage, Stage::Idle) || entry.permit.is_none();
-            may_be_granted && entry.hold.request.cooldown.is_some()
+            may_be_granted && entry.hold.has_cooldown()
         };
         let cooling = self.entries[self.first_untaken()..].iter().any(may_cool);
         is_passing(error.kind()) && !cooling && !self.gives_up && !self.budget.is_over()

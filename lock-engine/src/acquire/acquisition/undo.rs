@@ -51,7 +51,7 @@ impl Acquisition {
     /// its permit, even if the old hold was lost. Returns the old hold.
     pub(super) fn replace_hold(&mut self, at: usize) -> Arc<Hold> {
         let entry = &mut self.entries[at];
-        let request = &entry.hold.request;
+        let request = entry.hold.request();
         let request = Request { holder: self.core.new_holder_id(&request.key), ..request.clone() };
         let max_hold = entry.hold.lease.as_ref().and_then(|lease| lease.max_hold());
         let next = Hold::new(&self.core, request, max_hold, Phase::Pending);
@@ -94,13 +94,12 @@ impl Drop for Acquisition {
                 }
                 permit => permit,
             };
-            let request = &hold.request;
-            let now = AssertUnwindSafe(|| self.core.backend.release_now(&request.key, request.holder));
+            let now = AssertUnwindSafe(|| hold.call_release_now());
             // Releases without I/O if possible. If the backend panics, the driver releases the hold with I/O.
             let needs_io = call.is_some() || hold.ends_cooldown();
             let freed = if needs_io { None } else { catch_unwind(now).unwrap_or(None) };
             if let Some(Ok(freed)) = freed {
-                self.core.yield_if_remote_waiters(&request.key, freed);
+                self.core.yield_if_remote_waiters(hold.key(), hold.stored_id(), freed);
                 continue;
             }
             let mut release = PendingRelease::attempted(&hold, permit);

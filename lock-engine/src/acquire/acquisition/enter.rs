@@ -1,0 +1,184 @@
+//! The way to the store: the permits of the keys, and the time that is left to the waiters of other clients.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold_api::{Error, ErrorKind, LockKey, OnCooldown};
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout};
+
+use super::Acquisition;
+use crate::acquire::budget::{Budget, Limit, Refusal};
+use crate::acquire::entry::Stage;
+use crate::acquire::owner::{Owner, Permit};
+use crate::acquire::queue::{EnterResult, QueuesClosed, Yield};
+use crate::acquire::waiting::{Paused, failure_of, is_ending, pause, permitted};
+use crate::core::Core;
+use crate::hold::Hold;
+use crate::hold::tenure::Baton;
+
+/// The time until the first query whether a waiter of another client was served.
+const FIRST_LOOK: Duration = Duration::from_millis(1);
+
+/// How a caller waits for a permit.
+#[derive(Clone, Copy)]
+struct Patience {
+    budget: Budget,
+    policy: OnCooldown,
+    gives_up: bool,
+    /// Whether the caller still needs only this key.
+    is_last: bool,
+}
+
+impl Acquisition {
+    /// Waits until the store can be called for the remaining keys, or until a taken key is lost.
+    pub(super) async fn enter(&mut self) -> Result<(), Refusal> {
+        let any_lost = self.any_lost();
+        let entering = async {
+            self.queue().await?;
+            self.yield_to_remote().await
+        };
+        tokio::select! {
+            biased;
+            outcome = entering => outcome,
+            error = any_lost => Err(error.into()),
+        }
+    }
+
+    /// Waits for this client's permit of each key, in order. The permit can come with the store's hold.
+    async fn queue(&mut self) -> Result<(), Refusal> {
+        let core = Arc::clone(&self.core);
+        let (budget, policy, gives_up) = (self.budget, self.policy, self.gives_up);
+        let left = self.first_untaken();
+        for at in left..self.entries.len() {
+            if self.entries[at].permit.is_some() {
+                continue;
+            }
+            let is_last = at == left && at + 1 == self.entries.len();
+            let hold = Arc::clone(&self.entries[at].hold);
+            let mut permit = permit_for(&core, &hold, Patience { budget, policy, gives_up, is_last }).await?;
+            let baton = permit.take_baton();
+            self.entries[at].permit = Some(permit);
+            if let Some(baton) = baton {
+                self.take_over(at, baton)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a guard of the hold that was passed on with the permit of the entry at `at`.
+    fn take_over(&mut self, at: usize, baton: Baton) -> Result<(), Refusal> {
+        let entry = &mut self.entries[at];
+        match entry.permit.take() {
+            Some(permit) if entry.hold.has_time() => {
+                baton.keep();
+                entry.stage = Stage::Taken(Arc::clone(&entry.hold).taken_over(permit)?);
+            }
+            // The caller was polled too late, and calls the store. It can run into its own hold there, which is being
+            // released.
+            permit => {
+                entry.permit = permit;
+                drop(self.replace_hold(at));
+                drop(baton);
+            }
+        }
+        Ok(())
+    }
+
+    /// Leaves keys that were just released here to the waiters of other clients for a while, or until one was served.
+    async fn yield_to_remote(&mut self) -> Result<(), Refusal> {
+        let core = Arc::clone(&self.core);
+        let left = &self.entries[self.first_untaken()..];
+        let yields = left.iter().filter_map(|e| {
+            let key = e.hold.key();
+            core.queues.yields(key, || core.clock.now()).map(|yields| (key, yields))
+        });
+        let Some((key, yields)) = yields.max_by_key(|(_, yields)| yields.until) else { return Ok(()) };
+        let budget = match self.budget {
+            // Half of the budget stays for at least one attempt at the store.
+            Budget::Until(end) => end.saturating_duration_since(Instant::now()) / 2,
+            // A try waits for the whole yield: the reply *contended* would not be true, and tries in a loop
+            // would starve other clients.
+            Budget::Once | Budget::Forever => Duration::MAX,
+        };
+        let (key, limit) = (key.clone(), self.budget.of_wait());
+        match Box::pin(leave(&core, &key, yields, budget, limit)).await? {
+            Paused::Over => Ok(()),
+            Paused::OutOfBudget => Err(self.out_of_budget()),
+        }
+    }
+}
+
+/// Waits for this client's permit of the key of `hold`.
+async fn permit_for(core: &Core, hold: &Arc<Hold>, patience: Patience) -> Result<Permit, Refusal> {
+    let Patience { budget, policy, gives_up, is_last } = patience;
+    let key = hold.key();
+    let closed = |QueuesClosed| core.name_error(Error::closed(), Some(key));
+    // Even a try waits for the release of the previous local hold, because only the store's reply shows whether the key
+    // is held.
+    let should_wait = |owner: &Owner, waiters| budget != Budget::Once || (waiters == 0 && owner.is_ending());
+    let contended =
+        || failure_of(core, key).map_or_else(|| Refusal::Contended(Some(key.clone())), Refusal::Failed);
+    let owner = Owner::new(hold).takes_over(is_last);
+    let waiter = match core.queues.enter_if(key, owner, should_wait).map_err(closed)? {
+        None => return Err(contended()),
+        Some(EnterResult::Permit(permit)) => return Ok(permit),
+        Some(EnterResult::Waiter(waiter)) => waiter,
+    };
+    let limit = match budget {
+        Budget::Once => budget.of_call(core.timing.request_timeout),
+        _ => budget.of_wait(),
+    };
+    tokio::select! {
+        biased;
+        permit = permitted(core, waiter, key, policy, gives_up) => permit,
+        () = limit.passed() => {
+            // Reports `Unavailable`, because this client's own unconfirmed release blocks the key, not another holder.
+            if is_ending(core, key) == Some(true) || matches!(limit, Limit::Call(_)) {
+                let message = "the store has not answered yet whether the hold of this key that was released here before is gone";
+                let error = Error::new(ErrorKind::Unavailable, message);
+                return Err(core.name_error(error, Some(key)).into());
+            }
+            Err(contended())
+        }
+    }
+}
+
+/// Leaves `key` to other clients, for at most `longest`.
+async fn leave(
+    core: &Core,
+    key: &LockKey,
+    yields: Yield,
+    longest: Duration,
+    limit: Limit,
+) -> Result<Paused, Refusal> {
+    let begun = Instant::now();
+    let longest = yields.until.since(core.clock.now()).min(longest);
+    // Queries the store soon, because a notified waiter is served at once, then more and more rarely, because other
+    // waiters poll.
+    let mut next = FIRST_LOOK;
+    loop {
+        let left = longest.saturating_sub(begun.elapsed());
+        if let Paused::OutOfBudget = pause(core, key, &Notify::new(), left.min(next), limit).await? {
+            return Ok(Paused::OutOfBudget);
+        }
+        let left = longest.saturating_sub(begun.elapsed());
+        if left.is_zero() {
+            return Ok(Paused::Over);
+        }
+        let served = tokio::select! {
+            biased;
+            () = core.closing.cancelled() => return Err(core.name_error(Error::closed(), Some(key)).into()),
+            () = limit.passed() => return Ok(Paused::OutOfBudget),
+            served = timeout(left, core.backend.was_served(key, yields.after)) => served,
+        };
+        match served {
+            Ok(Some(true)) => {
+                core.queues.end_yield(key, yields);
+                return Ok(Paused::Over);
+            }
+            Ok(Some(false)) | Err(_) => next = next.saturating_mul(2),
+            Ok(None) => next = Duration::MAX,
+        }
+    }
+}
