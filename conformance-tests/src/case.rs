@@ -134,6 +134,12 @@ pub enum Need {
     Keyed,
     /// A harness that can notify a client of a loss.
     LateLoss,
+    /// A store on which a client passes its hold from one of its callers to the next.
+    HandOver,
+    /// A harness that can turn the hand-over of a client off, if the store declares one.
+    HandOverOff,
+    /// A store with a fence.
+    Fence,
 }
 
 /// The decision whether a case runs.
@@ -226,6 +232,13 @@ impl Need {
             Self::Restart => fault(set.restart, "restart the store"),
             Self::Keyed => fault(set.keys, "disturb single keys"),
             Self::LateLoss => fault(set.late_losses, "notify a client of a loss"),
+            Self::HandOver if has.handover_for.is_zero() => {
+                Some("the store declares that every grant is its own".into())
+            }
+            Self::HandOverOff if !has.handover_for.is_zero() => {
+                fault(set.hand_over_off, "turn the hand-over of a client off")
+            }
+            Self::Fence if harness.fences().is_none() => Some("the harness names no fence".into()),
             _ => None,
         }
     }

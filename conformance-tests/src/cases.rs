@@ -362,6 +362,36 @@ macro_rules! for_each_case {
                 has_a_deadline_of_its_own [C17] [Silence];
                 a_lost_runtime_is_told [C9 C17] [];
             }
+            hand_over {
+                each_of_sixty_four_callers_has_it_alone [C1 C8 C21] [];
+                the_store_is_asked_less_often_than_it_grants [C21] [HandOver Calls];
+                without_it_the_store_is_asked_for_each_grant [C16 C21] [HandOverOff Calls];
+                a_remote_waiter_waits_no_longer_than_declared [C12 C21] [HandOver];
+                a_remote_waiter_whose_wake_ups_are_lost_is_served [C12 C21] [HandOver Mute];
+                a_known_remote_waiter_ends_the_chain [C12 C21] [HandOver Virtual Mute];
+                local_callers_come_in_order [C12 C21] [];
+                a_try_does_not_jump_the_chain [C3 C12 C21] [];
+                the_last_of_a_chain_frees_the_key [C6 C7 C21] [];
+                one_that_is_called_and_leaves_passes_it_on [C5 C21] [];
+                closing_in_a_chain_frees_the_key [C17 C21] [];
+                closing_ends_the_present_guard [C17 C21] [];
+                a_caller_of_two_keys_keeps_no_later_one [C4 C11 C21] [];
+                a_caller_of_two_keys_can_get_its_last_one [C4 C21] [];
+                a_loss_ends_the_present_guard_alone [C9 C21] [Lose];
+                a_forced_release_of_the_shown_holder_ends_the_present_guard [C18 C21] [ForceRelease Inspect];
+                a_request_to_release_reaches_the_present_holder_and_ends_the_chain [C2 C21] [Ask];
+                a_maximum_hold_counts_from_each_grant [C9 C21] [];
+                a_lease_is_renewed_after_it_was_handed_over [C10 C21] [Lease];
+                a_lease_counts_from_its_last_confirmation [C1 C9 C21] [HandOver Lease Silence Calls Virtual];
+                an_unanswered_shorter_renewal_is_not_forgotten [C1 C9 C21] [Lease Silence Script];
+                another_ttl_is_granted_by_the_store [C1 C9 C21] [Lease Silence];
+                a_lease_that_has_ended_is_not_handed_over [C1 C9 C21] [HandOver Lease Silence Virtual];
+                a_cooldown_is_not_handed_over [C16 C21] [Cooldown];
+                another_label_is_shown [C18 C21] [Inspect];
+                a_changed_label_is_not_passed_on [C18 C21] [Relabel Inspect];
+                an_ended_grant_fences_nothing [C8 C21] [Fence];
+                a_fenced_grant_is_not_handed_over [C8 C21] [Fence];
+            }
             stress {
                 uneven_sections_on_two_keys [C1] [];
                 a_thousand_on_one_key [C1 C15] [];

@@ -15,7 +15,7 @@ use leasehold_api::{
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
-use crate::harness::{ClientSetup, Faults, FaultyClient, Harness, Time};
+use crate::harness::{ClientSetup, Faults, FaultyClient, Fences, Harness, Time};
 use crate::inconclusive::call_failed;
 use crate::pace::real;
 
@@ -131,6 +131,11 @@ impl Context {
     /// Returns the faults of the harness. Only for cases that declare a need of faults.
     pub(crate) fn faults(&self) -> &dyn Faults {
         self.harness.faults().expect("a case that injects faults declares that it needs them")
+    }
+
+    /// Returns the fences of the store. Only for cases that declare that they need them.
+    pub(crate) fn fences(&self) -> &dyn Fences {
+        self.harness.fences().expect("a case that fences declares that it needs a fence")
     }
 
     /// Ends the hold of `key` at the store. Fails the case if the key was not held.

@@ -373,6 +373,14 @@ impl<B: Backend> Backend for Disturbed<B> {
         answers
     }
 
+    /// Passes no scripted fault, as [`look`](Self::look).
+    async fn was_served(&self, key: &LockKey, holder: HolderId) -> Option<bool> {
+        self.script.heard().await;
+        let answer = self.inner.was_served(key, holder).await;
+        self.script.heard().await;
+        answer
+    }
+
     /// Ignores scripted faults, as a look does.
     async fn relabel(&self, hold: HoldRef, label: Arc<str>) -> Result<Renewed, Error> {
         self.script.heard().await;

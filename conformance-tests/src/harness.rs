@@ -1,11 +1,12 @@
 //! The interface that the author of a store implements: fresh stores, independent clients of one store, and
 //! faults.
 
+use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use leasehold_api::{Error, HolderId, Lock, LockKey, LossReason, MAX_KEY_BYTES};
+use leasehold_api::{Error, GrantHandle, HolderId, Lock, LockKey, LossReason, MAX_KEY_BYTES};
 // The test double of `leasehold-memory` uses the same fault types.
 pub use leasehold_engine::{ClientSetup, Fault, Op, Skew};
 
@@ -78,6 +79,11 @@ pub trait Harness: Debug + Send + Sync {
         None
     }
 
+    /// Returns the means to fence grants. `None` if the store has no fence.
+    fn fences(&self) -> Option<&dyn Fences> {
+        None
+    }
+
     /// Returns the longest key that clients accept, in bytes: [`MAX_KEY_BYTES`] minus the bytes that a
     /// wrapper adds.
     fn longest_key(&self) -> usize {
@@ -89,6 +95,22 @@ pub trait Harness: Debug + Send + Sync {
     fn child(&self) -> Option<String> {
         None
     }
+}
+
+/// The fences of a store: the extension of its grants that ties a transaction of the caller to the grant.
+#[async_trait]
+pub trait Fences: Debug + Send + Sync {
+    /// Fences the grant in a new transaction of the caller, through the extension of `grant`. The transaction is
+    /// open until the returned value is dropped.
+    ///
+    /// # Errors
+    ///
+    /// The error of the fence if the grant is no longer held, and any error if the grant has no extension.
+    ///
+    /// # Cancel safety
+    ///
+    /// The suite never drops this future.
+    async fn fence(&self, grant: &GrantHandle) -> Result<Box<dyn Any + Send>, Error>;
 }
 
 /// The clock that the store and its engine follow.
@@ -179,6 +201,8 @@ pub struct FaultSet {
     pub keys: bool,
     /// Whether [`ClientFaults::tell_lost`] notifies clients of losses.
     pub late_losses: bool,
+    /// Whether clients follow [`ClientSetup::without_hand_over`].
+    pub hand_over_off: bool,
 }
 
 impl FaultSet {
@@ -197,6 +221,7 @@ impl FaultSet {
             restart: true,
             keys: true,
             late_losses: true,
+            hand_over_off: true,
         }
     }
 
@@ -215,6 +240,7 @@ impl FaultSet {
             restart: false,
             keys: false,
             late_losses: false,
+            hand_over_off: false,
         }
     }
 }

@@ -34,7 +34,8 @@ pub use clock::SkewedClock;
 pub use context::Context;
 pub use disturbed::Disturbed;
 pub use harness::{
-    ClientFaults, ClientSetup, Factory, Fault, FaultSet, Faults, FaultyClient, Harness, Op, Skew, Time,
+    ClientFaults, ClientSetup, Factory, Fault, FaultSet, Faults, FaultyClient, Fences, Harness, Op, Skew,
+    Time,
 };
 pub use pace::pace;
 pub use program::main;

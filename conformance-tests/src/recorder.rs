@@ -272,6 +272,10 @@ impl Grant for RecordedGrant {
         self.inner.holder()
     }
 
+    fn stored_holder(&self) -> HolderId {
+        self.inner.stored_holder()
+    }
+
     fn token(&self) -> Option<FencingToken> {
         self.inner.token()
     }

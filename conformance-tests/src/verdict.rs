@@ -150,6 +150,10 @@ fn list(has: &Capabilities, harness: &dyn Harness, time: Time, child_test: bool)
         let across = elsewhere.filter(|_| durable.is_some());
         declarations.push((format!("fencing = {:?}", has.fencing), Rule("C8"), [across, durable]));
     }
+    if !has.handover_for.is_zero() {
+        let needs = [Some(Need::HandOverOff), Some(Need::Calls)];
+        declarations.push((format!("handover_for = {:?}", has.handover_for), Rule("C21"), needs));
+    }
     if let (Some(bound), Some(need)) = (has.crash_release, elsewhere) {
         declarations.push((format!("crash_release = {bound:?}"), Group("crash"), [Some(need), None]));
     }

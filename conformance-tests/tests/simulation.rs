@@ -19,7 +19,7 @@ use leasehold_conformance::simulation::{Counterexample, Coverage, Disturbances, 
 const SCHEDULES: u64 = 3_000;
 
 /// Seeds of schedules that have shown a fault of the engine or of the simulator, with its description.
-const KEPT: [(u64, &str); 10] = [
+const KEPT: [(u64, &str); 12] = [
     (228, "keys that one call had taken, lost by silence while it waited for the next, stayed shut for ever"),
     (6_624, "a renewal that was confirmed just before its lock was closed"),
     (75_755, "a hint at the end of a budget, while the store's queue was being left"),
@@ -45,6 +45,8 @@ const KEPT: [(u64, &str); 10] = [
         "two callers of one client, each with a permit that the other waits for, after a grant that came too late",
     ),
     (1_795_590_000_029_953, "a key that was freed twice, so that its release told of no waiters"),
+    (88_042_020, "a grant whose client had stood still until its lease ended and a late copy was granted"),
+    (88_050_958, "a try whose late copy was granted after the reply, and kept its own client out"),
 ];
 
 #[test]

@@ -225,11 +225,11 @@ pub(crate) async fn a_failed_release_wedges_no_local_waiter(cx: &Context) {
     let a = cx.faulty().await;
     let key = cx.key();
     let guard = cx.take(&a.lock, &key).await;
-    let waiter = cx.queue(&a.lock, &key).await;
+    // Another label, because the hold could otherwise pass to the waiter without a call to the store.
+    let waiter = cx.queue_with(&a.lock, &key, cx.patient().label("next")).await;
     for _ in 0..2 {
         a.faults.script(Op::Release, Fault::Error(ErrorKind::Unavailable));
     }
-    // Ok is possible, because the hold can pass to the local waiter without a call to the store.
     if let Err(error) = cx.within("a failing release", cx.call_limit(), guard.release()).await {
         fails(Err::<(), _>(error), &UNCONFIRMED);
     }

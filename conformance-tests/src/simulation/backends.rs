@@ -25,6 +25,8 @@ pub(crate) const LONGEST_TTL: Duration = Duration::from_secs(6);
 pub(crate) const CALL: Duration = Duration::from_secs(1);
 /// The interval at which the engine looks for its leases, and confirms holds without a lease.
 pub(crate) const LOOK: Duration = Duration::from_millis(500);
+/// The longest chain of local grants of one grant of the store.
+pub(crate) const HAND_OVER: Duration = Duration::from_millis(300);
 const POLL: Duration = Duration::from_millis(100);
 const CLOSE: Duration = Duration::from_secs(5);
 
@@ -105,6 +107,9 @@ impl Backend for TableClient {
     fn timing(&self) -> Timing {
         let mut timing = timing(self.table.kind);
         timing.look = self.look;
+        if self.link.hands_over() {
+            timing.handover_for = HAND_OVER;
+        }
         timing
     }
 

@@ -1,6 +1,9 @@
 //! The random actions of the callers of one client.
 
+use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use fastrand::Rng;
@@ -11,7 +14,7 @@ use leasehold_api::{
 use tokio::time::{Instant, sleep, timeout};
 
 use super::backends::LONGEST_TTL;
-use super::client::ClientTurns;
+use super::client::{ClientTurns, InTurn};
 use super::coverage::Situation;
 use super::disturbance::Disturbance as D;
 use super::judge::Judge;
@@ -42,6 +45,8 @@ pub(crate) struct Caller {
     pub(crate) turns: Arc<ClientTurns>,
     pub(crate) keys: Vec<LockKey>,
     pub(crate) dice: Rng,
+    /// Separate, because schedules without hand-overs stay the same.
+    pub(crate) hand_over_dice: Rng,
     /// Whether leases can be longer than the schedule.
     pub(crate) long_leases: bool,
     /// When the caller stops starting calls.
@@ -188,7 +193,15 @@ impl Caller {
                 }
             }
         };
+        // Drops the call when it is woken, for example because a hold was passed to it.
+        let leaves_when_woken = self.judge.network.hands_over && self.hand_over_dice.u8(..5) == 0;
         let outcome = match patience {
+            _ if leaves_when_woken && self.judge.network.happens(D::Cancel) => {
+                match until_woken(call, self.hand_over_dice.u8(1..=3)).await {
+                    Some(outcome) => outcome,
+                    None => return Ok(()),
+                }
+            }
             None => call.await,
             Some(patience) => match timeout(patience, call).await {
                 Ok(outcome) => outcome,
@@ -234,7 +247,10 @@ impl Caller {
                         self.judge.renews_for_another(guard);
                         guard.renew_for(another).await
                     }
-                    None => guard.renew().await,
+                    None => {
+                        self.judge.renews(guard);
+                        guard.renew().await
+                    }
                 };
                 if outcome.is_ok() {
                     self.judge.renewed(guard);
@@ -300,6 +316,25 @@ impl Caller {
         }
         let answer = release.await;
         self.judge.released(holder, &answer);
+        if self.judge.is_in_flight(self.client, holder) && self.hand_over_dice.u8(..4) == 0 {
+            self.close().await;
+        }
+    }
+
+    /// Closes the lock while a hold of it is on its way to another caller.
+    async fn close(&self) {
+        if !self.judge.network.happens(D::Close) {
+            return;
+        }
+        self.judge.note(Situation::ClosedInAHandOver);
+        self.judge.client_gone(self.client);
+        let lock = Arc::clone(&self.lock);
+        let mut closing = Box::pin(async move { lock.close().await });
+        // Begins to close at once, before the other caller runs.
+        let closed = poll_fn(|cx| Poll::Ready(closing.as_mut().poll(cx))).await;
+        if closed.is_pending() {
+            tokio::spawn(InTurn::new(&self.turns, closing));
+        }
     }
 
     /// Draws a time up to one of these numbers of milliseconds.
@@ -307,4 +342,17 @@ impl Caller {
         let most = most[self.dice.usize(..most.len())];
         Duration::from_millis(self.dice.u64(..=most))
     }
+}
+
+/// Polls `call` until it was woken `times` times. Returns `None` if it is not ready.
+async fn until_woken<F: Future>(call: F, times: u8) -> Option<F::Output> {
+    let (mut call, mut polls) = (pin!(call), 0);
+    poll_fn(|cx| {
+        if polls == times {
+            return Poll::Ready(None);
+        }
+        polls += 1;
+        call.as_mut().poll(cx).map(Some)
+    })
+    .await
 }

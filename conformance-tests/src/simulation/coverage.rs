@@ -58,11 +58,25 @@ pub enum Situation {
     /// A guard read held shortly after the store had ended its hold, because the client and its clocks had
     /// been stopped.
     HeldAfterAStop,
+    /// A released hold passed to another caller of its client.
+    HandedOver,
+    /// A hold was released at the store although a local caller waited, because the store's grant was too old.
+    ChainEndedByTime,
+    /// The same, because the tokens that the store had reserved were used up.
+    ChainEndedByTokens,
+    /// The same, because the store had reported a waiter of another client.
+    ChainEndedByAWaiter,
+    /// A hold that had passed to another caller was lost.
+    ChainLost,
+    /// A caller dropped its call after a hold had passed to it.
+    CancelledInAHandOver,
+    /// A lock was closed after a hold had passed to a caller, before the caller took it.
+    ClosedInAHandOver,
 }
 
 impl Situation {
     /// All situations.
-    pub const ALL: [Self; 25] = [
+    pub const ALL: [Self; 32] = [
         Self::RenewalAfterTakeover,
         Self::ReleaseAfterTakeover,
         Self::UndoneGrant,
@@ -88,6 +102,13 @@ impl Situation {
         Self::FencedWriteRefused,
         Self::NotDue,
         Self::HeldAfterAStop,
+        Self::HandedOver,
+        Self::ChainEndedByTime,
+        Self::ChainEndedByTokens,
+        Self::ChainEndedByAWaiter,
+        Self::ChainLost,
+        Self::CancelledInAHandOver,
+        Self::ClosedInAHandOver,
     ];
 }
 

@@ -1,6 +1,8 @@
 //! The judge records the actions and observations of callers, and looks for violations during the schedule.
 
+mod chains;
 mod checks;
+mod registers;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,6 +19,8 @@ use super::network::{Network, NetworkLink};
 use super::stores::Bounds;
 use super::table::Table;
 use crate::history::{Event, EventKind, History};
+use chains::Chains;
+use registers::Register;
 
 pub(crate) struct Judge {
     pub(crate) bounds: Bounds,
@@ -39,7 +43,7 @@ pub(super) struct Observations {
     /// The link of each client to the store.
     pub(super) links: BTreeMap<u64, Arc<NetworkLink>>,
     pub(super) dead: BTreeSet<u64>,
-    pub(super) gone: BTreeSet<u64>,
+    pub(super) gone: BTreeMap<u64, Instant>,
     /// The keys that a client requested together with others. The client can hold such a key without a guard
     /// of its caller.
     pub(super) several: BTreeSet<(u64, LockKey)>,
@@ -48,6 +52,7 @@ pub(super) struct Observations {
     pub(super) forced: BTreeMap<LockKey, Instant>,
     /// The earliest time of the next grant of the key, because a grant started a cooldown.
     pub(super) cools_until: BTreeMap<LockKey, Instant>,
+    pub(super) chains: Chains,
 }
 
 #[derive(Clone)]
@@ -76,21 +81,9 @@ pub(super) struct WatchedGuard {
     pub(super) lasts_until: Option<Instant>,
     pub(super) ttl: Option<Duration>,
     pub(super) lost: Option<Instant>,
+    /// Whether its client knew at its release that another client waited.
+    pub(super) was_awaited: bool,
     pub(super) doubted: bool,
-}
-
-#[derive(Default)]
-pub(super) struct Register {
-    fenced: u64,
-    highest: u64,
-    unfenced: u64,
-}
-
-/// The values of its key's registers that a holder read.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Read {
-    fenced: Option<u64>,
-    unfenced: u64,
 }
 
 impl Judge {
@@ -160,9 +153,10 @@ impl Judge {
         let mut state = self.lock();
         let Some(of) = state.calls.remove(&call) else { return };
         let (holder, token) = (guard.holder(), guard.token());
+        self.check_chain(&mut state, &of, guard);
         self.check_answer_time(&mut state, &of);
         self.check_due(&mut state, &of, "a grant");
-        self.check_token(&mut state, holder, token);
+        self.check_token(&mut state, guard.stored_holder(), token);
         state.granted.insert(holder);
         state.write(self.start, of.client, &of.key, EventKind::Granted { call, holder, token });
         let now = Instant::now();
@@ -190,6 +184,8 @@ impl Judge {
         if guard.key() != &of.key {
             state.violation(self.start, "C2", &format!("asked for {}, granted {}", of.key, guard.key()));
         }
+        let lasts_until = of.asked.ttl.map(|ttl| of.at + ttl.mul_f64(0.9 * (1.0 - DRIFT)));
+        let lasts_until = state.chains.granted(guard, lasts_until);
         state.guards.push(WatchedGuard {
             client: of.client,
             key: of.key,
@@ -199,9 +195,10 @@ impl Judge {
             turns: of.turns,
             max_hold: of.asked.max_hold,
             cools_until: of.asked.cooldown.then(|| of.at + self.cooldown.div_f64(1.0 + DRIFT)),
-            lasts_until: of.asked.ttl.map(|ttl| of.at + ttl.mul_f64(0.9 * (1.0 - DRIFT))),
+            lasts_until,
             ttl: of.asked.ttl,
             lost: None,
+            was_awaited: false,
             doubted: false,
         });
         drop(state);
@@ -269,6 +266,9 @@ impl Judge {
         let mut state = self.lock();
         let Some(of) = state.calls.remove(&call) else { return };
         self.note(Situation::Cancelled);
+        if state.chains.cancelled(of.client, &of.key) {
+            self.note(Situation::CancelledInAHandOver);
+        }
         state.write(self.start, of.client, &of.key, EventKind::Cancelled { call });
     }
 
@@ -284,10 +284,12 @@ impl Judge {
 
     /// Notes that the caller renews with another TTL, so that the original end of its lease no longer counts.
     pub(crate) fn renews_for_another(&self, guard: &LockGuard) {
-        let mut state = self.lock();
+        let state = &mut *self.lock();
         let holder = guard.holder();
         if let Some(guard) = state.guards.iter_mut().find(|guard| guard.handle.holder() == holder) {
             guard.lasts_until = None;
+            let stored = guard.handle.stored_holder();
+            state.chains.renewed_for_another(stored);
         }
     }
 
@@ -311,6 +313,12 @@ impl Judge {
         self.check_guards();
         let mut state = self.lock();
         let holder = guard.holder();
+        let awaited = self.told_at(guard);
+        let begun = state.chains.begun(guard.stored_holder());
+        if let Some(guard) = state.guards.iter_mut().find(|guard| guard.handle.holder() == holder) {
+            // A report that came before the grant is not known to be about it.
+            guard.was_awaited = awaited.is_some_and(|told| begun.is_some_and(|begun| told > begun));
+        }
         if let Some(client) = state.guard(holder).map(|guard| guard.client) {
             state.write(self.start, client, guard.key(), EventKind::Releasing { holder });
         }
@@ -322,7 +330,7 @@ impl Judge {
         let Some(guard) = state.take_guard(holder) else { return };
         let failed = answer.as_ref().err().map(Error::kind);
         match failed {
-            None => self.check_release_happened(&mut state, holder),
+            None => self.check_release_happened(&mut state, &guard),
             Some(ErrorKind::Lost) => self.note(Situation::ReleaseFoundLost),
             Some(ErrorKind::Unavailable | ErrorKind::OutcomeUnknown | ErrorKind::Capacity) => {
                 self.note(Situation::ReleaseUnknown);
@@ -382,54 +390,27 @@ impl Judge {
         }
     }
 
-    /// Returns the registers of the guard's key, as a holder reads them at its start.
-    pub(crate) fn read(&self, guard: &LockGuard) -> Read {
-        let mut state = self.lock();
-        let register = state.registers.entry(guard.key().clone()).or_default();
-        let token = guard.token().map_or(0, leasehold_api::FencingToken::as_u64);
-        let fenced = (token >= register.highest).then_some(register.fenced);
-        register.highest = register.highest.max(token);
-        Read { fenced, unfenced: register.unfenced }
-    }
-
-    /// Applies a write of a holder to the registers of the key. The write was sent while the guard read held.
-    pub(crate) fn write(&self, key: &LockKey, token: u64, read: Read) {
-        let mut state = self.lock();
-        let register = state.registers.entry(key.clone()).or_default();
-        if register.unfenced != read.unfenced {
-            self.network.coverage.note(Situation::UnfencedUpdateLost);
-        }
-        register.unfenced = read.unfenced + 1;
-        let Some(fenced) = read.fenced else { return };
-        if token < register.highest {
-            self.network.coverage.note(Situation::FencedWriteRefused);
-            return;
-        }
-        let lost = register.fenced != fenced;
-        register.fenced = fenced + 1;
-        if lost {
-            state.violation(
-                self.start,
-                "C8",
-                &format!("a fenced update of {key} was lost, by token {token}"),
-            );
-        }
-    }
-
-    /// Returns whether a guard of this holder read lost.
+    /// Returns whether a guard of this holder of the store read lost.
     pub(crate) fn was_lost(&self, holder: HolderId) -> bool {
-        let lost = |e: &Event| matches!(e.kind, EventKind::Lost { holder: lost, .. } if lost == holder);
-        self.lock().events.iter().any(lost)
+        let state = self.lock();
+        let is_of = |lost| state.chains.stored(lost) == holder;
+        let lost = |e: &Event| matches!(e.kind, EventKind::Lost { holder: lost, .. } if is_of(lost));
+        state.events.iter().any(lost)
     }
 
     /// Returns whether the client of this holder was closed or dropped.
     pub(crate) fn is_gone(&self, holder: HolderId) -> bool {
-        self.lock().gone.contains(&(holder.instance() as u64))
+        self.lock().gone.contains_key(&(holder.instance() as u64))
     }
 
     /// Notes that the client was closed or dropped, so that the outcome of its last releases is unknown.
     pub(crate) fn client_gone(&self, client: u64) {
-        self.lock().gone.insert(client);
+        self.lock().gone.entry(client).or_insert_with(Instant::now);
+    }
+
+    /// Returns since when the client is being closed, if a caller closes it.
+    pub(crate) fn gone_since(&self, client: u64) -> Option<Instant> {
+        self.lock().gone.get(&client).copied()
     }
 
     /// Describes the calls and guards that have not ended.
@@ -490,6 +471,8 @@ impl Observations {
 
     fn take_guard(&mut self, holder: HolderId) -> Option<WatchedGuard> {
         let at = self.guards.iter().position(|guard| guard.handle.holder() == holder)?;
-        Some(self.guards.remove(at))
+        let guard = self.guards.remove(at);
+        self.chains.ended(guard.handle.stored_holder());
+        Some(guard)
     }
 }

@@ -71,6 +71,7 @@ pub(super) async fn drop_client(client: RunningClient, judge: Arc<Judge>) {
 async fn check_nothing_left(client: u64, link: &NetworkLink, begun: Instant, judge: &Judge) {
     let latch = judge.truth.as_ref().filter(|table| table.kind == HoldKind::Latch);
     if let Some(table) = latch {
+        let begun = judge.gone_since(client).unwrap_or(begun);
         sleep_until(begun + judge.bounds.close).await;
         let asked_until = begun + judge.bounds.close.mul_f64(0.75);
         let in_time = link.undisturbed_since().max(begun) + ASKS_ONCE_MORE < asked_until;

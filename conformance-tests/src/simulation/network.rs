@@ -18,6 +18,16 @@ use super::disturbance::{Disturbance as D, Disturbances};
 use super::requests::Requests;
 use super::stores::Bounds;
 
+tokio::task_local! {
+    /// Set while the second copy of a request is carried out after the reply to the first was on its way.
+    static LATE_COPY: ();
+}
+
+/// Returns whether the store carries out a late copy of a request now.
+pub(crate) fn is_late_copy() -> bool {
+    LATE_COPY.try_with(|()| ()).is_ok()
+}
+
 /// A schedule with more calls than this has a loop without a pause.
 const TOO_MANY: u64 = 5_000;
 
@@ -32,6 +42,8 @@ pub(crate) struct Network {
     /// Whether the second copy of a request can arrive after the reply to the first. Set only for stores with
     /// leases, because other stores must tell the copies apart.
     pub(crate) late_copies: bool,
+    /// Whether the clients of this schedule pass their holds from one caller to the next.
+    pub(crate) hands_over: bool,
     /// The limit of one call.
     pub(crate) call: Duration,
     pub(crate) coverage: Coverage,
@@ -54,11 +66,18 @@ struct NetworkState {
 }
 
 impl Network {
-    pub(crate) fn new(seed: u64, may: Disturbances, one_of: u64, bounds: &Bounds) -> Arc<Self> {
+    pub(crate) fn new(
+        seed: u64,
+        may: Disturbances,
+        one_of: u64,
+        hands_over: bool,
+        bounds: &Bounds,
+    ) -> Arc<Self> {
         Arc::new(Self {
             seed,
             may,
             one_of,
+            hands_over,
             late_copies: bounds.capabilities.lease.is_some(),
             call: bounds.call,
             coverage: Coverage::default(),
@@ -222,6 +241,11 @@ impl NetworkLink {
         self.network.may.has(D::Stop)
     }
 
+    /// Returns whether clients pass their holds from one caller to the next in this schedule.
+    pub(crate) fn hands_over(&self) -> bool {
+        self.network.hands_over
+    }
+
     pub(crate) fn coverage(&self) -> &Coverage {
         &self.network.coverage
     }
@@ -361,7 +385,7 @@ impl NetworkLink {
                 if link.network.late_copies && op != Op::Renew {
                     tokio::spawn(async move {
                         sleep(apart).await;
-                        work().await;
+                        LATE_COPY.scope((), work()).await;
                     });
                 } else {
                     work().await;

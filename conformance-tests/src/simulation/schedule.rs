@@ -32,6 +32,10 @@ const LONGEST_WAIT: Duration = Duration::from_secs(15);
 /// The delay until an operator ends the holds of dead clients.
 const OPERATOR: Duration = Duration::from_secs(2);
 
+/// The stream that selects schedules with hand-overs. It leaves out the seeds that once have shown a fault, so that
+/// their schedules stay the same.
+const HANDS_OVER: u64 = 12;
+
 /// The result of a schedule.
 #[derive(Debug)]
 pub struct ScheduleReport {
@@ -112,7 +116,11 @@ impl ScheduleRun {
         // renewal.
         let stops = store.bounds().look.is_some() && stream(seed, 6, 0).u8(..4) == 0;
         let may = if stops && !without.has(D::Stop) { may.with(D::Stop) } else { may };
-        let network = Network::new(seed, may, one_of, &store.bounds());
+        let hands_over = match table {
+            Some(_) => stream(seed, HANDS_OVER, 0).u8(..3) == 0,
+            None => !store.bounds().capabilities.handover_for.is_zero(),
+        };
+        let network = Network::new(seed, may, one_of, hands_over, &store.bounds());
         Self { seed, dice, store, table, network, keys, cooldown, probe: u64::MAX }
     }
 
@@ -229,7 +237,9 @@ impl ScheduleRun {
         let connection = self.store.connect(&environment)?;
         let mut dice = stream(self.seed, 3, number);
         let mut callers = Vec::new();
-        for caller in 0..dice.u64(1..=3) {
+        // Local waiters are frequent if holds can pass to them.
+        let more = if self.network.hands_over && self.table.is_some() { 2 } else { 0 };
+        for caller in 0..dice.u64(1..=3) + more {
             let caller = Caller {
                 client: number,
                 lock: Arc::clone(&connection.lock),
@@ -237,6 +247,7 @@ impl ScheduleRun {
                 turns: Arc::clone(&environment.turns),
                 keys: self.keys.clone(),
                 dice: stream(self.seed, 100 + number, caller),
+                hand_over_dice: stream(self.seed, 10_000 + number, caller),
                 // No long leases if a hold can stay at the store that no client can release.
                 long_leases: ![D::Crash, D::Twice, D::Close, D::Drop]
                     .iter()

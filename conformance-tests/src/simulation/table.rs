@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use leasehold_api::{HolderId, LockKey, LossReason};
+use leasehold_api::{FencingToken, HolderId, LockKey, LossReason};
+use leasehold_engine::token::Reserved;
 use leasehold_engine::{
     Attempt, Contended, Events, Granted, HoldRef, Moment, ReleaseReply, Renewed, Request, token,
 };
@@ -12,7 +13,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::coverage::Situation;
-use super::network::NetworkLink;
+use super::network::{NetworkLink, is_late_copy};
 
 /// The way in which holds of the store end without a release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +49,15 @@ pub(crate) struct HoldRecord {
     pub(crate) holder: HolderId,
     pub(crate) client: u64,
     pub(crate) token: u64,
+    /// The number of tokens after its own that the store has reserved for it.
+    pub(crate) reserved: u64,
+    /// When its client was last notified of another client that waits.
+    pub(crate) told: Arc<Mutex<Option<Instant>>>,
     pub(crate) from: Instant,
+    /// Whether the store has renewed it.
+    pub(crate) is_renewed: bool,
+    /// Whether a late copy of its request was granted, which its client has no reply to.
+    pub(crate) is_late_copy: bool,
     pub(crate) ended: Option<(Instant, EndedBy)>,
 }
 
@@ -58,9 +67,22 @@ impl HoldRecord {
         matches!(self.ended, Some((_, EndedBy::Force)))
     }
 
+    /// Returns whether the store has drawn `token` for this hold.
+    pub(crate) fn has_token(&self, token: Option<FencingToken>) -> bool {
+        let own = token::from_store_number(self.token);
+        let Some((own, token)) = own.zip(token) else { return false };
+        (own.as_u64()..=own.as_u64() + self.reserved).contains(&token.as_u64())
+    }
+
+    /// Returns whether `token` is the last token of this hold.
+    pub(crate) fn is_last_token(&self, token: Option<FencingToken>) -> bool {
+        let last = token::from_store_number(self.token).map(|own| own.as_u64() + self.reserved);
+        last == token.map(FencingToken::as_u64)
+    }
+
     /// Describes the hold for people, with times since `start`.
     pub(crate) fn describe(&self, start: Instant) -> String {
-        let Self { key, holder, client, token, from, ended } = self;
+        let Self { key, holder, client, token, from, ended, .. } = self;
         let from = from.duration_since(start);
         let ended = match ended {
             Some((at, by)) => format!("{:.3?} by {by:?}", at.duration_since(start)),
@@ -138,6 +160,7 @@ impl Table {
         if slot.hold.is_some() || awaited || contended.cooling_for.is_some() {
             if request.waits {
                 slot.awaited.insert(client, now + WAITS_FOR);
+                state.tell_awaited(client, &request.key);
             }
             return Attempt::Contended(contended);
         }
@@ -162,6 +185,7 @@ impl Table {
         }
         let slot = state.slot(&request.key, Instant::now());
         slot.queue.push_back(QueuedRequest { client, request: request.clone(), reply });
+        state.tell_awaited(client, &request.key);
         drop(state);
         self.serve(&request.key);
         Ok(answer)
@@ -202,6 +226,8 @@ impl Table {
         match &mut slot.hold {
             Some(held) if held.holder == hold.holder => {
                 held.ends = ends(kind, hold.ttl, now);
+                let record = held.record;
+                state.records[record].is_renewed = true;
                 Renewed::Extended
             }
             other => {
@@ -386,7 +412,24 @@ impl TableState {
         }
         let number = held.record;
         link.coverage().note(Situation::AskedAgain);
-        Some(Attempt::Granted(Granted::with_token(token::from_store_number(self.records[number].token))))
+        let HoldRecord { token, reserved, .. } = self.records[number];
+        let granted = Granted::with_token(token::from_store_number(token));
+        let reserved = if link.hands_over() { Reserved::following(reserved) } else { Reserved::default() };
+        Some(Attempt::Granted(granted.reserved(reserved)))
+    }
+
+    /// Tells the holder of the key that `client` waits for it, if clients pass their holds on.
+    fn tell_awaited(&self, client: u64, key: &LockKey) {
+        let hold = self.slots.get(key).and_then(|slot| slot.hold.as_ref());
+        let Some(hold) = hold.filter(|hold| hold.client != client) else { return };
+        let Some((events, link)) = self.listeners.get(&hold.client).cloned() else { return };
+        if link.hands_over() {
+            let (key, told) = (key.clone(), Arc::clone(&self.records[hold.record].told));
+            link.notify(move || {
+                *told.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+                events.awaited(&key);
+            });
+        }
     }
 
     fn grant(
@@ -406,19 +449,26 @@ impl TableState {
             link.coverage().note(Situation::TakenOverFromTheDead);
         }
         let record = self.records.len();
+        // A small reservation in some grants ends chains by their tokens.
+        let reserved = if self.drawn % 2 == 0 { 1 } else { 1_023 };
         self.records.push(HoldRecord {
             key: request.key.clone(),
             holder: request.holder,
             client,
             token: self.drawn,
+            reserved,
+            told: Arc::default(),
             from: now,
+            is_renewed: false,
+            is_late_copy: is_late_copy(),
             ended: None,
         });
         let slot = self.slots.entry(request.key.clone()).or_default();
         slot.cools_until = request.cooldown.map(|cooldown| now + cooldown);
         slot.hold =
             Some(CurrentHold { holder: request.holder, client, ends: ends(kind, request.ttl, now), record });
-        Granted::with_token(token::from_store_number(self.drawn))
+        let granted = Granted::with_token(token::from_store_number(self.drawn));
+        granted.reserved(if link.hands_over() { Reserved::following(reserved) } else { Reserved::default() })
     }
 
     fn end(&mut self, key: &LockKey, now: Instant, by: EndedBy) {

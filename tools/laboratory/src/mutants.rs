@@ -10,20 +10,23 @@ mod lock;
 mod server;
 mod simulated;
 
+use std::any::Any;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_api::{Error, Lock, LockKey, LossReason};
+use leasehold_api::{Error, ErrorKind, GrantHandle, Lock, LockKey, LossReason};
 use leasehold_engine::{Engine, TokioClock};
 
-use self::backend::SmallBackend;
 use self::backend::fault::BackendFault;
+use self::backend::{HAND_OVER, SmallBackend};
 use self::connection::Connection;
 use self::lock::SmallLock;
 use self::lock::fault::LockFault;
 use self::server::Server;
+use self::server::fence::SmallFence;
 use leasehold_conformance::SkewedClock;
-use leasehold_conformance::{ClientSetup, Factory, FaultSet, Faults, FaultyClient, Harness, Skew, Time};
+use leasehold_conformance::{ClientSetup, Factory, FaultSet, Faults, FaultyClient, Fences, Harness, Time};
 
 /// A store with one fault, or with none.
 #[derive(Clone, Debug)]
@@ -64,6 +67,12 @@ pub fn unmutated() -> Vec<Mutant> {
         of("backend-with-queue", MutantKind::Backend { fault: BackendFault::None, queues: true }),
         of("lock", MutantKind::Lock(LockFault::None)),
         of("backend-of-few-holds", MutantKind::Backend { fault: BackendFault::FewHolds, queues: false }),
+        of("backend-handing-over", MutantKind::Backend { fault: BackendFault::Reserves, queues: false }),
+        of(
+            "backend-with-queue-handing-over",
+            MutantKind::Backend { fault: BackendFault::Reserves, queues: true },
+        ),
+        of("lock-handing-over", MutantKind::Lock(LockFault::HandsOver)),
     ]
 }
 
@@ -108,17 +117,16 @@ impl MutantStore {
         Self { server: Server::new(fault), kind }
     }
 
-    fn connect(&self, skew: Skew) -> Result<(Arc<dyn Lock>, Arc<Connection>), Error> {
-        let connection = Connection::new(&self.server, skew);
+    fn connect(&self, setup: ClientSetup) -> Result<(Arc<dyn Lock>, Arc<Connection>), Error> {
+        let (connection, hands_over) = (Connection::new(&self.server, setup.skew), !setup.without_hand_over);
         let lock: Arc<dyn Lock> = match self.kind {
-            MutantKind::Lock(fault) => Arc::new(SmallLock::connect(&connection, fault)?),
+            MutantKind::Lock(fault) => {
+                Arc::new(SmallLock::connect(&connection, fault, chain_of(fault, hands_over))?)
+            }
             MutantKind::Backend { queues, .. } => {
                 let backend = SmallBackend::new(Arc::clone(&connection), queues);
-                Arc::new(
-                    Engine::builder(backend)
-                        .clock(Arc::new(SkewedClock::new(TokioClock::new(), skew)))
-                        .start()?,
-                )
+                let clock = SkewedClock::new(TokioClock::new(), setup.skew);
+                Arc::new(Engine::builder(backend).handover(hands_over).clock(Arc::new(clock)).start()?)
             }
         };
         Ok((lock, connection))
@@ -128,11 +136,29 @@ impl MutantStore {
 #[async_trait]
 impl Harness for MutantStore {
     async fn client(&self) -> Result<Arc<dyn Lock>, Error> {
-        Ok(self.connect(Skew::None)?.0)
+        Ok(self.connect(ClientSetup::new())?.0)
     }
 
     fn faults(&self) -> Option<&dyn Faults> {
         Some(self)
+    }
+
+    fn fences(&self) -> Option<&dyn Fences> {
+        Some(self)
+    }
+}
+
+/// Returns how long a chain of this small lock lasts.
+fn chain_of(fault: LockFault, hands_over: bool) -> Duration {
+    if fault.hands_over() && hands_over { HAND_OVER } else { Duration::ZERO }
+}
+
+#[async_trait]
+impl Fences for MutantStore {
+    async fn fence(&self, grant: &GrantHandle) -> Result<Box<dyn Any + Send>, Error> {
+        let fence = grant.extension::<SmallFence>();
+        let fence = fence.ok_or_else(|| Error::new(ErrorKind::Unsupported, "this grant has no fence"))?;
+        Ok(Box::new(fence.begin()?))
     }
 }
 
@@ -143,7 +169,7 @@ impl Faults for MutantStore {
     }
 
     async fn client(&self, setup: ClientSetup) -> Result<FaultyClient, Error> {
-        let (lock, connection) = self.connect(setup.skew)?;
+        let (lock, connection) = self.connect(setup)?;
         Ok(FaultyClient::new(lock, connection))
     }
 

@@ -1,13 +1,14 @@
 //! The suite's harness on a real server: a database for each case, with the rights of an ordinary role.
 
+use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_api::{Error, Lock, LockKey, LossReason};
+use leasehold_api::{Error, GrantHandle, Lock, LockKey, LossReason};
 use leasehold_conformance::{
-    ClientSetup, Disturbed, Factory, FaultSet, Faults, FaultyClient, Harness, SkewedClock, Time, async_trait,
-    pace,
+    ClientSetup, Disturbed, Factory, FaultSet, Faults, FaultyClient, Fences, Harness, SkewedClock, Time,
+    async_trait, pace,
 };
 use leasehold_engine::{Backend, Engine, SystemClock};
 use leasehold_postgres::schema::{Stores, grants, script};
@@ -52,6 +53,22 @@ pub trait PgStore: Copy + Debug + Send + Sync + 'static {
     /// The suite never drops this future.
     async fn purge(&self, _database: &Database, _key: &LockKey) -> bool {
         false
+    }
+
+    /// Whether grants have a fence.
+    const FENCES: bool = false;
+
+    /// Fences the grant in a new transaction, which is open until the returned value is dropped.
+    ///
+    /// # Errors
+    ///
+    /// The error of the fence, and any error if the grant has none.
+    ///
+    /// # Cancel safety
+    ///
+    /// The suite never drops this future.
+    async fn fence(&self, _database: &Database, _grant: &GrantHandle) -> Result<Box<dyn Any + Send>, Error> {
+        Err(Error::unsupported("fence"))
     }
 }
 
@@ -115,8 +132,19 @@ impl<S: PgStore> Harness for Server<S> {
         Some(self)
     }
 
+    fn fences(&self) -> Option<&dyn Fences> {
+        if S::FENCES { Some(self) } else { None }
+    }
+
     fn child(&self) -> Option<String> {
         Some(self.database.url().to_owned())
+    }
+}
+
+#[async_trait]
+impl<S: PgStore> Fences for Server<S> {
+    async fn fence(&self, grant: &GrantHandle) -> Result<Box<dyn Any + Send>, Error> {
+        self.store.fence(&self.database, grant).await
     }
 }
 
@@ -124,7 +152,7 @@ impl<S: PgStore> Harness for Server<S> {
 impl<S: PgStore> Faults for Server<S> {
     fn supports(&self) -> FaultSet {
         let mut faults = Disturbed::<S::Backend>::supports();
-        faults.restart = true;
+        (faults.restart, faults.hand_over_off) = (true, true);
         self.store.faults(&mut faults);
         faults
     }
@@ -135,7 +163,7 @@ impl<S: PgStore> Faults for Server<S> {
         // Calls that never answer are given up sooner than in production, to spare the tests the wait.
         let mut timing = backend.timing();
         timing.request_timeout = Duration::from_secs(2) * pace();
-        let mut engine = Engine::builder(backend).timing(timing);
+        let mut engine = Engine::builder(backend).timing(timing).handover(!setup.without_hand_over);
         if self.supports().skew {
             engine = engine.clock(Arc::new(SkewedClock::new(SystemClock, setup.skew)));
         }

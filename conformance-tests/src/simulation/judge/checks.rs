@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use leasehold_api::{FencingToken, HolderId, LockKey, LossReason, Validity};
-use leasehold_engine::token;
 use tokio::time::Instant;
 
 use super::super::backends::LONGEST_TTL;
@@ -43,6 +42,7 @@ impl Judge {
                 continue;
             }
             let (holder, key, client) = (guard.handle.holder(), guard.key.clone(), guard.client);
+            let stored = guard.handle.stored_holder();
             let (validity, granted_at) = (guard.handle.validity(), guard.granted_at);
             if validity == Validity::InDoubt && !std::mem::replace(&mut guard.doubted, true) {
                 self.note(Situation::InDoubt);
@@ -62,6 +62,9 @@ impl Judge {
                     let undisturbed = calm || !self.network.disturbs_calls();
                     let lasts = guard.lasts_until.is_some_and(|until| now < until || undisturbed);
                     self.note_loss(reason, stood_still);
+                    if stored != holder {
+                        self.note(Situation::ChainLost);
+                    }
                     let ended = matches!(reason, Some(LossReason::Expired | LossReason::Gone));
                     if lasts && ended && !stood_still && !forced {
                         state.violation(
@@ -80,7 +83,7 @@ impl Judge {
                 continue;
             }
             let ended =
-                self.truth.as_ref().and_then(|truth| truth.records(|records| ended_at(records, holder)));
+                self.truth.as_ref().and_then(|truth| truth.records(|records| ended_at(records, stored)));
             let is_excused = |ended| {
                 let link = state.links.get(&client);
                 link.is_some_and(|link| has_not_asked(guard, ended, link, &self.bounds))
@@ -95,10 +98,10 @@ impl Judge {
                 let what = format!("{holder} reads held after its maximum hold of {:?}", guard.max_hold);
                 state.violation(self.start, "C9", &what);
             }
-            if let Some(what) = self.disagrees(holder, &key) {
+            if let Some(what) = self.disagrees(stored, &key) {
                 state.violation(self.start, "C1", &what);
             }
-            if self.truth.is_some() && self.was_forced(holder) {
+            if self.truth.is_some() && self.was_forced(stored) {
                 // The store has ended this hold, and its holder is notified soon.
                 continue;
             }
@@ -140,7 +143,7 @@ impl Judge {
         self.truth.as_ref().is_some_and(|truth| truth.records(forced))
     }
 
-    /// Checks that the store drew the token for this holder.
+    /// Checks that the store drew the token for this holder of it.
     pub(super) fn check_token(
         &self,
         state: &mut Observations,
@@ -148,26 +151,30 @@ impl Judge {
         token: Option<FencingToken>,
     ) {
         let Some(truth) = &self.truth else { return };
-        // After a forced release a late copy of the request can be granted before the first reply arrives, so
-        // earlier tokens count too.
-        let drawn: Vec<u64> = truth.records(|records| {
-            let own = records.iter().rev().filter(|record| record.holder == holder).enumerate();
-            let count = own.filter(|(at, record)| *at == 0 || record.was_forced_out());
-            count.map(|(_, record)| record.token).collect()
+        // After the end of the hold a late copy of the request can be granted before the first reply arrives, so the
+        // tokens before such copies count too.
+        let drawn: Vec<_> = truth.records(|records| {
+            let own = || records.iter().rev().filter(|record| record.holder == holder);
+            let copies = own().take_while(|record| record.is_late_copy).count();
+            own().take(copies + 1).cloned().collect()
         });
-        if !drawn.iter().any(|drawn| token::from_store_number(*drawn) == token) {
+        if !drawn.iter().any(|record| record.has_token(token)) {
+            let drawn: Vec<_> = drawn.iter().map(|record| (record.token, record.reserved)).collect();
             state.violation(self.start, "C8", &format!("{holder} has {token:?}, the store drew {drawn:?}"));
         }
     }
 
-    /// Checks that the store carried out a release that succeeded.
-    pub(super) fn check_release_happened(&self, state: &mut Observations, holder: HolderId) {
+    /// Checks that the store carried out a release that succeeded, or that the hold passed to another caller.
+    pub(super) fn check_release_happened(&self, state: &mut Observations, guard: &WatchedGuard) {
         let Some(truth) = &self.truth else { return };
+        let holder = guard.handle.stored_holder();
         // Checks all records, because a late copy of the request might have been granted after the release.
         let released = |records: &[HoldRecord]| {
             records.iter().any(|s| s.holder == holder && matches!(s.ended, Some((_, EndedBy::Release))))
         };
-        if !truth.records(released) {
+        if truth.records(released) {
+            self.note_end_of_chain(state, guard);
+        } else if !self.is_handed_over(state, guard) {
             state.violation(
                 self.start,
                 "C6",
@@ -252,12 +259,15 @@ impl Judge {
     }
 
     /// Returns whether the hold is an unconfirmed attempt of the caller's own client, which the client has
-    /// yet to undo. No caller has its guard, and the store was not asked to release it.
+    /// yet to undo. No caller has its guard, and the store was not asked to release it. A late copy is no such attempt,
+    /// because its client has got the reply to the first copy.
     fn is_own_attempt(&self, state: &Observations, of: &WatchedCall, record: &HoldRecord) -> bool {
         let own =
             record.client == of.client && record.ended.is_none() && !state.granted.contains(&record.holder);
         let granted = state.several.contains(&(of.client, of.key.clone()));
-        own && !granted && self.truth.as_ref().is_some_and(|truth| !truth.was_released(record.holder))
+        own && !granted
+            && !record.is_late_copy
+            && self.truth.as_ref().is_some_and(|truth| !truth.was_released(record.holder))
     }
 
     fn note_loss(&self, reason: Option<LossReason>, stood_still: bool) {
@@ -286,7 +296,12 @@ fn ended_at(records: &[HoldRecord], holder: HolderId) -> Option<Instant> {
 /// Returns whether the client of a guard might not have called the store since the end of the hold, because
 /// its clocks stood still recently. This excuses one look interval. While calls fail, it excuses the rest of
 /// the lease on the client's clock.
-fn has_not_asked(guard: &WatchedGuard, ended: Instant, link: &NetworkLink, bounds: &Bounds) -> bool {
+pub(super) fn has_not_asked(
+    guard: &WatchedGuard,
+    ended: Instant,
+    link: &NetworkLink,
+    bounds: &Bounds,
+) -> bool {
     let (Some(at), Some(look)) = (guard.turns.went_on(), bounds.look) else { return false };
     let lease = guard.ttl.filter(|_| guard.lasts_until.is_some());
     let look = lease.map_or(look, |ttl| look.min(ttl / 6)).div_f64(1.0 - DRIFT) + ANSWERED;

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_api::{
-    AdminCapabilities, Capabilities, Error, ErrorKind, Fairness, Fencing, HolderId, KeyInfo, LeaseBounds,
-    ListQuery, LockAdmin, LockKey, LossReason, Scope,
+    AdminCapabilities, Capabilities, Error, ErrorKind, Fairness, Fencing, FencingToken, HolderId, KeyInfo,
+    LeaseBounds, ListQuery, LockAdmin, LockKey, LossReason, Scope,
 };
 use leasehold_engine::{
     Attempt, Backend, CancellationToken, Contended, Events, HoldRef, ReleaseReply, Renewed, Request, Timing,
@@ -19,12 +19,15 @@ use leasehold_engine::{
 
 use self::fault::BackendFault as Fault;
 use super::connection::Connection;
+use super::server::fence::SmallFence;
 use super::server::{EventSink, FEW_HOLDS, Requester, Server};
 use leasehold_conformance::Op;
 
 /// Interval between the checks of a waiter.
 const POLL: Duration = Duration::from_millis(250);
 const HOUR: Duration = Duration::from_secs(3600);
+/// Longest chain of local grants of one grant of the store.
+pub(crate) const HAND_OVER: Duration = Duration::from_millis(300);
 
 /// One client's backend.
 #[derive(Debug)]
@@ -45,7 +48,24 @@ impl SmallBackend {
         if queues {
             capabilities.fairness = Fairness::Fifo;
         }
+        if fault.reserves() {
+            capabilities.handover_for = HAND_OVER;
+        }
         Self { connection, capabilities, fault, queues, events: OnceLock::new() }
+    }
+
+    /// Adds the fence of the grant to a granted attempt.
+    fn fenced(&self, request: &Request, attempt: Attempt) -> Attempt {
+        match attempt {
+            Attempt::Granted(mut granted) => {
+                let token = granted.token.map_or(0, FencingToken::as_u64);
+                let server = self.connection.server();
+                granted.extension =
+                    Some(Box::new(SmallFence::new(server, &request.key, request.holder, token)));
+                Attempt::Granted(granted)
+            }
+            other => other,
+        }
     }
 
     /// Runs `work` for each of `items` in one call.
@@ -128,6 +148,7 @@ impl Backend for SmallBackend {
             _ if self.queues => Waiting::Store,
             _ => Waiting::Poll { every: POLL },
         };
+        timing.handover_for = self.capabilities.handover_for;
         timing
     }
 
@@ -140,7 +161,9 @@ impl Backend for SmallBackend {
         if let Some(kind) = self.connection.refusal(Op::Acquire).await {
             return requests.iter().map(|_| Ok(Attempt::Refused(self.error(kind)))).collect();
         }
-        let attempt = |_: &Server, requester, request: &Request| self.connection.attempt(requester, request);
+        let attempt = |_: &Server, requester, request: &Request| {
+            self.connection.attempt(requester, request).map(|attempt| self.fenced(request, attempt))
+        };
         let ask = || self.each(Op::Acquire, &requests, attempt);
         let mut answers = ask().await;
         if self.fault == Fault::TryWaits {
@@ -193,7 +216,7 @@ impl Backend for SmallBackend {
                             _ => asked_at,
                         };
                     }
-                    return Ok(attempt);
+                    return Ok(self.fenced(&request, attempt));
                 }
                 () = stop.cancelled() => {
                     if self.fault == Fault::QueueIgnoresStop {
@@ -201,7 +224,8 @@ impl Backend for SmallBackend {
                         return Ok(Attempt::Contended(Contended::new()));
                     }
                     server.leave(self.connection.client(), &request.key, request.holder);
-                    return Ok(answer.try_recv().unwrap_or_else(|_| Attempt::Contended(Contended::new())));
+                    let attempt = answer.try_recv().unwrap_or_else(|_| Attempt::Contended(Contended::new()));
+                    return Ok(self.fenced(&request, attempt));
                 }
                 // The end of a lease sends no event, so the server must be called to notice it.
                 () = tokio::time::sleep(pause) => {
@@ -332,5 +356,9 @@ impl EventSink for Listener {
 
     fn asked(&self, key: &LockKey, holder: HolderId) {
         self.0.asked(key, holder);
+    }
+
+    fn awaited(&self, key: &LockKey) {
+        self.0.awaited(key);
     }
 }

@@ -179,6 +179,12 @@ impl Connection {
         Requester { client: self.client, now }
     }
 
+    /// Returns whether hints of the server reach the client.
+    fn hears_hints(&self) -> bool {
+        let gate = self.gate();
+        !gate.silent && !gate.muted
+    }
+
     fn gate(&self) -> MutexGuard<'_, LinkFaults> {
         self.gate.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -229,11 +235,14 @@ impl EventSink for GatedSink {
         }
     }
 
+    fn awaited(&self, key: &LockKey) {
+        if self.connection.hears_hints() {
+            self.sink.awaited(key);
+        }
+    }
+
     fn wake(&self, key: &LockKey) {
-        let open = {
-            let gate = self.connection.gate();
-            !gate.silent && !gate.muted
-        };
+        let open = self.connection.hears_hints();
         if open && self.connection.server.fault() != BackendFault::NoPollNoWake {
             self.sink.wake(key);
         }

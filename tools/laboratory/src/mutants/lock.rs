@@ -1,6 +1,7 @@
 //! A small correct lock that implements the API without the engine, with one optional fault in the engine's part.
 
 mod batch;
+mod baton;
 mod client;
 mod events;
 pub(crate) mod fault;
@@ -40,13 +41,20 @@ use super::connection::Connection;
 pub(crate) struct SmallLock(Arc<SmallClient>);
 
 impl SmallLock {
-    pub(crate) fn connect(connection: &Arc<Connection>, fault: Fault) -> Result<Self, Error> {
+    /// Connects a client whose chains last for up to `handover_for`.
+    pub(crate) fn connect(
+        connection: &Arc<Connection>,
+        fault: Fault,
+        handover_for: Duration,
+    ) -> Result<Self, Error> {
         let handle = Handle::try_current().map_err(|e| Error::closed().with_source(e))?;
+        let mut capabilities = capabilities(BackendFault::None);
+        capabilities.handover_for = handover_for;
         let client = Arc::new(SmallClient {
             fault,
             connection: Arc::clone(connection),
             handle,
-            capabilities: capabilities(BackendFault::None),
+            capabilities,
             permits: Permits::new(fault),
             holds: Mutex::default(),
             outages: Outages::default(),
@@ -87,9 +95,9 @@ impl Lock for SmallLock {
         let outcome = match client.fault {
             Fault::TryWaits => {
                 let end = Some(Instant::now() + Duration::from_secs(1));
-                client.obtain(key, options, end, false, None).await
+                client.obtain(key, options, end, false, None, None).await
             }
-            _ => client.obtain(key, options, None, true, None).await,
+            _ => client.obtain(key, options, None, true, None, None).await,
         };
         match outcome {
             Ok(grant) => Ok(Some(LockGuard::new(Arc::new(grant)))),
@@ -106,7 +114,7 @@ impl Lock for SmallLock {
         }
         let end = client.deadline(options.wait);
         let once = zero && client.fault != Fault::ZeroWaits;
-        match client.obtain(key, options, end, once, None).await {
+        match client.obtain(key, options, end, once, None, None).await {
             Ok(grant) => Ok(LockGuard::new(Arc::new(grant))),
             Err(refusal) => Err(client.refused(refusal, key)),
         }
@@ -142,6 +150,15 @@ impl Lock for SmallLock {
         let mut end = client.deadline(options.wait);
         let once = options.wait == Wait::For(Duration::ZERO);
         let holder = (client.fault == Fault::AllInOneHolder).then(|| client.mint());
+        let mut queued = Vec::new();
+        if client.fault == Fault::BatonKeptForTwoKeys {
+            let keys: Vec<_> = order.iter().map(|i| &keys[*i]).collect();
+            queued = client
+                .permits_of(&keys, options)
+                .await
+                .map_err(|failure| client.refused(failure, keys[0]))?;
+        }
+        let mut queued = queued.into_iter();
         let (mut guards, mut holds) = (Vec::new(), Vec::new());
         let mut behind = None;
         for (at, i) in order.iter().copied().enumerate() {
@@ -149,9 +166,9 @@ impl Lock for SmallLock {
                 end = client.deadline(options.wait);
             }
             if let (Fault::AllHoldsBehind, Some(next)) = (client.fault, order.get(at + 1)) {
-                behind = client.obtain(&keys[*next], options, None, true, None).await.ok();
+                behind = client.obtain(&keys[*next], options, None, true, None, None).await.ok();
             }
-            match client.obtain(&keys[i], options, end, once, holder).await {
+            match client.obtain(&keys[i], options, end, once, holder, queued.next()).await {
                 Ok(grant) => {
                     holds.push(Arc::clone(&grant.0));
                     guards.push((i, LockGuard::new(Arc::new(grant))));
@@ -200,6 +217,14 @@ impl Lock for SmallLock {
             }
             if client.fault != Fault::CloseLeavesHolds {
                 let (client, reference) = (Arc::clone(&client), hold.reference());
+                freeing.push(self.0.handle.spawn(async move { client.undo(reference).await }));
+            }
+        }
+        for baton in client.permits.take_batons() {
+            if client.fault == Fault::BatonLostOnClose {
+                baton.forget();
+            } else {
+                let (client, reference) = (Arc::clone(&client), baton.into_reference());
                 freeing.push(self.0.handle.spawn(async move { client.undo(reference).await }));
             }
         }

@@ -4,7 +4,9 @@
 //! delivered to clients after the mutex is unlocked.
 
 mod admin;
+pub(crate) mod fence;
 mod record;
+mod tokens;
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Debug};
@@ -12,11 +14,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use leasehold_api::{Error, ErrorKind, FencingToken, HolderId, LockKey, LossReason};
-use leasehold_engine::{Attempt, Contended, Granted, HoldRef, ReleaseReply, Renewed, Request, token};
+use leasehold_engine::{Attempt, Contended, Granted, HoldRef, ReleaseReply, Renewed, Request};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use self::record::{QueuedRequest, Record, StoredHold, ends, name_of, renewed_for};
+use self::tokens::granted;
 use super::backend::fault::BackendFault as Fault;
 
 /// Number of holds from which the store reports *contended* under [`Fault::CapacityIsContended`].
@@ -36,6 +39,8 @@ pub(crate) trait EventSink: Debug + Send + Sync {
     fn lost(&self, key: &LockKey, holder: HolderId, reason: LossReason);
     fn wake(&self, key: &LockKey);
     fn asked(&self, key: &LockKey, holder: HolderId);
+    /// Another client waits for the key that this client holds.
+    fn awaited(&self, key: &LockKey);
 }
 
 /// The client that sends a request, and the time on its clock.
@@ -138,6 +143,30 @@ impl Server {
     }
 
     pub(crate) fn acquire(&self, requester: Requester, request: &Request) -> Result<Attempt, Error> {
+        let attempt = self.acquire_quietly(requester, request);
+        if matches!(attempt, Ok(Attempt::Contended(_))) && request.waits {
+            self.tell_awaited(requester, &request.key);
+        }
+        attempt
+    }
+
+    /// Tells the holder of the key that another client waits for it.
+    fn tell_awaited(&self, requester: Requester, key: &LockKey) {
+        if self.fault == Fault::TellsOfNoRemoteWaiter {
+            return;
+        }
+        let state = self.lock();
+        let record = state.records.get(&self.name(requester.client, key));
+        let holder = record.and_then(|record| record.hold.as_ref()).map(|hold| hold.client);
+        let sink = holder.filter(|holder| *holder != requester.client);
+        let sink = sink.and_then(|holder| state.sinks.get(&holder)).cloned();
+        drop(state);
+        if let Some(sink) = sink {
+            sink.awaited(key);
+        }
+    }
+
+    fn acquire_quietly(&self, requester: Requester, request: &Request) -> Result<Attempt, Error> {
         let mut state = self.lock();
         let name = self.name(requester.client, &request.key);
         let holds = || state.records.values().filter(|r| r.hold.is_some()).count();
@@ -180,6 +209,7 @@ impl Server {
     pub(crate) fn enqueue(&self, requester: Requester, request: Request) -> oneshot::Receiver<Attempt> {
         let (reply, answer) = oneshot::channel();
         let name = self.name(requester.client, &request.key);
+        self.tell_awaited(requester, &request.key);
         let mut state = self.lock();
         let queue = &mut state.records.entry(name.clone()).or_default().queue;
         queue.push_back(QueuedRequest { requester, request, reply });
@@ -397,7 +427,7 @@ impl ServerState {
         let record = self.records.entry(name.clone()).or_default();
         if let Some(stored) = record.hold.as_ref().filter(|h| h.is_live(fault, requester.now)) {
             if stored.holder == request.holder && fault != Fault::SameIdIsContended {
-                return Attempt::Granted(Granted::with_token(Some(FencingToken::from_u64(stored.token))));
+                return Attempt::Granted(granted(fault, Some(FencingToken::from_u64(stored.token))));
             }
         }
         if let Some(held) = record.hindrance(fault, requester) {
@@ -422,33 +452,7 @@ impl ServerState {
         if let Some(cooldown) = request.cooldown.filter(|_| fault != Fault::CooldownIgnored) {
             record.not_before = requester.now.checked_add(cooldown.min(LONGEST));
         }
-        Attempt::Granted(Granted::with_token(token))
-    }
-
-    fn draw(&mut self, fault: Fault, requester: Requester, last: u64) -> Option<FencingToken> {
-        let idle =
-            self.last_draw.replace(requester.now).map(|at| requester.now.saturating_duration_since(at));
-        if fault == Fault::TokenRestartsAfterDay && idle.is_some_and(|idle| idle >= DAY) {
-            self.drawn = 0;
-        }
-        self.drawn += 1;
-        let own = self.drawn_by.entry(requester.client).or_default();
-        *own += 1;
-        let number = match fault {
-            Fault::TokenMissing => return None,
-            Fault::TokenConstant => 7,
-            // The clock is coarse, so two grants within a tenth of a second have the same token.
-            Fault::TokenFromClock => {
-                let origin = *self.clock_origin.get_or_insert(requester.now);
-                let tenths = requester.now.saturating_duration_since(origin).as_millis() / 100;
-                u64::try_from(tenths).unwrap_or(0) + 1
-            }
-            Fault::TokenPerClient => *own,
-            Fault::TokenRestartsAfterManyKeys if self.records.len() > MANY => 1,
-            Fault::TokenRestartsWhenFree => (last >> token::LOCAL_BITS) % 3 + 1,
-            _ => self.drawn,
-        };
-        token::from_store_number(number)
+        Attempt::Granted(granted(fault, token))
     }
 
     fn serve(&mut self, fault: Fault, name: &str) {
@@ -489,8 +493,6 @@ impl ServerState {
         Notifications { wakes, ..Notifications::default() }
     }
 }
-
-const DAY: Duration = Duration::from_secs(24 * 3600);
 
 impl Debug for Server {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

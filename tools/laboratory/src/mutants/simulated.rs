@@ -10,10 +10,10 @@ use leasehold_conformance::simulation::{
 };
 use leasehold_engine::Timing;
 
-use super::backend::{SmallBackend, capabilities};
+use super::backend::{HAND_OVER, SmallBackend, capabilities};
 use super::connection::Connection;
 use super::lock::SmallLock;
-use super::{Mutant, MutantKind, MutantStore};
+use super::{Mutant, MutantKind, MutantStore, chain_of};
 
 /// Lead of every second client's clock, for stores that read it.
 const AHEAD: Duration = Duration::from_secs(20);
@@ -29,7 +29,13 @@ impl Mutant {
 
 impl SimulatedStore for MutantStore {
     fn bounds(&self) -> Bounds {
-        Bounds::new(capabilities(self.server.fault()), &Timing::default())
+        let mut has = capabilities(self.server.fault());
+        has.handover_for = match self.kind {
+            MutantKind::Backend { fault, .. } if fault.reserves() => HAND_OVER,
+            MutantKind::Backend { .. } => Duration::ZERO,
+            MutantKind::Lock(fault) => chain_of(fault, true),
+        };
+        Bounds::new(has, &Timing::default())
     }
 
     fn connect(&self, environment: &ClientEnvironment) -> Result<SimulatedClient, Error> {
@@ -41,7 +47,8 @@ impl SimulatedStore for MutantStore {
             }
             MutantKind::Lock(fault) => {
                 connection.disturb(environment.link());
-                Ok(SimulatedClient::new(SmallLock::connect(&connection, fault)?))
+                let lock = SmallLock::connect(&connection, fault, chain_of(fault, true))?;
+                Ok(SimulatedClient::new(lock))
             }
         }
     }

@@ -7,6 +7,8 @@ pub(crate) enum BackendFault {
     None,
     /// No fault: the store accepts few holds and declares so.
     FewHolds,
+    /// No fault: the store reserves tokens, and its engines pass holds to their next callers.
+    Reserves,
     AlwaysGrants,
     GrantsEveryThousandth,
     ExcludesPerClient,
@@ -106,6 +108,8 @@ pub(crate) enum BackendFault {
     QueueCountsFromPickUp,
     QueueIsPassedAtALapse,
     FifoIsPolled,
+    ReservesTooFew,
+    TellsOfNoRemoteWaiter,
 }
 
 use BackendFault as F;
@@ -212,7 +216,14 @@ impl BackendFault {
         (F::QueueCountsFromPickUp, "queue-counts-from-pick-up", &["C1", "C9"]),
         (F::QueueIsPassedAtALapse, "queue-is-passed-at-a-lapse", &["C12"]),
         (F::FifoIsPolled, "fifo-is-polled", &["C12", "C16"]),
+        (F::ReservesTooFew, "reserves-too-few", &["C21"]),
+        (F::TellsOfNoRemoteWaiter, "tells-of-no-remote-waiter", &["C21"]),
     ];
+
+    /// Returns whether the store reserves tokens for local callers.
+    pub(crate) fn reserves(self) -> bool {
+        matches!(self, Self::Reserves | Self::ReservesTooFew | Self::TellsOfNoRemoteWaiter)
+    }
 
     /// Returns whether the fault needs waiting in the store's queue instead of polling.
     pub(crate) fn queues(self) -> bool {

@@ -24,9 +24,8 @@ struct Entry {
 impl Batch {
     /// Adds the release of `hold` to the batch. The spawned call runs only when the caller awaits, so it contains all
     /// releases added before.
-    pub(super) fn release(client: &Arc<SmallClient>, hold: Arc<Hold>) -> Release {
+    pub(super) fn release(client: &Arc<SmallClient>, hold: Arc<Hold>, released: Released) -> Release {
         let (reply, answer) = oneshot::channel();
-        let released = hold.end();
         let first = {
             let mut batch = lock(&client.batch.0);
             batch.push(Entry { hold, released, reply });

@@ -1,5 +1,7 @@
 //! One client of the small lock: attempts, waits, and the undo of abandoned attempts.
 
+mod turn;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -16,10 +18,11 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::super::connection::Connection;
 use super::batch::Batch;
+use super::baton::Baton;
 use super::fault::LockFault as Fault;
 use super::grant::{Hold, SmallGrant};
 use super::outage::{Outage, Outages, is_passing, no_answer};
-use super::permits::{Permit, Permits, Waiter};
+use super::permits::{Permit, Permits};
 use super::undo::{AwaitedAttempt, UndeliveredGrant};
 use leasehold_conformance::Op;
 
@@ -56,7 +59,7 @@ pub(super) enum AcquireFailure {
 
 /// Reply of the store to one attempt.
 enum AttemptReply {
-    Granted(UndeliveredGrant),
+    Granted(Box<UndeliveredGrant>),
     Contended(Contended),
     /// The store rejected the request before it changed any state.
     Refused(Error),
@@ -158,6 +161,7 @@ impl SmallClient {
         end: Option<Instant>,
         once: bool,
         holder: Option<HolderId>,
+        queued: Option<Permit>,
     ) -> Result<SmallGrant, AcquireFailure> {
         let asked = Instant::now();
         let mut request = self.request(key, options).map_err(AcquireFailure::Failed)?;
@@ -169,11 +173,27 @@ impl SmallClient {
         if let Some(hold) = self.live_hold(key).filter(|_| self.fault == Fault::Reentrant) {
             return Ok(SmallGrant(hold));
         }
-        let permit = match self.permits.enter(key) {
+        let entered = match queued {
+            Some(permit) => Ok(permit),
+            None => self.permits.enter(&request),
+        };
+        let permit = match entered {
             Ok(permit) => Some(permit),
             Err(_) if once && self.fault == Fault::TryBarges => None,
-            Err(waiter) => Some(self.permit(key, options, end, once, waiter).await?),
+            Err(waiter) => {
+                let jumps = once && self.fault == Fault::TryJumpsTheChain;
+                if let Some(baton) = jumps.then(|| self.permits.take_baton(key)).flatten() {
+                    return Ok(self.adopt(&request, *baton, None, options.max_hold));
+                }
+                Some(self.permit(key, options, end, once, waiter).await?)
+            }
         };
+        if let Some(baton) = permit.as_ref().and_then(Permit::baton) {
+            if baton.is_valid() {
+                return Ok(self.adopt(&request, *baton, permit, options.max_hold));
+            }
+            baton.release(None);
+        }
         let wakeup = Arc::new(Notify::new());
         lock(&self.wakeups).insert(key.clone(), Arc::clone(&wakeup));
         let outage = Outage::none_yet(&self.outages, key);
@@ -230,7 +250,7 @@ impl SmallClient {
                     let forgotten = self.fault == Fault::MaxHoldOfFirstAttempt && failed.is_some();
                     let max_hold =
                         options.max_hold.filter(|_| !forgotten).map(|limit| limit.saturating_sub(waited));
-                    return Ok(self.grant(fresh, permit, max_hold));
+                    return Ok(self.grant(*fresh, permit, max_hold));
                 }
                 AttemptReply::Contended(held) => {
                     let is_own = self.undoing.borrow().iter().any(|left| left.key == *key);
@@ -299,77 +319,6 @@ impl SmallClient {
         }
     }
 
-    /// Waits for the permit of the key behind other callers of this client.
-    async fn permit(
-        &self,
-        key: &LockKey,
-        options: &AcquireOptions,
-        end: Option<Instant>,
-        once: bool,
-        waiter: Waiter,
-    ) -> Result<Permit, AcquireFailure> {
-        if options.on_cooldown == OnCooldown::NotDue && self.fault != Fault::NotDueQueues {
-            self.bounded(key, end, self.check_due(key)).await??;
-        }
-        let hears = self.fault != Fault::OutageIsContended;
-        if !once {
-            let failed = async {
-                match options.give_up_on_failure && hears {
-                    true => self.outages.begun(key).await,
-                    false => std::future::pending().await,
-                }
-            };
-            let permit = async {
-                tokio::select! {
-                    permit = waiter.permit() => permit.ok_or(AcquireFailure::Contended),
-                    error = failed => Err(AcquireFailure::Failed(error)),
-                    refusal = self.told(key, options) => Err(refusal),
-                }
-            };
-            return self.bounded(key, end, permit).await?;
-        }
-        if let Some(error) = self.outages.of(key).filter(|_| hears) {
-            return Err(AcquireFailure::Failed(error));
-        }
-        if !waiter.behind_release || self.fault == Fault::OwnReleaseIsContended {
-            return Err(AcquireFailure::Contended);
-        }
-        // Only an unanswered release of this client is ahead, so only the store knows whether the key is free.
-        match self.bounded(key, None, timeout(CALL, waiter.permit())).await? {
-            Ok(permit) => permit.ok_or(AcquireFailure::Contended),
-            Err(_) => Err(AcquireFailure::Failed(self.named(no_answer(), key))),
-        }
-    }
-
-    /// Resolves when another caller of this client has started a cooldown that blocks this one. Never resolves if
-    /// the caller waits for cooldowns.
-    async fn told(&self, key: &LockKey, options: &AcquireOptions) -> AcquireFailure {
-        let deaf = matches!(self.fault, Fault::NotDueQueues | Fault::NotDueHearsOfNoBegin);
-        if deaf || options.on_cooldown != OnCooldown::NotDue {
-            std::future::pending::<()>().await;
-        }
-        loop {
-            self.windows.notified().await;
-            if let Err(refusal) = self.check_due(key).await {
-                return refusal;
-            }
-        }
-    }
-
-    /// Checks at the store that the key has no cooldown. Called for callers that do not wait for its end.
-    async fn check_due(&self, key: &LockKey) -> Result<(), AcquireFailure> {
-        let asked = self.connection.call(Op::Acquire, |server, requester| server.cooldown(requester, key));
-        match timeout(CALL, asked).await {
-            Ok(Ok(Some(_))) if self.fault == Fault::NotDueIsTimeout => Err(AcquireFailure::Contended),
-            Ok(Ok(Some(retry_after))) if self.fault != Fault::NotDueWaits => {
-                Err(AcquireFailure::NotDue(retry_after))
-            }
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(kind)) => Err(AcquireFailure::Failed(self.named(self.store_error(kind), key))),
-            Err(_) => Err(AcquireFailure::Failed(self.named(no_answer(), key))),
-        }
-    }
-
     /// Awaits `work` until `end` or until the client is closed.
     async fn bounded<T>(
         &self,
@@ -421,13 +370,13 @@ impl SmallClient {
                 Ok(Ok(Ok(Attempt::Granted(granted)))) => {
                     let sent = if client.fault == Fault::ValidityFromAnswer { Instant::now() } else { sent };
                     let client = Arc::clone(&client);
-                    Ok(AttemptReply::Granted(UndeliveredGrant {
+                    Ok(AttemptReply::Granted(Box::new(UndeliveredGrant {
                         client,
                         request,
                         granted,
                         sent,
                         taken: false,
-                    }))
+                    })))
                 }
                 Ok(Ok(Ok(Attempt::Contended(held)))) => Ok(AttemptReply::Contended(held)),
                 Ok(Ok(Ok(Attempt::Refused(error)))) => Ok(AttemptReply::Refused(error)),
@@ -460,6 +409,19 @@ impl SmallClient {
         if fresh.request.cooldown.is_some() {
             self.windows.notify_waiters();
         }
+        SmallGrant(hold)
+    }
+
+    /// Makes the grant of a caller to whom a hold of this client was passed.
+    fn adopt(
+        self: &Arc<Self>,
+        request: &Request,
+        baton: Baton,
+        permit: Option<Permit>,
+        max_hold: Option<Duration>,
+    ) -> SmallGrant {
+        let hold = Hold::adopt(self, request, baton, permit, max_hold);
+        lock(&self.holds).insert(hold.key.clone(), Arc::downgrade(&hold));
         SmallGrant(hold)
     }
 

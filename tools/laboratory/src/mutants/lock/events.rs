@@ -11,6 +11,7 @@ use super::super::server::EventSink;
 use super::SmallLock;
 use super::client::{SmallClient, lock};
 use super::fault::LockFault as Fault;
+use super::grant::Hold;
 
 /// Interval between two looks of an observer.
 const LOOK: Duration = Duration::from_millis(50);
@@ -62,10 +63,25 @@ impl EventSink for Listener {
     fn lost(&self, key: &LockKey, holder: HolderId, reason: LossReason) {
         let Some(client) = self.0.upgrade() else { return };
         if let Some(hold) =
-            client.live_hold(key).filter(|h| h.holder == holder || client.fault == Fault::LossEndsTheNext)
+            client.live_hold(key).filter(|h| is_of(h, holder) || client.fault == Fault::LossEndsTheNext)
         {
             hold.lose(reason);
+            if client.fault == Fault::LostToldToTheEarlierGuard {
+                hold.tenure.tell_earlier(reason);
+            }
         }
+        // The caller that the hold was passing to calls the store.
+        if let Some(baton) = client.permits.take_lost(key, holder) {
+            baton.forget();
+        }
+    }
+
+    fn awaited(&self, key: &LockKey) {
+        let Some(client) = self.0.upgrade() else { return };
+        if let Some(hold) = client.live_hold(key) {
+            hold.tenure.note_awaited();
+        }
+        client.permits.note_awaited(key);
     }
 
     fn wake(&self, key: &LockKey) {
@@ -77,11 +93,25 @@ impl EventSink for Listener {
     }
 
     fn asked(&self, key: &LockKey, holder: HolderId) {
-        let hold = self.0.upgrade().and_then(|client| client.live_hold(key));
-        if let Some(hold) = hold.filter(|hold| hold.holder == holder) {
-            let _ = hold.asked.set(());
+        let Some(client) = self.0.upgrade() else { return };
+        let Some(hold) = client.live_hold(key).filter(|hold| hold.tenure.holder == holder) else {
+            // The caller that the hold was passing to calls the store.
+            return drop(client.permits.take_lost(key, holder));
+        };
+        let _ = hold.asked.set(());
+        if client.fault != Fault::ChainIgnoresRequests {
+            hold.tenure.note_awaited();
         }
     }
+}
+
+/// Returns whether the store knows `hold` as `holder`.
+fn is_of(hold: &Hold, holder: HolderId) -> bool {
+    let stored = match hold.client.fault {
+        Fault::LossNotPassedOn => hold.holder,
+        _ => hold.tenure.holder,
+    };
+    stored == holder
 }
 
 /// Ends all holds as lost when the runtime shuts down and drops this value with its task.

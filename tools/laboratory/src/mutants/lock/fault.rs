@@ -5,6 +5,8 @@
 pub(crate) enum LockFault {
     /// No fault.
     None,
+    /// No fault: the client passes its holds to its next callers.
+    HandsOver,
     TryWaits,
     TryBarges,
     ContendedIsTimeout,
@@ -123,6 +125,30 @@ pub(crate) enum LockFault {
     DoubtIsNotTold,
     NoHolderIsNotTold,
     ObserverOutlivesClose,
+    NeverHandsOver,
+    HandsOverWhenOff,
+    ChainNeverEnds,
+    ChainIgnoresRemote,
+    ChainIgnoresRequests,
+    TokenNotGreater,
+    TokenBeyondBlock,
+    DeadlineBeginsAnew,
+    ShorterTtlForgotten,
+    HandedOverWhenExpired,
+    HandedOverWithCooldown,
+    HandedOverToACooldown,
+    HandedOverUnderAFence,
+    HandedOverToAnotherTtl,
+    HandedOverToAnotherLabel,
+    ReleaseByLocalId,
+    LossNotPassedOn,
+    LostToldToTheEarlierGuard,
+    BatonLostOnCancel,
+    BatonLostOnClose,
+    BatonKeptForTwoKeys,
+    TryJumpsTheChain,
+    EndedHandleFences,
+    MaxHoldPassedOn,
 }
 
 use LockFault as F;
@@ -248,5 +274,35 @@ impl LockFault {
         (F::DoubtIsNotTold, "doubt-is-not-told", &["C9"]),
         (F::NoHolderIsNotTold, "no-holder-is-not-told", &["C18"]),
         (F::ObserverOutlivesClose, "observer-outlives-close", &["C17"]),
+        (F::NeverHandsOver, "never-hands-over", &["C21"]),
+        (F::HandsOverWhenOff, "hands-over-when-off", &["C16", "C21"]),
+        (F::ChainNeverEnds, "chain-never-ends", &["C21"]),
+        (F::ChainIgnoresRemote, "chain-ignores-remote", &["C21"]),
+        (F::ChainIgnoresRequests, "chain-ignores-requests", &["C21"]),
+        (F::TokenNotGreater, "token-not-greater", &["C21"]),
+        (F::TokenBeyondBlock, "token-beyond-block", &["C21"]),
+        (F::DeadlineBeginsAnew, "deadline-begins-anew", &["C21"]),
+        (F::ShorterTtlForgotten, "shorter-ttl-forgotten", &["C21"]),
+        (F::HandedOverWhenExpired, "handed-over-when-expired", &["C21"]),
+        (F::HandedOverWithCooldown, "handed-over-with-cooldown", &["C21"]),
+        (F::HandedOverToACooldown, "handed-over-to-a-cooldown", &["C21"]),
+        (F::HandedOverUnderAFence, "handed-over-under-a-fence", &["C21"]),
+        (F::HandedOverToAnotherTtl, "handed-over-to-another-ttl", &["C21"]),
+        (F::HandedOverToAnotherLabel, "handed-over-to-another-label", &["C21"]),
+        (F::ReleaseByLocalId, "release-by-local-id", &["C21"]),
+        (F::LossNotPassedOn, "loss-not-passed-on", &["C21"]),
+        (F::LostToldToTheEarlierGuard, "lost-told-to-the-earlier-guard", &["C21"]),
+        (F::BatonLostOnCancel, "baton-lost-on-cancel", &["C21"]),
+        (F::BatonLostOnClose, "baton-lost-on-close", &["C21"]),
+        (F::BatonKeptForTwoKeys, "baton-kept-by-a-waiter-for-two-keys", &["C21"]),
+        (F::TryJumpsTheChain, "try-jumps-the-chain", &["C21"]),
+        (F::EndedHandleFences, "ended-handle-fences-under-its-successor", &["C21"]),
+        (F::MaxHoldPassedOn, "max-hold-passed-on", &["C9", "C21"]),
     ];
+
+    /// Returns whether the client passes its holds to its next callers.
+    pub(crate) fn hands_over(self) -> bool {
+        self == Self::HandsOver
+            || Self::ALL.iter().any(|(fault, _, rules)| *fault == self && rules.contains(&"C21"))
+    }
 }

@@ -1,8 +1,10 @@
 //! Grants of the small lock.
 
+mod begin;
+
 use std::any::{Any, TypeId};
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -15,12 +17,12 @@ use tokio::runtime::Handle;
 use tokio::sync::{Notify, SetOnce};
 use tokio::time::{Instant, sleep, timeout};
 
+use super::super::server::fence::SmallFence;
 use super::batch::Batch;
+use super::baton::{Lease, Tenure};
 use super::client::{CALL, SmallClient, lock};
 use super::fault::LockFault as Fault;
 use super::permits::Permit;
-use super::renewal::{renew_while_live, watch_deadline};
-use super::undo::UndeliveredGrant;
 use leasehold_conformance::Op;
 
 /// One hold of one client.
@@ -30,13 +32,18 @@ pub(crate) struct Hold {
     pub(super) holder: HolderId,
     token: AtomicU64,
     pub(super) life: Mutex<HoldLife>,
+    /// The grant of the store that this one is or continues.
+    pub(super) tenure: Arc<Tenure>,
+    fence: SmallFence,
+    /// Whether a caller has requested the fence.
+    pub(super) extended: AtomicBool,
     signal: Arc<LossSignal>,
     permit: Mutex<Option<Permit>>,
     /// End of the maximum hold, which renewals do not extend.
     pub(super) ends: Option<Instant>,
     /// Notified when the deadline or the phase changes.
     pub(super) changed: Notify,
-    renewing: tokio::sync::Mutex<()>,
+    pub(super) renewing: tokio::sync::Mutex<()>,
     pub(super) asked: SetOnce<()>,
     pub(super) request: Request,
 }
@@ -45,13 +52,9 @@ pub(super) struct HoldLife {
     pub(super) phase: Phase,
     /// Whether the hold is released before a caller received it.
     unused: bool,
-    pub(super) ttl: Duration,
-    /// Longest lease sent to the store so far, whether or not the store answered.
-    longest: Duration,
+    pub(super) lease: Lease,
     /// Whether the last renewal failed.
     pub(super) failing: bool,
-    pub(super) deadline: Instant,
-    doubt: Instant,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -62,46 +65,6 @@ pub(super) enum Phase {
 }
 
 impl Hold {
-    pub(super) fn begin(
-        client: &Arc<SmallClient>,
-        fresh: &mut UndeliveredGrant,
-        permit: Option<Permit>,
-        max_hold: Option<Duration>,
-    ) -> Arc<Self> {
-        let ttl = fresh.ttl();
-        let max_hold = max_hold.filter(|_| client.fault != Fault::MaxHoldIgnored);
-        let (deadline, doubt) = (fresh.sent, fresh.sent);
-        let (longest, failing) = (ttl, false);
-        let life = HoldLife { phase: Phase::Live, unused: false, ttl, longest, failing, deadline, doubt };
-        let hold = Arc::new(Self {
-            client: Arc::clone(client),
-            key: fresh.request.key.clone(),
-            holder: fresh.request.holder,
-            token: AtomicU64::new(fresh.granted.token.map_or(0, FencingToken::as_u64)),
-            life: Mutex::new(life),
-            signal: LossSignal::new(),
-            permit: Mutex::new(permit),
-            ends: max_hold.and_then(|limit| Instant::now().checked_add(limit)),
-            changed: Notify::new(),
-            renewing: tokio::sync::Mutex::default(),
-            asked: SetOnce::new(),
-            request: fresh.request.clone(),
-        });
-        hold.confirm(fresh.sent, ttl);
-        if client.fault != Fault::LostWaitsForStore {
-            client.handle.spawn(watch_deadline(Arc::downgrade(&hold)));
-        }
-        let limited = client.fault == Fault::MaxHoldReplacesRenewal && max_hold.is_some();
-        if client.fault != Fault::NoRenewal && !limited {
-            client.handle.spawn(renew_while_live(
-                Arc::downgrade(&hold),
-                Arc::clone(client),
-                fresh.request.hold(),
-            ));
-        }
-        hold
-    }
-
     pub(super) fn is_live(&self) -> bool {
         lock(&self.life).phase == Phase::Live
     }
@@ -115,24 +78,23 @@ impl Hold {
         let mut reference = self.request.hold();
         reference.mode = Mode::Exclusive;
         let life = lock(&self.life);
-        let lasts = if self.client.fault == Fault::ReleaseForTheKnownLease { life.ttl } else { life.longest };
+        let Lease { ttl, longest, .. } = life.lease;
+        let lasts = if self.client.fault == Fault::ReleaseForTheKnownLease { ttl } else { longest };
         (reference.ttl, reference.unused) = (Some(lasts), life.unused);
-        reference.token = Some(FencingToken::from_u64(self.token.load(Ordering::Relaxed)));
+        reference.token = Some(FencingToken::from_u64(self.token()));
+        if self.client.fault != Fault::ReleaseByLocalId {
+            reference.holder = self.tenure.holder;
+        }
         reference
+    }
+
+    pub(super) fn token(&self) -> u64 {
+        self.token.load(Ordering::Relaxed)
     }
 
     /// Sets the deadline after the store confirmed a request sent at `sent`. The lease lasts `ttl` from that time.
     pub(super) fn confirm(&self, sent: Instant, ttl: Duration) {
-        let mut life = lock(&self.life);
-        let far = Duration::from_secs(1 << 30);
-        let margin = if self.client.fault == Fault::NoMargin { Duration::ZERO } else { ttl / 10 };
-        life.ttl = ttl;
-        life.deadline = sent + (ttl - margin).min(far);
-        life.doubt = match self.client.fault {
-            Fault::NoDoubt => life.deadline,
-            _ => sent + (ttl * 2 / 3).min(far),
-        };
-        drop(life);
+        lock(&self.life).lease.confirm(self.client.fault, sent, ttl);
         self.changed.notify_waiters();
     }
 
@@ -148,7 +110,14 @@ impl Hold {
         if !matches!(self.client.fault, Fault::LostNeverFires | Fault::LostOnNextCall) {
             self.signal.fire(reason);
         }
-        drop(lock(&self.permit).take());
+        let permit = lock(&self.permit).take();
+        if let (Fault::HandedOverWhenExpired, LossReason::Expired) = (self.client.fault, reason) {
+            if let Some(Err((permit, baton))) = permit.map(|permit| permit.hand_over(self.baton())) {
+                baton.release(Some(permit));
+            }
+            return;
+        }
+        drop(permit);
         self.changed.notify_waiters();
         let kept = reason == LossReason::HeldTooLong && self.client.fault == Fault::MaxHoldKeepsLease;
         if matches!(reason, LossReason::Expired | LossReason::HeldTooLong) && !kept {
@@ -167,7 +136,7 @@ impl Hold {
     fn validity(&self) -> Validity {
         let (phase, deadline, doubt) = {
             let life = lock(&self.life);
-            (life.phase, life.deadline, life.doubt)
+            (life.phase, life.lease.deadline, life.lease.doubt)
         };
         let now = Instant::now();
         match phase {
@@ -205,7 +174,7 @@ impl Hold {
 
     fn shorten(&self, deadline: Instant) {
         let mut life = lock(&self.life);
-        life.deadline = life.deadline.min(deadline);
+        life.lease.deadline = life.lease.deadline.min(deadline);
     }
 
     /// Renews once, within `limit`. Returns `false` if the store no longer has the hold.
@@ -222,7 +191,8 @@ impl Hold {
         }
         {
             let mut life = lock(&self.life);
-            life.longest = life.longest.max(ttl);
+            life.lease.longest = life.lease.longest.max(ttl);
+            life.lease.unsettled |= ttl < life.lease.ttl;
         }
         let limit = match self.client.fault {
             Fault::LostWaitsForStore => Duration::from_secs(1 << 30),
@@ -325,8 +295,12 @@ impl Grant for SmallGrant {
         self.0.holder
     }
 
+    fn stored_holder(&self) -> HolderId {
+        self.0.tenure.holder
+    }
+
     fn token(&self) -> Option<FencingToken> {
-        Some(FencingToken::from_u64(self.0.token.load(Ordering::Relaxed)))
+        Some(FencingToken::from_u64(self.0.token()))
     }
 
     fn validity(&self) -> Validity {
@@ -339,9 +313,9 @@ impl Grant for SmallGrant {
         }
         let now = Instant::now();
         let life = lock(&self.0.life);
-        let left = life.deadline.saturating_duration_since(now);
+        let left = life.lease.deadline.saturating_duration_since(now);
         Some(match (self.0.client.fault, self.0.ends) {
-            (Fault::RemainingIsTtl, _) => life.ttl,
+            (Fault::RemainingIsTtl, _) => life.lease.ttl,
             (_, Some(end)) => left.min(end.saturating_duration_since(now)),
             (_, None) => left,
         })
@@ -371,8 +345,18 @@ impl Grant for SmallGrant {
         Box::pin(async move { *self.0.asked.wait().await })
     }
 
-    fn extension(&self, _: TypeId) -> Option<&(dyn Any + Send + Sync)> {
-        None
+    fn extension(&self, id: TypeId) -> Option<&(dyn Any + Send + Sync)> {
+        let hold = &self.0;
+        if id != TypeId::of::<SmallFence>() {
+            return None;
+        }
+        // A grant that has ended has no fence, because the next grant of the client might continue its hold.
+        let life = lock(&hold.life);
+        if life.phase == Phase::Released && hold.client.fault != Fault::EndedHandleFences {
+            return None;
+        }
+        hold.extended.store(true, Ordering::Release);
+        Some(&hold.fence)
     }
 
     fn renew(self: Arc<Self>, ttl: Option<Duration>) -> BoxFuture<'static, Result<(), Error>> {
@@ -393,7 +377,7 @@ impl Grant for SmallGrant {
             };
             hold.validity();
             lost(hold)?;
-            let old = lock(&hold.life).ttl;
+            let old = lock(&hold.life).lease.ttl;
             let ttl = ttl.filter(|_| hold.client.fault != Fault::RenewIgnoresTtl).unwrap_or(old);
             if hold.is_live() {
                 hold.renew_once(ttl, CALL).await.map_err(|e| hold.client.named(e, &hold.key))?;
@@ -422,22 +406,25 @@ impl Grant for SmallGrant {
         if client.fault == Fault::ReleaseFuturePolled {
             return Release::pending(async move { release(hold.end(), hold).await });
         }
-        let permit = hold.end();
+        let Some(released) = hold.end_or_hand_over() else { return Release::ready(Ok(())) };
         // Releases in a separate task, so the release continues if the caller drops the future.
-        let done = client.handle.spawn(release(permit, hold));
+        let done = client.handle.spawn(release(released, hold));
         Release::pending(async move { done.await.unwrap_or_else(|_| Err(Error::closed())) })
     }
 
     fn release_in_batch(self: Arc<Self>) -> Release {
         match self.0.client.fault {
             Fault::ReleaseFuturePolled | Fault::ReleasesOneByOne => self.release(),
-            _ => Batch::release(&self.0.client, Arc::clone(&self.0)),
+            _ => match self.0.end_or_hand_over() {
+                None => Release::ready(Ok(())),
+                Some(released) => Batch::release(&self.0.client, Arc::clone(&self.0), released),
+            },
         }
     }
 
     fn abandon(self: Arc<Self>) {
         let hold = Arc::clone(&self.0);
-        let Ok(permit) = hold.end() else { return };
+        let Some(Ok(permit)) = hold.end_or_hand_over() else { return };
         let client = Arc::clone(&hold.client);
         let work = async move {
             if hold.client.fault == Fault::DropIsLate {

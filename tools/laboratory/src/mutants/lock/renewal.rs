@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use leasehold_api::{ErrorKind, LossReason};
 use leasehold_engine::HoldRef;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use super::client::{CALL, SmallClient, lock};
 use super::fault::LockFault as Fault;
@@ -18,8 +18,8 @@ pub(super) async fn watch_deadline(hold: Weak<Hold>) {
         let deadline = |hold: &Hold| {
             let life = lock(&hold.life);
             match hold.client.fault {
-                Fault::LostWaitsForFailure if life.failing => life.deadline + life.ttl / 24,
-                _ => life.deadline,
+                Fault::LostWaitsForFailure if life.failing => life.lease.deadline + life.lease.ttl / 24,
+                _ => life.lease.deadline,
             }
         };
         let first = |hold: Arc<Hold>| hold.ends.map_or(deadline(&hold), |end| end.min(deadline(&hold)));
@@ -39,6 +39,9 @@ pub(super) async fn watch_deadline(hold: Weak<Hold>) {
 pub(super) async fn renew_while_live(weak: Weak<Hold>, client: Arc<SmallClient>, reference: HoldRef) {
     let fault = client.fault;
     let mut failed = false;
+    // A hold that continues another is renewed as the other would have been.
+    let continued = weak.upgrade().filter(|hold| hold.holder != hold.tenure.holder);
+    let mut since = continued.map(|hold| lock(&hold.life).lease.confirmed);
     loop {
         let Some(hold) = weak.upgrade() else {
             if fault != Fault::RenewsAfterRelease {
@@ -50,7 +53,7 @@ pub(super) async fn renew_while_live(weak: Weak<Hold>, client: Arc<SmallClient>,
             sleep(Duration::from_secs(3)).await;
             continue;
         };
-        let ttl = lock(&hold.life).ttl;
+        let ttl = lock(&hold.life).lease.ttl;
         if !hold.is_live() && fault == Fault::LostRevoked {
             resume(&hold, ttl).await;
         } else if !hold.is_live() && !matches!(fault, Fault::RenewsAfterRelease | Fault::MaxHoldKeepsLease) {
@@ -62,12 +65,13 @@ pub(super) async fn renew_while_live(weak: Weak<Hold>, client: Arc<SmallClient>,
             (false, _) => ttl / 3,
         };
         // A change of the lease was a renewal, so the pause starts again.
-        let early = timeout(pause, hold.changed.notified()).await.is_ok();
+        let since = since.take().unwrap_or_else(Instant::now);
+        let early = timeout_at(since + pause, hold.changed.notified()).await.is_ok();
         if early && fault != Fault::RenewsAfterRelease {
             failed = false;
             continue;
         }
-        let ttl = lock(&hold.life).ttl;
+        let ttl = lock(&hold.life).lease.ttl;
         let outcome = hold.renew_once(ttl, CALL.min(ttl / 4)).await;
         failed = outcome.is_err();
         lock(&hold.life).failing = failed;

@@ -32,6 +32,8 @@ pub(super) struct Record {
     pub(super) looked_at: bool,
     /// The holder of the last request to release the key.
     pub(super) asked: Option<HolderId>,
+    /// Number of open transactions that fence a grant of the key.
+    pub(super) fences: u32,
 }
 
 /// A refused attempt and its retries.
@@ -79,7 +81,7 @@ impl Record {
             return Some(held);
         }
         held.retry_after = held.cooling_for;
-        held.cooling_for.is_some().then_some(held)
+        (held.cooling_for.is_some() || self.fences > 0).then_some(held)
     }
 
     /// Returns the rest of the cooldown.
