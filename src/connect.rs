@@ -93,6 +93,7 @@ impl fmt::Debug for ConnectOptions {
 /// | `poll=20ms` | file, row, lease | the poll interval of a waiter (file: if it cannot wait in the kernel) |
 /// | `mode=0660` | file | lets the users of one group share a new directory (`0666`: all users) |
 /// | `read-only=true` | file | allows only inspection |
+/// | `handover=off` | file, session, row, lease | asks the store for each grant, also while callers of this client wait |
 /// | `schema=NAME`, `install=true` | Postgres | the schema, and whether connecting installs it |
 /// | `pooler=transaction` | Postgres | the pooler in front of the server (or `none`, `detect`) |
 /// | `connect_timeout=5s`, `statement_timeout=5s` | Postgres | time limits |

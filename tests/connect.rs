@@ -319,7 +319,7 @@ mod file {
     #[tokio::test]
     async fn strict_about_parameters() {
         for (url, hint) in [
-            ("file:///tmp/locks?ttl=1s", "are poll, mode and read-only"),
+            ("file:///tmp/locks?ttl=1s", "are poll, mode, read-only and handover"),
             ("file:///tmp/locks?mode=rw", "octal"),
             ("file:///tmp/locks?mode=0777", "0660"),
             ("file:///tmp/locks?read-only=no", "left out"),

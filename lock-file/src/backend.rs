@@ -24,6 +24,9 @@ const CONFIRM_EVERY: Duration = Duration::from_secs(2);
 /// Maximum time until a running holder detects that its files were removed or replaced.
 const LOSS_DETECTION: Duration = Duration::from_secs(10);
 
+/// How long callers of one client pass a hold to each other.
+const HANDOVER_FOR: Duration = Duration::from_millis(2);
+
 /// A client of the store in one directory, for an engine.
 ///
 /// Two clients exclude each other, even within one process, because each opens its own files.
@@ -32,6 +35,7 @@ pub struct FileBackend {
     requests: Arc<Requests>,
     pool: Pool,
     poll: Duration,
+    handover: bool,
     capabilities: Capabilities,
     events: OnceLock<Events>,
 }
@@ -43,9 +47,15 @@ impl FileBackend {
             requests: Arc::default(),
             pool: Pool::default(),
             poll,
+            handover: true,
             capabilities: capabilities(),
             events: OnceLock::new(),
         }
+    }
+
+    pub(crate) fn handover(mut self, on: bool) -> Self {
+        self.handover = on;
+        self
     }
 
     pub(crate) fn store(&self) -> &Arc<FileStore> {
@@ -223,6 +233,7 @@ impl Backend for FileBackend {
         // The kernel never releases the lock of a living process. A holder that was stopped or suspended still has it,
         // so missing confirmations lose no lock.
         timing.confirm = Some(Confirm::new(CONFIRM_EVERY, Duration::MAX));
+        timing.handover_for = if self.handover { HANDOVER_FOR } else { Duration::ZERO };
         timing
     }
 

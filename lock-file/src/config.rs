@@ -35,13 +35,20 @@ pub struct FileConfig {
     poll: Duration,
     mode: Option<u32>,
     read_only: bool,
+    handover: bool,
 }
 
 impl FileConfig {
     /// Creates the settings for a store in `dir`. A relative path counts from the current directory at the time of
     /// opening.
     pub fn new(dir: impl AsRef<Path>) -> Self {
-        Self { dir: dir.as_ref().to_owned(), poll: DEFAULT_POLL, mode: None, read_only: false }
+        Self {
+            dir: dir.as_ref().to_owned(),
+            poll: DEFAULT_POLL,
+            mode: None,
+            read_only: false,
+            handover: true,
+        }
     }
 
     /// Sets the average poll interval of a waiter that cannot wait in the kernel, because no thread is available or a
@@ -68,6 +75,14 @@ impl FileConfig {
     #[must_use]
     pub fn read_only(mut self) -> Self {
         self.read_only = true;
+        self
+    }
+
+    /// Sets whether callers of this client pass a hold to each other for a short time, without the directory. By
+    /// default they do.
+    #[must_use]
+    pub fn handover(mut self, on: bool) -> Self {
+        self.handover = on;
         self
     }
 
@@ -116,7 +131,7 @@ impl FileConfig {
             return Ok(FileBackend::new(FileStore::open_read_only(&self.dir)?, self.poll));
         }
         let mode = self.mode.map(|bits| FileMode::new(bits).ok_or_else(|| unusable(bits))).transpose()?;
-        Ok(FileBackend::new(FileStore::open(&self.dir, mode)?, self.poll))
+        Ok(FileBackend::new(FileStore::open(&self.dir, mode)?, self.poll).handover(self.handover))
     }
 }
 

@@ -98,8 +98,8 @@ fn take(store: &FileStore, key: &LockKey) -> Option<u64> {
         Ok(TakeResult::Hold(hold)) => {
             look(store, key);
             let shown = store.inspect(key).unwrap();
-            assert_eq!(shown.holders[0].token, Some(hold.token()));
-            Some(hold.token().as_u64() >> LOCAL_BITS)
+            assert_eq!(shown.holders[0].token, Some(hold.numbers().token));
+            Some(hold.numbers().token.as_u64() >> LOCAL_BITS)
         }
         Ok(TakeResult::Contended(contended)) => {
             assert!(contended.cooling_for.is_some(), "nobody holds it");

@@ -7,13 +7,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
-use leasehold_api::{Error, FencingToken};
+use leasehold_api::Error;
 
 use crate::error::io_error;
 use crate::kernel_wait::{KernelWaits, PendingWait};
 use crate::layout::KeyFiles;
 use crate::locked_file::{LockedFile, lock_at, wait_until_free};
 use crate::record::Record;
+use crate::token::Numbers;
 use crate::waiter_lock::WaiterLock;
 
 /// The waits of this process for holders, by status file.
@@ -47,7 +48,7 @@ pub(crate) struct FileHold {
     /// Whether the grant has ended. A writer of the record that finds this set afterwards unlocks.
     ended: AtomicBool,
     files: KeyFiles,
-    token: FencingToken,
+    numbers: Numbers,
 }
 
 /// The lock of the status file, if available.
@@ -61,9 +62,10 @@ enum StatusLock {
 
 impl FileHold {
     /// Creates the grant of a caller that has locked `main` and written its record.
-    pub(crate) fn new(main: LockedFile, files: KeyFiles, token: FencingToken) -> Self {
+    pub(crate) fn new(main: LockedFile, files: KeyFiles, numbers: Numbers) -> Self {
         let status = Mutex::new(StatusLock::NotLocked);
-        let hold = Self { main, status, record: Mutex::new(()), ended: AtomicBool::new(false), files, token };
+        let hold =
+            Self { main, status, record: Mutex::new(()), ended: AtomicBool::new(false), files, numbers };
         for _ in 0..STATUS_TRIES {
             hold.lock_status();
             if matches!(hold.status(), StatusLock::Locked(_)) {
@@ -104,8 +106,8 @@ impl FileHold {
         lock(&self.status).clone()
     }
 
-    pub(crate) fn token(&self) -> FencingToken {
-        self.token
+    pub(crate) fn numbers(&self) -> Numbers {
+        self.numbers
     }
 
     /// Returns whether the lock file still belongs to the key: `false` if it was removed or replaced.
@@ -122,7 +124,7 @@ impl FileHold {
     pub(crate) fn end_cooldown(&self) {
         // Skips the record if the lock file was replaced, because the record then belongs to another holder.
         let ended = match self.main.is_at(&self.files.main()) {
-            Ok(true) => Record::end_cooldown(&self.files, self.token),
+            Ok(true) => Record::end_cooldown(&self.files, self.numbers.token),
             Ok(false) => Ok(()),
             Err(error) => Err(io_error(error, "look at", &self.files.main())),
         };
@@ -137,7 +139,7 @@ impl FileHold {
         let path = self.files.main();
         let relabelled = match self.main.is_at(&path) {
             Ok(true) if !self.ended.load(Ordering::SeqCst) => {
-                Record::relabel(&self.files, self.token, label).map(|()| true)
+                Record::relabel(&self.files, self.numbers.token, label).map(|()| true)
             }
             Ok(_) => Ok(false),
             Err(error) => Err(io_error(error, "look at", &path)),
@@ -259,14 +261,15 @@ mod tests {
     use super::*;
     use crate::files::{FileMode, open_lock};
     use crate::locked_file::is_locked;
-    use leasehold_api::{ErrorKind, LockKey};
+    use leasehold_api::{ErrorKind, FencingToken, LockKey};
     use std::fs;
     use std::path::Path;
 
     fn hold(dir: &Path) -> (Arc<FileHold>, KeyFiles) {
         let files = KeyFiles::new(dir, FileMode::PRIVATE, &LockKey::new("k").unwrap());
         let main = lock_at(&files.main(), FileMode::PRIVATE).unwrap().unwrap();
-        (Arc::new(FileHold::new(main, files.clone(), FencingToken::from_u64(7))), files)
+        let numbers = Numbers { token: FencingToken::from_u64(7), next: 1 };
+        (Arc::new(FileHold::new(main, files.clone(), numbers)), files)
     }
 
     #[test]

@@ -254,7 +254,8 @@ impl Drop for EndedHold {
 }
 
 fn granted(hold: &Arc<FileHold>) -> Attempt {
-    let mut granted = Granted::with_token(Some(hold.token()));
+    let numbers = hold.numbers();
+    let mut granted = Granted::with_token(Some(numbers.token)).reserved(numbers.reserved());
     granted.extension = Some(Box::new(HeldFile::of(hold)));
     Attempt::Granted(granted)
 }

@@ -1,7 +1,7 @@
 //! `file:` URLs.
 
 use leasehold_api::Error;
-use leasehold_engine::scheme::{OpenOptions, Scheme, StoreConfig, StoreUrl, invalid};
+use leasehold_engine::scheme::{HANDOVER, OpenOptions, Scheme, StoreConfig, StoreUrl, invalid};
 use leasehold_engine::{Engine, EngineBuilder, async_trait};
 
 use crate::config::FileConfig;
@@ -22,7 +22,7 @@ fn read(url: &StoreUrl) -> Result<Box<dyn StoreConfig>, Error> {
         .as_deref()
         .filter(|path| path.parent().is_some())
         .ok_or_else(|| invalid("a file URL names a directory of its own: write file:///var/lib/locks"))?;
-    let given = url.only(&["poll", "mode", "read-only"])?;
+    let given = url.only(&["poll", "mode", "read-only", "handover"])?;
     let mut config = FileConfig::new(directory);
     if let Some(poll) = given.duration("poll")? {
         config = config.poll(poll);
@@ -34,6 +34,9 @@ fn read(url: &StoreUrl) -> Result<Box<dyn StoreConfig>, Error> {
         None => {}
         Some("true") => config = config.read_only(),
         Some(_) => return Err(invalid("the parameter read-only is true or left out")),
+    }
+    if let Some(handover) = given.one_of("handover", &HANDOVER)? {
+        config = config.handover(handover);
     }
     Ok(Box::new(config))
 }

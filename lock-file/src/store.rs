@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_api::{Error, ErrorKind, FencingToken, HoldInfo, HolderId, KeyInfo, ListQuery, LockKey};
+use leasehold_api::{Error, ErrorKind, HoldInfo, HolderId, KeyInfo, ListQuery, LockKey};
 use leasehold_engine::{Contended, Request};
 
 use crate::ask::{ask, is_asked};
@@ -20,7 +20,7 @@ use crate::locked_file::{LockedFile, is_locked, lock_at};
 use crate::pool::Progress;
 use crate::process_owners::ProcessOwners;
 use crate::record::{Cooldown, Record, RecordRead, boot_id, ceil_ms, now_ms};
-use crate::token;
+use crate::token::{self, Numbers};
 use crate::waiter_lock::{EnterResult, WaiterLock};
 
 /// How often an attempt is repeated, with a pause, while a removal of unused files might hold the lock.
@@ -59,7 +59,7 @@ pub(crate) enum Caller {
 struct ReadyToGrant {
     main: LockedFile,
     record: Record,
-    token: FencingToken,
+    numbers: Numbers,
 }
 
 impl FileStore {
@@ -93,7 +93,7 @@ impl FileStore {
             Err(error) => return Ok(TakeResult::Refused(error)),
         };
         match ready.record.write(&files) {
-            Ok(()) => Ok(TakeResult::Hold(FileHold::new(ready.main, files, ready.token))),
+            Ok(()) => Ok(TakeResult::Hold(FileHold::new(ready.main, files, ready.numbers))),
             // Writes the record again without its cooldown: it is flushed after the rename, so it exists even
             // if the flush failed.
             Err(error) if request.cooldown.is_some() => {
@@ -160,7 +160,7 @@ impl FileStore {
             boot: boot.to_owned(),
             cooldown_ms: request.cooldown.map(ceil_ms),
         };
-        Ok(Ok(ReadyToGrant { main, record, token: numbers.token }))
+        Ok(Ok(ReadyToGrant { main, record, numbers }))
     }
 
     pub(crate) fn files(&self, key: &LockKey) -> KeyFiles {

@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 
 use leasehold_api::{Error, ErrorKind, FencingToken, LockKey};
-use leasehold_engine::token;
+use leasehold_engine::token::{self, Reserved};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -16,11 +16,19 @@ use crate::record::Record;
 /// The size of a block: the numbers that one write of the ceiling covers.
 const BLOCK: u64 = 1024;
 
-/// Numbers for one grant: its token, and the first number of the next grant.
+/// Numbers for one grant: its token, further tokens for hand-overs, and the first number of the next grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Numbers {
     pub(crate) token: FencingToken,
     pub(crate) next: u64,
+}
+
+impl Numbers {
+    /// Returns the tokens between the grant's own and the next grant's.
+    pub(crate) fn reserved(self) -> Reserved {
+        let next = self.next.saturating_mul(1 << token::LOCAL_BITS);
+        Reserved::following(next.saturating_sub(self.token.as_u64() + 1))
+    }
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -249,6 +257,7 @@ mod tests {
         assert_eq!((number(wide), wide.next), (5_000, 5_002));
         let narrow = draw(&c.files, &c.key, None, "c", 50_000, 1023).unwrap();
         assert_eq!((number(narrow), narrow.next), (50_000, 50_001));
+        assert_eq!((narrow.reserved().len(), wide.reserved().len()), (1023, 2047));
     }
 
     #[test]

@@ -58,17 +58,17 @@ impl Harness for Directory {
 impl Faults for Directory {
     fn supports(&self) -> FaultSet {
         let mut set = Disturbed::<FileBackend>::supports();
-        set.restart = true;
+        (set.restart, set.hand_over_off) = (true, true);
         set
     }
 
-    async fn client(&self, _: ClientSetup) -> Result<FaultyClient, Error> {
+    async fn client(&self, setup: ClientSetup) -> Result<FaultyClient, Error> {
         let backend = Disturbed::new(FileConfig::new(self.dir.path()).backend()?);
         let faults = backend.faults();
         // The limit of a call is shorter than in production, to shorten tests without replies.
         let mut timing = backend.timing();
         timing.request_timeout = Duration::from_secs(2) * pace();
-        let engine = Engine::builder(backend).timing(timing).start()?;
+        let engine = Engine::builder(backend).timing(timing).handover(!setup.without_hand_over).start()?;
         Ok(FaultyClient::new(Arc::new(engine), faults))
     }
 

@@ -35,6 +35,9 @@ const CLOSING: Duration = Duration::from_secs(2);
 /// attempt. Otherwise the client with the shorter round trip would win each time.
 const YIELD_TO_REMOTE: Duration = Duration::from_millis(50);
 
+/// How long callers of one client pass a hold to each other.
+const HANDOVER_FOR: Duration = Duration::from_millis(2);
+
 /// The store of advisory locks, for an engine. Created by [`AdvisoryConfig`](crate::AdvisoryConfig) and
 /// [`XactConfig`](crate::XactConfig).
 #[derive(Debug)]
@@ -42,6 +45,7 @@ pub struct AdvisoryBackend {
     pub(crate) client: Arc<Client>,
     pub(crate) sessions: Sessions,
     capabilities: Capabilities,
+    handover_for: Duration,
     names: Mutex<Option<tokio::task::JoinHandle<()>>>,
 }
 
@@ -74,11 +78,18 @@ impl AdvisoryBackend {
         let client = Client { common, wait_sessions, scope, shared_sessions: Mutex::new(shared_sessions) };
         let names = Mutex::new(Some(tokio::spawn(names::run(Arc::clone(&client.common)))));
         let sessions = Sessions::new(&client.common);
-        Ok(Self { client: Arc::new(client), sessions, capabilities, names })
+        let handover_for = Duration::ZERO;
+        Ok(Self { client: Arc::new(client), sessions, capabilities, handover_for, names })
     }
 }
 
 impl AdvisoryBackend {
+    /// Sets whether callers of this client pass a hold to each other.
+    pub(crate) fn handover(mut self, on: bool) -> Self {
+        self.handover_for = if on { HANDOVER_FOR } else { Duration::ZERO };
+        self
+    }
+
     /// Removes the token of a grant if the tokens of one number do not grow between grants.
     fn strip_unordered_token(&self, mut attempt: Attempt) -> Attempt {
         if let Attempt::Granted(granted) = &mut attempt
@@ -103,6 +114,7 @@ impl Backend for AdvisoryBackend {
         timing.request_timeout = config.call_limit();
         timing.waiting = Waiting::Store;
         timing.yield_to_remote = Some(YIELD_TO_REMOTE);
+        timing.handover_for = self.handover_for;
         timing.confirm = Some(Confirm::new(liveness.confirm_every, liveness.lost_after));
         timing
     }

@@ -30,13 +30,14 @@ pub struct AdvisoryConfig {
     hasher: Arc<dyn KeyNumber>,
     connections: usize,
     waiting: usize,
+    handover: bool,
 }
 
 impl AdvisoryConfig {
     /// Creates the default settings for this server, with numbers by [`Fnv1a64`].
     #[must_use]
     pub fn new(server: PgConfig) -> Self {
-        Self { server, hasher: Arc::new(Fnv1a64), connections: 1, waiting: 4 }
+        Self { server, hasher: Arc::new(Fnv1a64), connections: 1, waiting: 4, handover: true }
     }
 
     /// Sets the mapping from keys to numbers, which must be the same in all programs that share locks.
@@ -58,6 +59,14 @@ impl AdvisoryConfig {
     #[must_use]
     pub fn waiting(mut self, connections: usize) -> Self {
         self.waiting = connections;
+        self
+    }
+
+    /// Sets whether callers of this client pass a hold to each other for a short time, without the server. By default
+    /// they do.
+    #[must_use]
+    pub fn handover(mut self, on: bool) -> Self {
+        self.handover = on;
         self
     }
 
@@ -91,7 +100,8 @@ impl AdvisoryConfig {
         within("connections", self.connections, 2)?;
         within("waiting connections", self.waiting, 64)?;
         let common = Common::new(self.server.clone(), Arc::clone(&self.hasher), self.connections);
-        AdvisoryBackend::open(common, LockScope::Session, self.waiting).await
+        let backend = AdvisoryBackend::open(common, LockScope::Session, self.waiting).await?;
+        Ok(backend.handover(self.handover))
     }
 }
 

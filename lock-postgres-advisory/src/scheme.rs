@@ -4,7 +4,7 @@ use std::any::{Any, TypeId};
 use std::sync::Arc;
 
 use leasehold_api::Error;
-use leasehold_engine::scheme::{OpenOptions, Parameters, Scheme, StoreConfig, StoreUrl};
+use leasehold_engine::scheme::{HANDOVER, OpenOptions, Parameters, Scheme, StoreConfig, StoreUrl};
 use leasehold_engine::{Engine, EngineBuilder, async_trait};
 use leasehold_postgres::schema::Stores;
 use leasehold_postgres::scheme::{self, ProgramCredentials};
@@ -17,11 +17,12 @@ use crate::config::{AdvisoryConfig, XactConfig};
 /// The schemes of this store.
 pub const SCHEMES: &[Scheme] = &[
     Scheme::new(&["postgres", "postgresql", "postgres+advisory", "postgresql+advisory"], |url| {
-        let (server, hasher) = read(url)?;
-        Ok(Box::new(AdvisoryConfig::new(server).hasher(hasher)))
+        let (server, hasher, given) = read(url, &SESSION)?;
+        let handover = given.one_of("handover", &HANDOVER)?.unwrap_or(true);
+        Ok(Box::new(AdvisoryConfig::new(server).hasher(hasher).handover(handover)))
     }),
     Scheme::new(&["postgres+advisory-xact", "postgresql+advisory-xact"], |url| {
-        let (server, hasher) = read(url)?;
+        let (server, hasher, _) = read(url, &TRANSACTION)?;
         Ok(Box::new(XactConfig::new(server).hasher(hasher)))
     }),
 ];
@@ -39,12 +40,16 @@ const HASHERS: [(&str, Hasher); 7] = [
     ("sqlx", || Arc::new(SqlxNames)),
 ];
 
-fn read(url: &StoreUrl) -> Result<(PgConfig, Arc<dyn KeyNumber>), Error> {
-    let (server, given) = scheme::server(url, &["hash", "confirm_every", "lost_after", "server_gives_up"])?;
+/// The parameters of the transaction store, and of the session store.
+const TRANSACTION: [&str; 4] = ["hash", "confirm_every", "lost_after", "server_gives_up"];
+const SESSION: [&str; 5] = ["hash", "confirm_every", "lost_after", "server_gives_up", "handover"];
+
+fn read(url: &StoreUrl, own: &[&str]) -> Result<(PgConfig, Arc<dyn KeyNumber>, Parameters), Error> {
+    let (server, given) = scheme::server(url, own)?;
     let server = server.liveness(liveness(&given)?);
     server.check()?;
     let hasher = given.one_of("hash", &HASHERS)?;
-    Ok((server, hasher.map_or_else(|| Arc::new(Fnv1a64) as _, |make| make())))
+    Ok((server, hasher.map_or_else(|| Arc::new(Fnv1a64) as _, |make| make()), given))
 }
 
 /// Reads the liveness parameters. Missing ones are derived from `lost_after` in the default ratio.

@@ -1,7 +1,8 @@
 //! The outcome of one request for one number.
 
 use leasehold_api::{Error, FencingToken};
-use leasehold_engine::{Attempt, Contended, Granted, Moment, token as store_token};
+use leasehold_engine::token::{self as store_token, Reserved};
+use leasehold_engine::{Attempt, Contended, Granted, Moment};
 
 /// The result of one attempt or wait. An error instead means an unknown outcome, because a request was sent but not
 /// answered.
@@ -25,7 +26,7 @@ impl From<TryOutcome> for Attempt {
 }
 
 pub(crate) fn granted(token: FencingToken) -> Attempt {
-    Attempt::Granted(Granted::with_token(Some(token)))
+    Attempt::Granted(Granted::with_token(Some(token)).reserved(Reserved::rest_of(token)))
 }
 
 pub(crate) fn contended() -> Attempt {

@@ -10,6 +10,9 @@ use leasehold_postgres::table::{TableBackend, TableSettings};
 use crate::config::{CONFIRMS, RowConfig};
 use crate::sql::MUTEXES;
 
+/// How long callers of one client pass a hold to each other.
+const HANDOVER_FOR: Duration = Duration::from_millis(10);
+
 /// One client of the row store.
 pub type RowBackend = TableBackend;
 
@@ -66,6 +69,7 @@ fn capabilities(config: &RowConfig) -> Capabilities {
 fn timing(config: &RowConfig) -> Timing {
     let mut timing = Timing::default();
     timing.waiting = Waiting::Poll { every: config.poll };
+    timing.handover_for = if config.handover { HANDOVER_FOR } else { Duration::ZERO };
     timing.confirm = Some(Confirm::new(config.confirm, config.confirm * CONFIRMS).sticky());
     timing
 }

@@ -37,6 +37,7 @@ pub struct RowConfig {
     pub(crate) confirm: Duration,
     pub(crate) connections: u8,
     pub(crate) purge_after: Option<Duration>,
+    pub(crate) handover: bool,
 }
 
 impl RowConfig {
@@ -50,6 +51,7 @@ impl RowConfig {
             confirm: DEFAULT_CONFIRM,
             connections: 2,
             purge_after: Some(Duration::from_secs(24 * 3600)),
+            handover: true,
         }
     }
 
@@ -81,6 +83,14 @@ impl RowConfig {
     #[must_use]
     pub const fn purge_after(mut self, age: Option<Duration>) -> Self {
         self.purge_after = age;
+        self
+    }
+
+    /// Sets whether callers of this client pass a hold to each other for a short time, without the server. By default
+    /// they do.
+    #[must_use]
+    pub const fn handover(mut self, on: bool) -> Self {
+        self.handover = on;
         self
     }
 

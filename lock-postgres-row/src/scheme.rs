@@ -4,7 +4,7 @@ use std::any::{Any, TypeId};
 use std::time::Duration;
 
 use leasehold_api::Error;
-use leasehold_engine::scheme::{OpenOptions, Scheme, StoreConfig, StoreUrl, invalid};
+use leasehold_engine::scheme::{HANDOVER, OpenOptions, Scheme, StoreConfig, StoreUrl, invalid};
 use leasehold_engine::{Engine, EngineBuilder, async_trait};
 use leasehold_postgres::schema::Stores;
 use leasehold_postgres::scheme::{self, ProgramCredentials};
@@ -15,13 +15,16 @@ use crate::config::{CONFIRMS, RowConfig};
 pub const SCHEMES: &[Scheme] = &[Scheme::new(&["postgres+row", "postgresql+row"], read)];
 
 fn read(url: &StoreUrl) -> Result<Box<dyn StoreConfig>, Error> {
-    let (server, given) = scheme::server(url, &["poll", "lost_after"])?;
+    let (server, given) = scheme::server(url, &["poll", "lost_after", "handover"])?;
     let mut config = RowConfig::new(server);
     if let Some(poll) = given.duration("poll")? {
         config = config.poll(poll);
     }
     if let Some(lost_after) = given.duration("lost_after")? {
         config = config.confirm(confirm_of(lost_after)?);
+    }
+    if let Some(handover) = given.one_of("handover", &HANDOVER)? {
+        config = config.handover(handover);
     }
     Ok(Box::new(config))
 }

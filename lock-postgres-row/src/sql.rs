@@ -29,6 +29,7 @@ pub(crate) const MUTEXES: Dialect = Dialect {
     release: RELEASE,
     release_unlocked: RELEASE_UNLOCKED,
     mark: MARK,
+    served: SERVED,
     force: FORCE,
     ask: ASK,
     list: LIST,
@@ -246,6 +247,10 @@ UPDATE {schema}.mutex l SET
     wake_until = greatest(l.wake_until, clock_timestamp() + $2::bigint * interval '1 microsecond')
 WHERE l.key = ANY (ARRAY(SELECT g.key FROM g))
 RETURNING l.key";
+
+/// A release leaves the holder in its row, and a grant replaces it.
+const SERVED: &str = "\
+SELECT l.holder IS DISTINCT FROM $2::text FROM {schema}.mutex l WHERE l.key = $1::text COLLATE \"C\"";
 
 const FORCE: &str = "\
 UPDATE {schema}.mutex l SET acquired = false, released_at = clock_timestamp()

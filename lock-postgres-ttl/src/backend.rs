@@ -16,6 +16,9 @@ use crate::sql::LEASES;
 /// Interval at which the engine checks that leases still exist. Renewals detect a loss as well.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
 
+/// How long callers of one client pass a hold to each other.
+const HANDOVER_FOR: Duration = Duration::from_millis(10);
+
 /// One client of the lease store.
 pub type TtlBackend = TableBackend;
 
@@ -71,6 +74,7 @@ fn capabilities(config: &TtlConfig) -> Capabilities {
 fn timing(config: &TtlConfig) -> Timing {
     let mut timing = Timing::default();
     timing.waiting = Waiting::Poll { every: config.poll };
+    timing.handover_for = if config.handover { HANDOVER_FOR } else { Duration::ZERO };
     timing.look = Some(CHECK_EVERY);
     timing
 }

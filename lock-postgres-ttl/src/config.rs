@@ -40,6 +40,7 @@ pub struct TtlConfig {
     pub(crate) poll: Duration,
     pub(crate) connections: u8,
     pub(crate) purge_after: Option<Duration>,
+    pub(crate) handover: bool,
 }
 
 impl TtlConfig {
@@ -53,6 +54,7 @@ impl TtlConfig {
             poll: DEFAULT_POLL,
             connections: 2,
             purge_after: Some(Duration::from_secs(24 * 3600)),
+            handover: true,
         }
     }
 
@@ -82,6 +84,14 @@ impl TtlConfig {
     #[must_use]
     pub const fn purge_after(mut self, age: Option<Duration>) -> Self {
         self.purge_after = age;
+        self
+    }
+
+    /// Sets whether callers of this client pass a hold to each other for a short time, without the server. By default
+    /// they do.
+    #[must_use]
+    pub const fn handover(mut self, on: bool) -> Self {
+        self.handover = on;
         self
     }
 

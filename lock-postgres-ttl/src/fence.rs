@@ -108,7 +108,8 @@ impl LeaseGuardExt for LockGuard {
 }
 
 impl LeaseFence {
-    /// Returns the fencing token of the grant.
+    /// Returns the fencing token with which the server granted the lease. The token of a guard that took the lease
+    /// over from an earlier caller of this client is larger.
     #[must_use]
     pub fn token(&self) -> Option<FencingToken> {
         token::from_store_number(u64::try_from(self.number).ok()?)

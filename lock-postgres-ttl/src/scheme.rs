@@ -3,7 +3,7 @@
 use std::any::{Any, TypeId};
 
 use leasehold_api::Error;
-use leasehold_engine::scheme::{OpenOptions, Scheme, StoreConfig, StoreUrl};
+use leasehold_engine::scheme::{HANDOVER, OpenOptions, Scheme, StoreConfig, StoreUrl};
 use leasehold_engine::{Engine, EngineBuilder, async_trait};
 use leasehold_postgres::schema::Stores;
 use leasehold_postgres::scheme::{self, ProgramCredentials};
@@ -14,13 +14,16 @@ use crate::config::TtlConfig;
 pub const SCHEMES: &[Scheme] = &[Scheme::new(&["postgres+ttl", "postgresql+ttl"], read)];
 
 fn read(url: &StoreUrl) -> Result<Box<dyn StoreConfig>, Error> {
-    let (server, given) = scheme::server(url, &["ttl", "poll"])?;
+    let (server, given) = scheme::server(url, &["ttl", "poll", "handover"])?;
     let mut config = TtlConfig::new(server);
     if let Some(ttl) = given.duration("ttl")? {
         config = config.ttl(ttl);
     }
     if let Some(poll) = given.duration("poll")? {
         config = config.poll(poll);
+    }
+    if let Some(handover) = given.one_of("handover", &HANDOVER)? {
+        config = config.handover(handover);
     }
     Ok(Box::new(config))
 }

@@ -39,6 +39,7 @@ pub(crate) const LEASES: Dialect = Dialect {
     release: RELEASE,
     release_unlocked: RELEASE_UNLOCKED,
     mark: MARK,
+    served: SERVED,
     force: FORCE,
     ask: ASK,
     list: LIST,
@@ -309,6 +310,10 @@ UPDATE {schema}.lease l SET
     wake_until = greatest(l.wake_until, clock_timestamp() + $2::bigint * interval '1 microsecond')
 WHERE l.key = ANY (ARRAY(SELECT g.key FROM g WHERE g.until > clock_timestamp()))
 RETURNING l.key";
+
+/// A release leaves the holder in its row, and a grant replaces it.
+const SERVED: &str = "\
+SELECT l.holder IS DISTINCT FROM $2::text FROM {schema}.lease l WHERE l.key = $1::text COLLATE \"C\"";
 
 const FORCE: &str = "\
 UPDATE {schema}.lease l SET released = true

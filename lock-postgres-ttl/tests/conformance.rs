@@ -2,12 +2,14 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::any::Any;
 use std::time::Duration;
 
-use leasehold_api::{Error, LockKey};
+use leasehold_api::{Error, GrantHandle, LockKey};
 use leasehold_conformance::{FaultSet, async_trait, pace, suite};
 use leasehold_postgres::schema::Stores;
-use leasehold_postgres_ttl::{PgConfig, TtlBackend, TtlConfig};
+use leasehold_postgres_ttl::{LeaseFence, PgConfig, TtlBackend, TtlConfig};
+use sqlx::PgPool;
 use test_servers::Database;
 use test_stores::harness::{OnServer, PgStore, change};
 
@@ -28,6 +30,18 @@ impl PgStore for Leases {
         let server = PgConfig::from_url(url).unwrap().install_schema(true);
         let server = server.connect_timeout(seconds(10)).statement_timeout(seconds(5));
         TtlConfig::new(server).ttl(seconds(5)).backend().await
+    }
+
+    const FENCES: bool = true;
+
+    async fn fence(&self, database: &Database, grant: &GrantHandle) -> Result<Box<dyn Any + Send>, Error> {
+        let fence = grant.extension::<LeaseFence>();
+        let fence = fence.ok_or_else(|| Error::unsupported("fence of a grant that has ended"))?;
+        let pool = PgPool::connect(database.url()).await.unwrap();
+        let mut tx = pool.begin().await.unwrap();
+        fence.fence(&mut tx).await?;
+        // The transaction is rolled back before its pool is dropped.
+        Ok(Box::new((tx, pool)))
     }
 
     fn faults(&self, faults: &mut FaultSet) {

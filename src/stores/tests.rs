@@ -76,7 +76,11 @@ fn parameters_become_settings() {
         &["confirm_every: 500ms", "lost_after: 3s", "server_gives_up: 60s"],
     );
     shows("postgres+advisory-xact://db?hash=djb2-reverse", &["Reverse"]);
-    shows("postgres+row://db?poll=1s&lost_after=5s", &["poll: 1s", "confirm: 1s"]);
+    shows("postgres+row://db?poll=1s&lost_after=5s", &["poll: 1s", "confirm: 1s", "handover: true"]);
+    for store in ["postgres://db", "postgres+row://db", "postgres+ttl://db", "file:///d"] {
+        shows(&format!("{store}?handover=off"), &["handover: false"]);
+        shows(&format!("{store}?handover=on"), &["handover: true"]);
+    }
     shows("memory:jobs?ttl=30s", &["default_ttl: Some(30s)"]);
     shows(
         "file:///var/lib/my%20locks?poll=20ms&mode=0660&read-only=true",
@@ -94,11 +98,12 @@ fn what_would_be_ignored_is_refused() {
         ("file:///", "a directory of its own"),
         (
             "file:///d?ttl=1s",
-            "a file URL has no parameter \"ttl\"; those it has are poll, mode and read-only",
+            "a file URL has no parameter \"ttl\"; those it has are poll, mode, read-only and handover",
         ),
         ("file:///d?poll=1s&poll=1s", "the parameter poll is given twice"),
         ("file:///d?mode=9", "octal"),
         ("file:///d?read-only=false", "true or left out"),
+        ("file:///d?handover=no", "on, off"),
         ("file:///d#x", "%23"),
         ("postgres://db/x?pgbouncer=true", "pgbouncer"),
         ("postgres://db/x?sslaccept=strict", "sslaccept"),
@@ -118,7 +123,8 @@ fn what_would_be_ignored_is_refused() {
         ("postgres://db/x?lost_after=0s", "zero"),
         ("postgres://db/x?lost_after=3s&lost_after=3s", "twice"),
         ("postgres+row://db/x?confirm_every=1s", "lost_after"),
-        ("postgres+ttl://db/x?lost_after=30s", "statement_timeout, idle, ttl, poll"),
+        ("postgres+ttl://db/x?lost_after=30s", "statement_timeout, idle, ttl, poll, handover"),
+        ("postgres+advisory-xact://db/x?handover=off", "server_gives_up"),
         ("postgres://db/x?idle=5", "30s"),
         ("postgres://db/x?schema=a&schema=b", "twice"),
         ("postgres://db/x?sslmode=require&sslmode=disable", "twice"),

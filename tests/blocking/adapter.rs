@@ -101,6 +101,10 @@ impl Grant for AdaptedGrant {
         self.watch.holder()
     }
 
+    fn stored_holder(&self) -> HolderId {
+        self.watch.stored_holder()
+    }
+
     fn token(&self) -> Option<FencingToken> {
         self.watch.token()
     }

@@ -1,11 +1,14 @@
 //! The table of lock modes: statements that a fenced transaction admits or blocks, cell by cell.
 
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
+use std::task::Poll;
 use std::time::Duration;
 
 use crate::LONG;
-use leasehold_api::{ErrorKind, Lock as _, LockExt as _};
+use leasehold_api::{ErrorKind, Lock as _, LockExt as _, LockGuard};
 use leasehold_engine::{Attempt, Backend as _, Request};
-use leasehold_postgres_ttl::{LeaseGuardExt as _, PgConfig, TtlConfig};
+use leasehold_postgres_ttl::{LeaseFence, LeaseGuardExt as _, PgConfig, TtlConfig};
 use sqlx::{Connection, Executor, PgConnection};
 use test_servers::{Cluster, Database};
 
@@ -244,4 +247,55 @@ async fn a_pinned_key_reads_held_and_does_not_hold_up_its_neighbours() {
     tx.commit().await.unwrap();
     let (_lock, guard) = waiting.await.unwrap().unwrap();
     guard.release().await.unwrap();
+}
+
+/// Polls `future` once, and returns whether it is pending.
+async fn is_pending<F: Future>(mut future: Pin<&mut F>) -> bool {
+    poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx).is_pending())).await
+}
+
+/// Passes the lease of the key `k` from `first` to another caller of the same client.
+async fn passed_on(lock: &leasehold_engine::Engine, first: LockGuard) -> LockGuard {
+    let stored = first.stored_holder();
+    let mut next = pin!(lock.key("k").acquire());
+    assert!(is_pending(next.as_mut()).await);
+    first.release().await.unwrap();
+    let next = next.await.unwrap();
+    assert_eq!(next.stored_holder(), stored);
+    next
+}
+
+#[tokio::test]
+async fn the_handle_of_a_released_guard_does_not_fence_under_its_successor() {
+    let database = installed().await;
+    let backend = config(&database).backend().await.unwrap();
+    let mut timing = backend.timing();
+    // Less than the lease is valid without a renewal.
+    timing.handover_for = Duration::from_secs(15);
+    let lock = leasehold_engine::Engine::builder(backend).timing(timing).start().unwrap();
+    let mut user = connection(&database).await;
+    let first = lock.key("k").acquire().await.unwrap();
+    let handle = first.handle();
+    let second = passed_on(&lock, first).await;
+    assert!(second.token() > handle.token());
+    assert!(
+        handle.extension::<LeaseFence>().is_none(),
+        "the row still has the holder and the number of its grant"
+    );
+    // The successor's fence compares what the server has.
+    let mut tx = user.begin().await.unwrap();
+    second.fence(&mut tx).await.unwrap();
+    tx.rollback().await.unwrap();
+    // Once fenced, the lease does not pass on, so the fence is of no use after the release.
+    let fence = second.extension::<LeaseFence>().unwrap().clone();
+    let stored = second.stored_holder();
+    let mut third = pin!(lock.key("k").acquire());
+    assert!(is_pending(third.as_mut()).await);
+    second.release().await.unwrap();
+    let third = third.await.unwrap();
+    assert_ne!(third.stored_holder(), stored);
+    let mut tx = user.begin().await.unwrap();
+    assert_eq!(fence.fence(&mut tx).await.unwrap_err().kind(), ErrorKind::Lost);
+    tx.rollback().await.unwrap();
+    third.release().await.unwrap();
 }

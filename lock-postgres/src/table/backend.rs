@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_api::{Capabilities, Error, ErrorKind, HolderId, LockAdmin, LossReason};
+use leasehold_api::{Capabilities, Error, ErrorKind, HolderId, LockAdmin, LockKey, LossReason};
 use leasehold_engine::{Attempt, Backend, Events, HoldRef, ReleaseReply, Renewed, Request, Timing};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -249,6 +249,12 @@ impl Backend for TableBackend {
 
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
         self.ask(TableJob::Release, holds.into_iter().map(release_request).collect()).await
+    }
+
+    async fn was_served(&self, key: &LockKey, holder: HolderId) -> Option<bool> {
+        let hold = HoldId { key: key.clone(), holder };
+        // An error is no reply, and the engine queries again.
+        Some(matches!(self.ask(TableJob::Served, vec![hold]).await[..], [Ok(true)]))
     }
 
     async fn release_on_new_runtime(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_api::{Error, ErrorKind, LockKey};
-use leasehold_engine::{Attempt, Contended, Granted, Request, token};
+use leasehold_engine::token::{self, Reserved};
+use leasehold_engine::{Attempt, Contended, Granted, Request};
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 use tokio::time::Instant;
@@ -30,7 +31,7 @@ const ROUNDS: u32 = 4;
 
 /// The reply of a statement to one request.
 enum GrantReply {
-    Granted(i64),
+    Granted(Drawn),
     Contended(Contended),
     /// The key is held, and its row has no waiter's mark (a note that a client waits) that lasts long enough.
     Unmarked(Contended),
@@ -38,6 +39,22 @@ enum GrantReply {
     Passed,
     /// The statement failed, and was rolled back by the server or never sent.
     Refused(Error),
+}
+
+/// The numbers of one grant: the number in its row, and further numbers for hand-overs.
+#[derive(Clone, Debug)]
+struct Drawn {
+    number: i64,
+    further: Vec<i64>,
+}
+
+impl Drawn {
+    /// Reads the numbers of a grant from the columns that begin at `at`.
+    fn read(row: &PgRow, at: usize, draws_more: bool) -> Result<Self, StatementFailure> {
+        let number = row.try_get(at).map_err(unreadable)?;
+        let further = if draws_more { row.try_get(at + 1).map_err(unreadable)? } else { Vec::new() };
+        Ok(Self { number, further })
+    }
 }
 
 /// The reply, or `Err` if it is unknown whether the key was granted.
@@ -120,7 +137,7 @@ impl Grants<'_, '_> {
                     self.common.contention.add(&request.key);
                 }
                 answers[at] = Some(match result {
-                    Ok(GrantReply::Granted(number)) => self.granted(request, number),
+                    Ok(GrantReply::Granted(drawn)) => self.granted(request, &drawn),
                     Ok(GrantReply::Unmarked(contended)) if request.waits && round < ROUNDS => {
                         unmarked.push(at);
                         Ok(Attempt::Contended(contended))
@@ -151,7 +168,8 @@ impl Grants<'_, '_> {
         Ok(answers.into_iter().map(|answer| answer.unwrap_or_else(missing)).collect())
     }
 
-    fn granted(&self, request: &Request, number: i64) -> Result<Attempt, Error> {
+    fn granted(&self, request: &Request, drawn: &Drawn) -> Result<Attempt, Error> {
+        let number = drawn.number;
         let token = u64::try_from(number).ok().filter(|number| *number > 0);
         let token = token.and_then(token::from_store_number).ok_or_else(|| {
             Error::new(
@@ -159,7 +177,9 @@ impl Grants<'_, '_> {
                 "this schema has drawn every fencing token there is; use a new one",
             )
         })?;
-        let mut granted = Granted::with_token(Some(token));
+        let further = drawn.further.iter().filter_map(|number| u64::try_from(*number).ok());
+        let reserved = Reserved::rest_of(token).and_numbers(further);
+        let mut granted = Granted::with_token(Some(token)).reserved(reserved);
         granted.extension =
             self.common.extension.as_ref().map(|make| make(&request.key, request.holder, number));
         Ok(Attempt::Granted(granted))
@@ -169,27 +189,30 @@ impl Grants<'_, '_> {
     /// rows and returns why a key was not granted.
     async fn grant_round(&mut self, requests: &[&Request]) -> Result<Vec<GrantResult>, Error> {
         let mut skips = self.common.is_any_pinned(requests.iter().map(|r| &r.key));
-        let mut tokens = Vec::new();
+        let mut drawn = Vec::new();
         if !skips {
             match self.grant_free_rows(requests).await {
-                Ok(granted) => tokens = granted,
+                Ok(granted) => drawn = granted,
                 Err(StatementFailure::Locked { .. } | StatementFailure::BadValue(_)) => skips = true,
                 Err(failure) => return failed(failure, requests),
             }
         }
-        tokens.resize(requests.len(), None);
-        let rest = requests.iter().zip(&tokens).filter(|(_, token)| token.is_none());
+        drawn.resize(requests.len(), None);
+        let rest = requests.iter().zip(&drawn).filter(|(_, drawn)| drawn.is_none());
         let rest: Vec<&Request> = rest.map(|(request, _)| *request).collect();
         let mut results = self.grant_or_explain(&rest, skips).await?.into_iter();
-        let result = |token: Option<i64>| match token {
-            Some(token) => Ok(GrantReply::Granted(token)),
+        let result = |drawn: Option<Drawn>| match drawn {
+            Some(drawn) => Ok(GrantReply::Granted(drawn)),
             None => results.next().unwrap_or(Ok(GrantReply::Passed)),
         };
-        Ok(tokens.into_iter().map(result).collect())
+        Ok(drawn.into_iter().map(result).collect())
     }
 
-    /// Grants keys with free rows in one statement. Returns a token at the position of each granted request.
-    async fn grant_free_rows(&mut self, requests: &[&Request]) -> Result<Vec<Option<i64>>, StatementFailure> {
+    /// Grants keys with free rows in one statement. Returns the numbers at the position of each granted request.
+    async fn grant_free_rows(
+        &mut self,
+        requests: &[&Request],
+    ) -> Result<Vec<Option<Drawn>>, StatementFailure> {
         let [first, others @ ..] = requests else { return Ok(Vec::new()) };
         if others.is_empty() {
             return Ok(vec![self.grant_one(first).await?]);
@@ -199,22 +222,23 @@ impl Grants<'_, '_> {
         if !others.iter().all(like_the_first) {
             return Ok(Vec::new());
         }
-        let text = &self.common.statements.grant_free;
+        let draws_more = requests.iter().any(|request| request.reserve > 0);
+        let text = self.common.statements.grant_free.text(draws_more);
         let (schema, owner) = (&self.common.config.schema, self.owner);
         let bind = |query: Statement| {
             let query = query.bind(keys(requests)).bind(holders(requests)).bind(ttl(first));
             query.bind(first.cooldown.map(micros)).bind(first.label.as_deref()).bind(owner)
         };
         let rows = self.db.rows_drawing_token("acquire", text, schema, &bind).await?;
-        let mut tokens = vec![None; requests.len()];
+        let mut drawn = vec![None; requests.len()];
         for row in &rows {
-            let read = |at| row.try_get::<i64, _>(at).map_err(unreadable);
-            let place = usize::try_from(read(0)?).ok().and_then(|n| n.checked_sub(1));
-            if let Some(token) = place.and_then(|place| tokens.get_mut(place)) {
-                *token = Some(read(1)?);
+            let place: i64 = row.try_get(0).map_err(unreadable)?;
+            let place = usize::try_from(place).ok().and_then(|n| n.checked_sub(1));
+            if let Some(drawn) = place.and_then(|place| drawn.get_mut(place)) {
+                *drawn = Some(Drawn::read(row, 1, draws_more)?);
             }
         }
-        Ok(tokens)
+        Ok(drawn)
     }
 
     /// Grants each key or returns why not. Uses one statement, or one per request if another transaction has locked a
@@ -303,14 +327,15 @@ impl Grants<'_, '_> {
         Ok(requests.iter().map(outcome).collect())
     }
 
-    /// Grants one key if its row is free or missing. Returns the token, or `None` if it was not granted.
-    async fn grant_one(&mut self, request: &Request) -> Result<Option<i64>, StatementFailure> {
+    /// Grants one key if its row is free or missing. Returns its numbers, or `None` if it was not granted.
+    async fn grant_one(&mut self, request: &Request) -> Result<Option<Drawn>, StatementFailure> {
         let (ttl, owner) = (ttl(request), self.owner);
         let statements = &self.common.statements;
         // Uses `retake_one` only without a cooldown: it could read the clock before it waited for the row,
         // which would shorten a cooldown.
         let retakes = request.cooldown.is_none() && self.common.known_rows.might_contain(&request.key);
-        let text = if retakes { &statements.retake_one } else { &statements.grant_one };
+        let draws_more = request.reserve > 0;
+        let text = if retakes { &statements.retake_one } else { &statements.grant_one }.text(draws_more);
         let row = self
             .db
             .row_drawing_token("acquire", text, &self.common.config.schema, &|query| {
@@ -319,8 +344,7 @@ impl Grants<'_, '_> {
                 query.bind(request.label.as_deref()).bind(owner)
             })
             .await;
-        let token = row?.map(|row| row.try_get(0)).transpose();
-        token.map_err(unreadable)
+        row?.map(|row| Drawn::read(&row, 0, draws_more)).transpose()
     }
 
     /// Notes in the rows of `keys` that a client waits. Returns the keys that are free now.
@@ -370,7 +394,7 @@ fn read(rows: &[PgRow]) -> Result<HashMap<String, GrantReply>, sqlx::Error> {
     for row in rows {
         let key: String = row.try_get(0)?;
         let outcome = match row.try_get(1)? {
-            Some(token) => GrantReply::Granted(token),
+            Some(number) => GrantReply::Granted(Drawn { number, further: Vec::new() }),
             None => refusal(row)?,
         };
         // Keeps the grant: it has two rows, and the row with the earlier state does not count.

@@ -111,6 +111,25 @@ pub(super) async fn confirm(
     Ok(())
 }
 
+/// Checks whether another client was served after each hold of `call` was released.
+pub(super) async fn served(
+    db: &mut Db<'_>,
+    common: &Common,
+    call: PendingCall<HoldId, bool>,
+) -> Result<(), Error> {
+    let mut answers = Vec::with_capacity(call.items.len());
+    for hold in &call.items {
+        let bind = |query: Statement| query.bind(hold.key.as_str()).bind(HolderText(hold.holder));
+        answers.push(match db.row("see who was served", &common.statements.served, &bind).await {
+            Ok(Some(row)) => row.try_get(0).map_err(|error| store_error(error, "see who was served")),
+            Ok(None) => Ok(false),
+            Err(failure) => failure.for_each(1)?.into_iter().next().map_or(Ok(false), Err),
+        });
+    }
+    hand_out(vec![call], answers, |_, _| ());
+    Ok(())
+}
+
 pub(super) async fn release(
     db: &mut Db<'_>,
     common: &Common,

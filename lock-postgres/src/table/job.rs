@@ -18,6 +18,8 @@ pub(super) enum TableJob {
     Release(PendingCall<ReleaseRequest, ReleaseReply>),
     /// Checks which holds are still held.
     Confirm(PendingCall<HoldId, bool>),
+    /// Checks whether another client was served after a hold was released.
+    Served(PendingCall<HoldId, bool>),
     /// Replaces the labels of holds. Replies for each whether it is still held.
     Relabel(PendingCall<(HoldId, Arc<str>), bool>),
     List(PendingCall<ListRequest, ListPage>),
@@ -133,7 +135,7 @@ impl TableJob {
             Self::Release(_) => false,
             Self::Acquire(call) => call.caller_gone(),
             Self::Renew(call) => call.caller_gone(),
-            Self::Confirm(call) => call.caller_gone(),
+            Self::Confirm(call) | Self::Served(call) => call.caller_gone(),
             Self::Relabel(call) => call.caller_gone(),
             Self::List(call) => call.caller_gone(),
             Self::Force(call) => call.caller_gone(),
@@ -203,7 +205,7 @@ impl Job for TableJob {
             Self::Acquire(call) => call.refuse(&error),
             Self::Renew(call) => call.fail(&error),
             Self::Release(call) => call.fail(&error),
-            Self::Confirm(call) => call.fail(&error),
+            Self::Confirm(call) | Self::Served(call) => call.fail(&error),
             Self::Relabel(call) => call.fail(&error),
             Self::List(call) => call.fail(&error),
             Self::Force(call) => call.fail(&error),

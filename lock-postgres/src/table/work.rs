@@ -179,6 +179,7 @@ impl Batch {
         self.others.reverse();
         while let Some(job) = self.others.pop() {
             match job {
+                TableJob::Served(call) => holds::served(db, common, call).await?,
                 TableJob::List(call) => maintenance::list(db, common, call).await?,
                 TableJob::Relabel(call) => maintenance::relabel(db, common, call).await?,
                 TableJob::Force(call) => maintenance::force(db, common, call).await?,

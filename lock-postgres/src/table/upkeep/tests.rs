@@ -28,6 +28,7 @@ const PURGES: Dialect = Dialect {
     release: "",
     release_unlocked: "",
     mark: "",
+    served: "",
     force: "",
     list: "",
     purge: "

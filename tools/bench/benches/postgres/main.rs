@@ -10,6 +10,7 @@ mod contender;
 mod cycles;
 mod handover;
 mod held;
+mod hot;
 mod release;
 mod renewal;
 mod side;
@@ -75,6 +76,9 @@ async fn all(chosen: &str) {
     }
     if wanted("hand-over") {
         handover::measure(url, &mut rows).await;
+    }
+    if wanted("hot") {
+        hot::measure(url, &mut rows).await;
     }
     if wanted("release") {
         release::measure(url, &mut rows).await;

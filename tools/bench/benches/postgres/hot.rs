@@ -1,0 +1,206 @@
+//! Measures 64 tasks that take one key in turn, alone and while another client waits for the key every 20 ms. Each store
+//! runs without hand-over and with it, in turns.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use bench::report::{Row, micros, quantile};
+use leasehold_api::{Lock, LockExt as _};
+use leasehold_file::FileConfig;
+use leasehold_memory::MemoryStore;
+use leasehold_postgres::PgConfig;
+use leasehold_postgres_advisory::AdvisoryConfig;
+use leasehold_postgres_row::RowConfig;
+use leasehold_postgres_ttl::TtlConfig;
+use tokio::time::sleep;
+
+const TASKS: usize = 64;
+const ROUND: Duration = Duration::from_secs(2);
+const ROUNDS: usize = 3;
+/// How often the other client takes the key.
+const EVERY: Duration = Duration::from_millis(20);
+/// The rate at which the server's own queue serves 64 sessions that wait for one advisory lock.
+const SERVERS_QUEUE: f64 = 11_500.0;
+
+/// A store, and the longest that its waiter of another client waits in one of a hundred cases.
+const STORES: [(&str, u64); 4] = [("session", 5), ("lease row", 15), ("mutex row", 15), ("files", 10)];
+
+pub(crate) async fn measure(url: &str, rows: &mut Vec<Row>) {
+    let dir = tempfile::tempdir().unwrap();
+    let files = FileConfig::new(dir.path());
+    let config = || PgConfig::from_url(url).unwrap();
+    for (store, longest) in STORES {
+        let connect = async |on: bool| {
+            let lock: Arc<dyn Lock> = match store {
+                "session" => Arc::new(AdvisoryConfig::new(config()).handover(on).connect().await.unwrap()),
+                "lease row" => Arc::new(TtlConfig::new(config()).handover(on).connect().await.unwrap()),
+                "mutex row" => Arc::new(RowConfig::new(config()).handover(on).connect().await.unwrap()),
+                _ => Arc::new(files.clone().handover(on).connect().unwrap()),
+            };
+            lock
+        };
+        let mut results = Vec::new();
+        for on in [false, true] {
+            let (ours, other) = (connect(on).await, connect(on).await);
+            let mut alone = Vec::new();
+            let mut hops = Vec::new();
+            for _ in 0..ROUNDS {
+                let (rate, mut took) = crowd(&ours, None).await;
+                alone.push(rate);
+                hops.append(&mut took);
+            }
+            let waits = Arc::default();
+            let (beside, _) = crowd(&ours, Some((&other, &waits))).await;
+            let waits: Vec<f64> = waits.lock().unwrap().clone();
+            let result = Figures {
+                rate: quantile(&alone, 0.5),
+                hop: (quantile(&hops, 0.5), quantile(&hops, 0.99)),
+                beside,
+                waiter: (quantile(&waits, 0.5) / 1000.0, quantile(&waits, 0.99) / 1000.0),
+                served: waits.len(),
+            };
+            println!("{store}, hand-over {}: {result}", if on { "on" } else { "off" });
+            results.push(result);
+            ours.close().await.unwrap();
+            other.close().await.unwrap();
+        }
+        let [off, on] = &results[..] else { unreachable!("it is off and on") };
+        let ratio = on.rate / SERVERS_QUEUE;
+        rows.push(Row {
+            work: format!("one hot key, {TASKS} tasks, {store}"),
+            measured: format!("{:.0}/s, p50 {:.1} us", on.rate, on.hop.0),
+            floor: format!("server's queue {SERVERS_QUEUE:.0}/s, without hand-over {:.0}/s", off.rate),
+            ratio: format!("{ratio:.1}"),
+            goal: "at least 30, p50 under 5 us".to_owned(),
+            met: Some(ratio >= 30.0 && on.hop.0 < 5.0),
+        });
+        rows.push(Row {
+            work: format!("waiter of another client meanwhile, {store}"),
+            measured: format!("p50 {:.1}, p99 {:.1} ms", on.waiter.0, on.waiter.1),
+            floor: format!("without hand-over {:.1}, {:.1} ms", off.waiter.0, off.waiter.1),
+            ratio: format!("greedy {:.0}/s", on.beside),
+            goal: format!("p99 at most {longest} ms"),
+            met: Some(on.waiter.1 <= longest as f64),
+        });
+    }
+    memory(rows).await;
+}
+
+/// The figures of one store.
+struct Figures {
+    rate: f64,
+    hop: (f64, f64),
+    beside: f64,
+    waiter: (f64, f64),
+    served: usize,
+}
+
+impl std::fmt::Display for Figures {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(
+            f,
+            "{:.0} cycles/s, hand-over p50 {:.1}, p99 {:.1} us; beside a waiter {:.0}/s, the waiter p50 {:.2}, p99 {:.2} ms, n {}",
+            self.rate, self.hop.0, self.hop.1, self.beside, self.waiter.0, self.waiter.1, self.served
+        )
+    }
+}
+
+/// Runs the tasks on one key for a round. Returns their cycles per second, and the times from a release to the next grant
+/// in microseconds. The `other` client takes the key meanwhile, and notes how long it waited.
+async fn crowd(
+    lock: &Arc<dyn Lock>,
+    other: Option<(&Arc<dyn Lock>, &Arc<std::sync::Mutex<Vec<f64>>>)>,
+) -> (f64, Vec<f64>) {
+    let stop = Arc::new(AtomicBool::new(false));
+    let (begun, released) = (Instant::now(), Arc::new(AtomicU64::new(0)));
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..TASKS {
+        let (lock, stop, released) = (Arc::clone(lock), Arc::clone(&stop), Arc::clone(&released));
+        tasks.spawn(async move {
+            let (mut cycles, mut hops) = (0_u64, Vec::new());
+            while !stop.load(Ordering::Relaxed) {
+                let guard = lock.key("hot").acquire().await.unwrap();
+                let at = u64::try_from(begun.elapsed().as_nanos()).unwrap();
+                if cycles % 16 == 0 {
+                    hops.push(at.saturating_sub(released.load(Ordering::Relaxed)) as f64 / 1000.0);
+                }
+                cycles += 1;
+                released.store(u64::try_from(begun.elapsed().as_nanos()).unwrap(), Ordering::Relaxed);
+                guard.release().await.unwrap();
+            }
+            (cycles, hops)
+        });
+    }
+    let waiter = other.map(|(lock, waits)| {
+        let (lock, waits, stop) = (Arc::clone(lock), Arc::clone(waits), Arc::clone(&stop));
+        tokio::spawn(async move {
+            while !stop.load(Ordering::Relaxed) {
+                let begun = Instant::now();
+                let guard = lock.key("hot").acquire().await.unwrap();
+                waits.lock().unwrap().push(micros(begun.elapsed()));
+                guard.release().await.unwrap();
+                sleep(EVERY).await;
+            }
+        })
+    });
+    sleep(if other.is_some() { ROUND * 3 } else { ROUND }).await;
+    let took = begun.elapsed();
+    stop.store(true, Ordering::Relaxed);
+    let (mut cycles, mut hops) = (0, Vec::new());
+    while let Some(done) = tasks.join_next().await {
+        let (own, mut times) = done.unwrap();
+        cycles += own;
+        hops.append(&mut times);
+    }
+    if let Some(waiter) = waiter {
+        waiter.await.unwrap();
+    }
+    (cycles as f64 / took.as_secs_f64(), hops)
+}
+
+/// Compares the memory store with tokio's mutex.
+async fn memory(rows: &mut Vec<Row>) {
+    let lock: Arc<dyn Lock> = Arc::new(MemoryStore::new().client().unwrap());
+    let (mut ours, mut floor) = (Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        ours.push(crowd(&lock, None).await.0);
+        floor.push(mutex().await);
+    }
+    let (ours, floor) = (quantile(&ours, 0.5), quantile(&floor, 0.5));
+    let ratio = floor / ours;
+    rows.push(Row {
+        work: format!("one hot key, {TASKS} tasks, memory"),
+        measured: format!("{ours:.0}/s"),
+        floor: format!("tokio's mutex {floor:.0}/s"),
+        ratio: format!("{ratio:.1} times its time"),
+        goal: "at most 4".to_owned(),
+        met: Some(ratio <= 4.0),
+    });
+}
+
+async fn mutex() -> f64 {
+    let (stop, mutex) = (Arc::new(AtomicBool::new(false)), Arc::new(tokio::sync::Mutex::new(())));
+    let begun = Instant::now();
+    let mut tasks = tokio::task::JoinSet::new();
+    for _ in 0..TASKS {
+        let (stop, mutex) = (Arc::clone(&stop), Arc::clone(&mutex));
+        tasks.spawn(async move {
+            let mut cycles = 0_u64;
+            while !stop.load(Ordering::Relaxed) {
+                drop(mutex.lock().await);
+                cycles += 1;
+                tokio::task::coop::consume_budget().await;
+            }
+            cycles
+        });
+    }
+    sleep(ROUND).await;
+    let took = begun.elapsed();
+    stop.store(true, Ordering::Relaxed);
+    let mut cycles = 0;
+    while let Some(done) = tasks.join_next().await {
+        cycles += done.unwrap();
+    }
+    cycles as f64 / took.as_secs_f64()
+}
