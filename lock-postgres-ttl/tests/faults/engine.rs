@@ -14,7 +14,7 @@ use sqlx::postgres::PgListener;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use test_bounds::{Bound, within};
 
-use crate::support::{config, connection, expire, holder, installed, key, request};
+use crate::support::{config, connection, expire, holder, installed, is_pending, key, request};
 
 /// Counts statements that change the table, by a trigger.
 const COUNTED: &str = "\
@@ -126,13 +126,17 @@ async fn notifies_only_when_somebody_waits() {
         assert!(b.key("quiet").try_acquire().await.unwrap().is_none());
         guard.release().await.unwrap();
     }
+    // A hold is young for two polls.
+    let patient = config(&database).poll(Duration::from_secs(60)).connect().await.unwrap();
     let guard = a.key("k").acquire().await.unwrap();
-    let waiting = tokio::spawn(async move { b.key("k").acquire().await.map(|guard| (b, guard)) });
+    let waiting = tokio::spawn(async move { patient.key("k").acquire().await.map(|guard| (patient, guard)) });
     let mut user = connection(&database).await;
     until_marked(&mut user).await;
     guard.release().await.unwrap();
-    let first = within(LONG, "nothing heard", heard.recv()).await.unwrap();
-    assert_eq!(first.payload(), "fk", "the first notification is that of the contended release");
+    for expected in ["wk", "fk"] {
+        let next = within(LONG, "nothing heard", heard.recv()).await.unwrap();
+        assert_eq!(next.payload(), expected, "first the waiter of a young hold, then the contended release");
+    }
     let (_b, guard) = waiting.await.unwrap().unwrap();
     guard.release().await.unwrap();
 }
@@ -145,6 +149,36 @@ async fn until_marked(user: &mut PgConnection) {
         end.check("nobody has noted that it waits");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+}
+
+#[tokio::test]
+async fn a_waiter_of_another_client_ends_a_chain_at_once() {
+    let database = installed().await;
+    let config = config(&database).ttl(Duration::from_secs(600)).poll(Duration::from_secs(60));
+    let backend = config.backend().await.unwrap();
+    let mut timing = backend.timing();
+    // Much longer than the bound below.
+    timing.handover_for = Duration::from_secs(180);
+    let lock = leasehold_engine::Engine::builder(backend).timing(timing).start().unwrap();
+    let other = config.connect().await.unwrap();
+    let mut guard = lock.key("k").acquire().await.unwrap();
+    let stored = guard.stored_holder();
+    let waiting = tokio::spawn(async move {
+        let wait = Duration::from_secs(120);
+        other.key("k").wait(wait).acquire().await.unwrap().release().await.unwrap();
+    });
+    let end = Bound::new(Duration::from_secs(60));
+    while guard.stored_holder() == stored {
+        end.check("its client was not told of the waiter");
+        let mut next = std::pin::pin!(lock.key("k").wait(Duration::from_secs(120)).acquire());
+        assert!(is_pending(next.as_mut()).await);
+        guard.release().await.unwrap();
+        guard = next.await.unwrap();
+        // Slowly, because a chain also ends with its thousand tokens.
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    within(LONG, "not granted", waiting).await.unwrap();
+    guard.release().await.unwrap();
 }
 
 #[tokio::test]

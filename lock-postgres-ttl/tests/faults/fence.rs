@@ -1,8 +1,6 @@
 //! The table of lock modes: statements that a fenced transaction admits or blocks, cell by cell.
 
-use std::future::poll_fn;
-use std::pin::{Pin, pin};
-use std::task::Poll;
+use std::pin::pin;
 use std::time::Duration;
 
 use crate::LONG;
@@ -14,8 +12,8 @@ use test_servers::{Cluster, Database};
 
 use crate::sql::{FENCE, LEASES};
 use crate::support::{
-    Came, config, connection, expire, holder, installed, key, release, renew, renew_early, take, take_all,
-    take_free, text, token_of,
+    Came, config, connection, expire, holder, installed, is_pending, key, release, renew, renew_early, take,
+    take_all, take_free, text, token_of,
 };
 
 /// Starts a transaction with `fence` on holder 1's lease of `key`.
@@ -247,11 +245,6 @@ async fn a_pinned_key_reads_held_and_does_not_hold_up_its_neighbours() {
     tx.commit().await.unwrap();
     let (_lock, guard) = waiting.await.unwrap().unwrap();
     guard.release().await.unwrap();
-}
-
-/// Polls `future` once, and returns whether it is pending.
-async fn is_pending<F: Future>(mut future: Pin<&mut F>) -> bool {
-    poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx).is_pending())).await
 }
 
 /// Passes the lease of the key `k` from `first` to another caller of the same client.

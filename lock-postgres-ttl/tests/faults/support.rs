@@ -1,5 +1,8 @@
 //! A database with the schema, and the store's statements on plain connections.
 
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::task::Poll;
 use std::time::Duration;
 
 use leasehold_api::{HolderId, LockKey};
@@ -187,4 +190,9 @@ pub(crate) fn request(name: &str, serial: u64) -> Request {
     let mut request = Request::new(key(name), holder(serial));
     request.ttl = Some(Duration::from_secs(30));
     request
+}
+
+/// Polls `future` once, and returns whether it is pending.
+pub(crate) async fn is_pending<F: Future>(mut future: Pin<&mut F>) -> bool {
+    poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx).is_pending())).await
 }

@@ -130,7 +130,8 @@ pub struct Dialect {
     /// `{skip}` is empty or ` SKIP LOCKED`.
     ///
     /// - Parameters: `$1` keys, `$2` the duration in microseconds.
-    /// - Returns: `key` of each held row.
+    /// - Returns: `key` of each held row, and another column. Notifies `w` and the key of each held row whose hold is
+    ///   younger than the duration.
     pub mark: &'static str,
     /// Checks whether the row of a released hold has had another holder since, without writing.
     ///

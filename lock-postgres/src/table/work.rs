@@ -247,6 +247,7 @@ impl Work for TableWork {
     fn notified(&mut self, _: &str, payload: &str) {
         match Notice::parse(payload) {
             Some(Notice::Freed(key)) => self.common.events(|events| events.wake(&key)),
+            Some(Notice::Awaited(key)) => self.common.events(|events| events.awaited(&key)),
             Some(Notice::Broken(holder, key)) => {
                 self.common.events(|events| events.wake(&key));
                 self.common.registry.suspect(HoldId { key, holder });
@@ -263,11 +264,12 @@ impl Work for TableWork {
     }
 }
 
-/// A notification. Its text is `f` and the released key, or `b`, the id of the holder whose hold was ended by
-/// force or has a request to release, a space and the key.
+/// A notification. Its text is `f` and the released key, `w` and the key for which a client waits, or `b`, the id of the
+/// holder whose hold was ended by force or has a request to release, a space and the key.
 #[derive(Debug, PartialEq, Eq)]
 enum Notice {
     Freed(LockKey),
+    Awaited(LockKey),
     Broken(HolderId, LockKey),
 }
 
@@ -276,6 +278,7 @@ impl Notice {
     fn parse(payload: &str) -> Option<Self> {
         match payload.split_at_checked(1)? {
             ("f", key) => LockKey::new(key).ok().map(Self::Freed),
+            ("w", key) => LockKey::new(key).ok().map(Self::Awaited),
             ("b", rest) => {
                 let (holder, key) = rest.split_once(' ')?;
                 Some(Self::Broken(holder.parse().ok()?, LockKey::new(key).ok()?))
@@ -293,8 +296,9 @@ mod tests {
     fn reads_what_the_statements_send_and_nothing_else() {
         let (holder, key) = (HolderId::from_parts(7, 1), LockKey::new("a b\u{e9}").unwrap());
         assert_eq!(Notice::parse("fa b\u{e9}"), Some(Notice::Freed(key.clone())));
+        assert_eq!(Notice::parse("wa b\u{e9}"), Some(Notice::Awaited(key.clone())));
         assert_eq!(Notice::parse(&format!("b{holder} a b\u{e9}")), Some(Notice::Broken(holder, key)));
-        for foreign in ["", "f", "\u{e9}", "b", "bx y", "hello", "b0-1 a"] {
+        for foreign in ["", "f", "w", "\u{e9}", "b", "bx y", "hello", "b0-1 a"] {
             assert_eq!(Notice::parse(foreign), None, "{foreign:?}");
         }
     }
