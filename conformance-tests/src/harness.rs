@@ -105,7 +105,7 @@ pub trait Fences: Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// The error of the fence if the grant is no longer held, and any error if the grant has no extension.
+    /// The error of the fence if the grant has ended, and any error without an extension of the grant.
     ///
     /// # Cancel safety
     ///

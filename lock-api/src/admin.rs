@@ -114,9 +114,9 @@ pub trait LockAdmin: Debug + Send + Sync {
     /// Sends `holder` a request to release `key`, if and only if it holds the key. After `Ok(true)` the future
     /// `asked` of its [guard](crate::LockGuard) resolves within
     /// [`Capabilities::loss_detection`](crate::Capabilities::loss_detection), and inspection shows the request
-    /// ([`HoldInfo`]). The lock stays as it is, because the holder decides. A second call has no further effect.
-    /// `Ok(false)` means that this holder does not hold the key, and its successor gets no request. The caller needs
-    /// the rights of [`force_release`](LockAdmin::force_release).
+    /// ([`HoldInfo`]). The lock stays as it is, because the holder decides. A second call is the same as the first.
+    /// After `Ok(false)` nothing has changed, because the key is free or has another holder. The caller needs the rights
+    /// of [`force_release`](LockAdmin::force_release).
     ///
     /// ```
     /// # #[tokio::main]

@@ -221,8 +221,8 @@ impl LockGuard {
     /// Returns an extension of the grant by its type: a feature of one store, for example to tie a database
     /// transaction to the lease. `None` if the store has none of this type.
     ///
-    /// Asking for it has the hold released at the store after this grant, even if another caller of this client waits,
-    /// because what uses the extension may outlive the guard.
+    /// After this call the hold does not pass to the next caller of this client, because a user of the extension can
+    /// outlive the guard.
     #[must_use]
     pub fn extension<T: std::any::Any + Send + Sync>(&self) -> Option<&T> {
         self.grant().extension(TypeId::of::<T>())?.downcast_ref()

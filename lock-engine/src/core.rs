@@ -159,8 +159,8 @@ impl Core {
         }
     }
 
-    /// Returns the hold that the store knows by `id`. No further caller takes it over. One that is about to get it
-    /// calls the store instead.
+    /// Returns the hold that the store knows by `id`. No further caller takes it over, and a caller that is about to get
+    /// it calls the store instead.
     pub(crate) fn end_chain(&self, key: &LockKey, id: StoredId) -> Option<Arc<Hold>> {
         let (hold, _baton) = self.queues.with_baton(key, |owner, baton| {
             let hold = Some(&owner.hold).filter(|hold| hold.stored_id() == id).cloned();

@@ -146,7 +146,7 @@ impl Driver {
     /// Returns when the next hold is due, or the next call.
     fn next_wakeup(&self) -> Option<Instant> {
         let now = self.core.clock.now();
-        // Sleeps without a limit if no hold can end, because no loss can be missed during suspend.
+        // Sleeps for any time if no hold has an end that could pass during suspend.
         let longest = if self.core.schedule.len() > 0 { LONGEST_SLEEP } else { Duration::MAX };
         let left = self.core.schedule.next_due(now).map(|at| at.since(now).min(longest));
         let chain = self.chains.first_key_value().map(|((ends, _), _)| ends.since(now));
@@ -175,8 +175,8 @@ impl Driver {
         self.chains.extend(batch.chains.into_iter().map(|(key, id, ends)| ((ends, id), key)));
     }
 
-    /// Releases the holds whose chain ends before the next caller has picked them up, because no caller renews them, and
-    /// a caller that is not polled must not block other clients.
+    /// Releases the holds that no caller has picked up before the end of their chain. Nothing renews them, and they
+    /// would block other clients.
     fn end_chains(&mut self) {
         // Reads the clock only if needed, because the driver comes here at each wake-up.
         if self.chains.is_empty() {

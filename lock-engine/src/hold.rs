@@ -345,7 +345,7 @@ impl Hold {
         }
     }
 
-    /// Ends the hold, or that of the caller who has the store's hold now, because the store no longer has it.
+    /// Ends this grant, or the later grant that continues it, because the store has ended the hold.
     pub(crate) fn gone(&self, reason: LossReason) {
         self.lose(reason);
         if self.place().is_some() {
@@ -433,9 +433,8 @@ impl Hold {
         (token != NO_TOKEN).then(|| FencingToken::from_u64(token))
     }
 
-    /// Returns the store's extension. A live hold is then not passed on, because what uses the extension can outlive the
-    /// guard. A released hold has none, because another caller possibly has the store's hold. A lost one never passes
-    /// on.
+    /// Returns the store's extension. After that a live hold is not passed on, because a user of the extension can
+    /// outlive the guard. `None` for a released hold, because another caller can have the store's hold.
     pub(crate) fn extension(&self, id: TypeId) -> Option<&(dyn Any + Send + Sync)> {
         let extension = self.extras.get()?.extension.as_deref().filter(|e| (*e).type_id() == id)?;
         (self.phase.pin() || self.loss_reason().is_some()).then_some(extension)

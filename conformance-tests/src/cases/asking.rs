@@ -63,7 +63,7 @@ pub(crate) async fn a_successor_is_not_asked(cx: &Context) {
     }
 }
 
-/// A request neither ends a lease nor makes it last longer.
+/// A lease ends at its time, with a request as without.
 pub(crate) async fn a_request_does_not_lengthen_a_lease(cx: &Context) {
     let (a, b) = (cx.faulty().await, cx.client().await);
     let key = cx.key();

@@ -31,7 +31,7 @@ use leasehold_api::{
 struct Queued(BoxFuture<'static, Result<LockGuard, Error>>);
 
 impl Queued {
-    /// Polls the acquire once, so that it enters the queue.
+    /// Polls the acquire once, which puts it into the queue.
     async fn new(lock: &Arc<dyn Lock>, key: &LockKey, options: AcquireOptions) -> Self {
         let (lock, key) = (Arc::clone(lock), key.clone());
         let mut acquire: BoxFuture<'static, _> = Box::pin(async move { lock.acquire(&key, &options).await });

@@ -282,7 +282,7 @@ impl Judge {
         }
     }
 
-    /// Notes that the caller renews with another TTL, so that the original end of its lease no longer counts.
+    /// Notes that the caller renews with another TTL, after which the original end of its lease no longer counts.
     pub(crate) fn renews_for_another(&self, guard: &LockGuard) {
         let state = &mut *self.lock();
         let holder = guard.holder();
@@ -403,7 +403,7 @@ impl Judge {
         self.lock().gone.contains_key(&(holder.instance() as u64))
     }
 
-    /// Notes that the client was closed or dropped, so that the outcome of its last releases is unknown.
+    /// Notes that the client was closed or dropped, after which the outcome of its last releases is unknown.
     pub(crate) fn client_gone(&self, client: u64) {
         self.lock().gone.entry(client).or_insert_with(Instant::now);
     }

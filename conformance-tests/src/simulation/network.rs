@@ -40,7 +40,7 @@ pub(crate) struct Network {
     /// The divisor of the rate of disturbed calls.
     pub(crate) one_of: u64,
     /// Whether the second copy of a request can arrive after the reply to the first. Set only for stores with
-    /// leases, because other stores must tell the copies apart.
+    /// leases, because other stores must recognise the copy.
     pub(crate) late_copies: bool,
     /// Whether the clients of this schedule pass their holds from one caller to the next.
     pub(crate) hands_over: bool,

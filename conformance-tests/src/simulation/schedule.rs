@@ -32,8 +32,8 @@ const LONGEST_WAIT: Duration = Duration::from_secs(15);
 /// The delay until an operator ends the holds of dead clients.
 const OPERATOR: Duration = Duration::from_secs(2);
 
-/// The stream that selects schedules with hand-overs. It leaves out the seeds that once have shown a fault, so that
-/// their schedules stay the same.
+/// The stream that selects schedules with hand-overs. It leaves out the seeds that once have shown a fault, to keep
+/// their schedules as they were.
 const HANDS_OVER: u64 = 12;
 
 /// The result of a schedule.

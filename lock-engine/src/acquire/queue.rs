@@ -325,9 +325,8 @@ impl<V: SlotOwner> Queues<V> {
         }
     }
 
-    /// Passes the permit of `key` to the first waiter together with a baton, and returns `true`. Returns `false`, and
-    /// the caller still has the permit, if no caller waits, the baton does not suit the first waiter, or there is none.
-    /// `baton` is called under the lock.
+    /// Passes the permit of `key` to the first waiter together with a baton, if the baton suits it. Returns `false` if
+    /// the caller still has the permit. `baton` is called under the lock.
     pub(crate) fn hand_over(&self, key: &LockKey, baton: impl FnOnce() -> Option<V::Baton>) -> bool {
         let mut shard = self.shard(key);
         let waits = !shard.closed && shard.slot(key).is_some_and(|slot| !slot.queue.is_empty());

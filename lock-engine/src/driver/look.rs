@@ -79,7 +79,7 @@ impl Core {
                 holds.push(Arc::clone(hold));
             }
         });
-        // Releases the holds that no caller has picked up, because a caller must not get a hold in doubt.
+        // Releases the holds that no caller has picked up, because they are in doubt.
         drop(self.queues.take_batons());
         for hold in holds.iter().filter(|hold| hold.is_live()) {
             if let Some(lease) = &hold.lease {

@@ -18,9 +18,9 @@
 //! its request is at the store, the acquisition keeps the permit, because it still has a call to undo.
 //!
 //! Two flags stand in the same byte, because a release decides by them whether the store's hold may pass to the
-//! next caller. [`PINNED`] says that something can outlive the guard, such as a transaction under a fence or a new label, and
-//! [`RENEWING`] that a renewal is under way, whose outcome the next caller would not know. Both can be set only
-//! while the hold is live. So the release sees each flag, or whoever sets it sees that the hold has ended.
+//! next caller. [`PINNED`]: a part of the grant outlives the guard, such as a transaction under a fence or a new
+//! label. [`RENEWING`]: a renewal is under way, whose outcome the next caller would not know. Both can be set only
+//! while the hold is live. So either the release sees the flag, or setting it fails.
 //!
 //! `tests/state_model.rs` checks this file with loom.
 
@@ -150,21 +150,20 @@ impl AtomicPhase {
         self.step(Phase::Pending, |phase| phase == Phase::Fast).map(drop)
     }
 
-    /// Ends the hold by a release of its guard. Returns whether the store's hold can pass to the next caller, because
-    /// no caller has the extension, and no renewal is under way. Fails with the phase in which the hold ended before.
+    /// Ends the hold by a release of its guard. Returns whether the store's hold can pass to the next caller: only
+    /// if neither [`pin`](Self::pin) nor a renewal under way keeps it. Fails with the phase of an earlier end.
     pub(crate) fn release(&self) -> Result<bool, Phase> {
         let before = self.step(Phase::Released, |phase| phase == Phase::Live)?;
         Ok(before & (PINNED | RENEWING) == 0)
     }
 
-    /// Notes that the store's hold must not pass to the next caller, because a caller gets its extension or changes its
-    /// label. Returns `false` if the hold is not live, and the caller must then do neither.
+    /// Keeps the store's hold from passing to the next caller. Call it before a caller gets the extension or changes
+    /// the label. Returns `false` if the hold has ended.
     pub(crate) fn pin(&self) -> bool {
         self.flag(PINNED)
     }
 
-    /// Notes that a renewal is about to be sent. Returns `false` if the hold is not live, and the renewal is then not
-    /// sent.
+    /// Notes that a renewal is about to be sent. Returns `false` if the hold has ended.
     pub(crate) fn begin_renewal(&self) -> bool {
         self.flag(RENEWING)
     }

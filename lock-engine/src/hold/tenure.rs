@@ -143,8 +143,8 @@ pub(crate) struct Baton {
 }
 
 impl Baton {
-    /// Makes the baton of a hold that is released. The caller has checked that nothing outlives its guard and that no
-    /// renewal is under way.
+    /// Makes the baton of a released hold. `None` if the store grants each hold by itself. Call it only if
+    /// [`release`](crate::hold::state::AtomicPhase::release) allows to pass the hold on.
     pub(crate) fn of(hold: &Arc<Hold>) -> Option<Self> {
         let place = hold.place()?.next();
         Some(Self { from: Some(Arc::clone(hold)), place })

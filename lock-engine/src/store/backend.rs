@@ -111,8 +111,8 @@ pub trait Backend: Debug + Display + Send + Sync + 'static {
 
     /// Returns whether another client was granted the key since this client's `holder` released it, by a read that
     /// the engine can drop at any point. After a release that found waiters ([`ReleaseReply::waiters`]), the engine
-    /// leaves the key to other clients until one of them was served. `None` if the store cannot tell, which is the
-    /// default: the engine then leaves the key alone for the whole time.
+    /// leaves the key to other clients until one of them was served. `None`, the default, if the store does
+    /// not know: the engine then leaves the key alone for the whole time.
     async fn was_served(&self, key: &LockKey, holder: HolderId) -> Option<bool> {
         let _ = (key, holder);
         None

@@ -70,7 +70,7 @@ pub(crate) async fn a_lease_counts_from_its_last_confirmation(cx: &Context) {
 }
 
 /// A renewal for a shorter lease gets no reply, and the key is released to the next caller. If the store falls silent,
-/// the shorter lease may have passed before the next caller's own lease would.
+/// the shorter lease can end before the next caller's own lease would.
 pub(crate) async fn an_unanswered_shorter_renewal_is_not_forgotten(cx: &Context) {
     let (a, b) = (cx.faulty().await, cx.client().await);
     let (short, long) = two_leases(cx);

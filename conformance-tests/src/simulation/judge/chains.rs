@@ -123,8 +123,8 @@ impl Judge {
         self.check_lease_of_chain(state, of, guard);
     }
 
-    /// Checks that a guard that continues another one claims no more than the lease of the store's grant, if the lease
-    /// was not renewed.
+    /// Checks that a guard that continues another one claims at most the lease of the store's grant, unless the lease
+    /// was renewed.
     fn check_lease_of_chain(&self, state: &mut Observations, of: &WatchedCall, guard: &LockGuard) {
         let (Some(ttl), Some(left)) = (of.asked.ttl, guard.remaining()) else { return };
         let Some(chain) = state.chains.chains.get(&guard.stored_holder()) else { return };

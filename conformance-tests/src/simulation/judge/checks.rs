@@ -259,8 +259,8 @@ impl Judge {
     }
 
     /// Returns whether the hold is an unconfirmed attempt of the caller's own client, which the client has
-    /// yet to undo. No caller has its guard, and the store was not asked to release it. A late copy is no such attempt,
-    /// because its client has got the reply to the first copy.
+    /// yet to undo. No caller has its guard, and no release of it has reached the store. A late copy does not count,
+    /// because its client has the reply to the first copy.
     fn is_own_attempt(&self, state: &Observations, of: &WatchedCall, record: &HoldRecord) -> bool {
         let own =
             record.client == of.client && record.ended.is_none() && !state.granted.contains(&record.holder);

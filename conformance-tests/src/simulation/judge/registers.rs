@@ -1,4 +1,4 @@
-//! Registers that holders read and write, one that checks tokens and one that does not.
+//! Registers that holders read and write, one with a check of tokens and one without.
 
 use leasehold_api::{LockGuard, LockKey};
 
