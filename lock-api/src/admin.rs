@@ -111,7 +111,8 @@ pub trait LockAdmin: Debug + Send + Sync {
     /// If dropped, the call may still end the hold. Inspect the key to see.
     async fn force_release(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error>;
 
-    /// Sends `holder` a request to release `key`, if and only if it holds the key. After `Ok(true)` the future
+    /// Sends `holder` a request to release `key`, if and only if it holds the key. Another client's grant is named by its
+    /// [`stored_holder`](crate::LockGuard::stored_holder), which inspection shows. After `Ok(true)` the future
     /// `asked` of its [guard](crate::LockGuard) resolves within
     /// [`Capabilities::loss_detection`](crate::Capabilities::loss_detection), and inspection shows the request
     /// ([`HoldInfo`]). The lock stays as it is, because the holder decides. A second call is the same as the first.

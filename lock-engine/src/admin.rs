@@ -73,15 +73,13 @@ impl LockAdmin for Engine {
         changed.map_err(|error| self.core.name_error(error, Some(&seen.key)))
     }
 
-    /// Ends the hold also by the id of a grant of this engine that took it over, which the store has never seen.
     async fn force_release(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
-        let stored =
-            self.core.queues.with(key, |owner| (owner.hold.id() == holder).then(|| owner.hold.stored_id()));
-        let holder = stored.flatten().map_or(holder, StoredId::get);
+        let holder = self.core.stored_id_of(key, holder);
         self.store_admin()?.force_release(key, holder).await
     }
 
     async fn ask(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
+        let holder = self.core.stored_id_of(key, holder);
         self.store_admin()?.ask(key, holder).await
     }
 

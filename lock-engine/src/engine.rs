@@ -1,6 +1,7 @@
 //! The engine: a [`Lock`] made of a [`Backend`].
 
 use std::fmt;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -398,6 +399,7 @@ impl EngineBuilder {
             schedule: Schedule::new(),
             inbox: Inbox::default(),
             observers: Observers::default(),
+            yields: AtomicU64::new(0),
             unconfirmed: UnconfirmedAttempts::default(),
             closing: CancellationToken::new(),
             runtime_gone: CancellationToken::new(),

@@ -11,7 +11,7 @@ pub(crate) mod tenure;
 
 use std::any::{Any, TypeId};
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -53,6 +53,8 @@ pub(crate) struct Hold {
     pub(crate) times: Times,
     /// Whether the hold's request was sent, and whether a caller has its guard.
     pub(crate) delivery: Delivery,
+    /// Whether no further caller gets the store's hold. Also set before the store has granted it.
+    is_last: AtomicBool,
     /// Set when a request to release has arrived.
     pub(crate) asked: SetOnce<()>,
 }
@@ -85,6 +87,7 @@ impl Hold {
             place: OnceLock::new(),
             cooling_until: AtomicU64::new(0),
             delivery: Delivery::new(),
+            is_last: AtomicBool::new(false),
             asked: SetOnce::new(),
         })
     }
@@ -116,6 +119,15 @@ impl Hold {
 
     pub(crate) fn tenure(&self) -> Option<&Tenure> {
         self.place().map(|place| &*place.tenure)
+    }
+
+    /// Lets no further caller have the store's hold. Call it under the lock of the key's slot to be sure that none is
+    /// about to get it.
+    pub(crate) fn end_chain(&self) {
+        self.is_last.store(true, Ordering::Release);
+        if let Some(tenure) = self.tenure() {
+            tenure.end_chain();
+        }
     }
 
     pub(crate) fn has_cooldown(&self) -> bool {
@@ -150,14 +162,16 @@ impl Hold {
         if self.core.closing.is_cancelled() {
             return false;
         }
-        if !self.core.queues.hand_over(self.key(), || Baton::of(self)) {
-            return false;
-        }
-        if place.number == 0 {
-            let tenure = &place.tenure;
-            self.core.inbox.watch_chain(self.key().clone(), tenure.id(), tenure.ends());
-        }
-        true
+        self.core.queues.hand_over(
+            self.key(),
+            || Baton::of(self),
+            || {
+                if place.number == 0 {
+                    let tenure = &place.tenure;
+                    self.core.inbox.watch_chain(self.key().clone(), tenure.id(), tenure.ends());
+                }
+            },
+        )
     }
 
     /// Returns whether the hold reads valid now.

@@ -263,7 +263,7 @@ fn grants_are_counted_once_whoever_looks_when() {
 
 /// Passes the hold on as a released hold does: to a waiter, or it is released at the store.
 fn hand_over(queues: &Plain, owners: &Arc<Owners>) {
-    if !queues.hand_over(&key(), || Some(owners.baton())) {
+    if !queues.hand_over(&key(), || Some(owners.baton()), || ()) {
         owners.freed.fetch_add(1, Ordering::AcqRel);
         queues.pass_on(&key(), GrantOutcome::Released);
     }
@@ -286,6 +286,26 @@ fn a_hold_that_is_passed_on_to_a_waiter_who_gives_up_goes_to_the_next() {
         releasing.join().unwrap();
         drop(permit);
         assert_eq!((owners.counts(), queues.len()), ((0, 1), 0));
+    });
+}
+
+/// An event of the store finds the hold with an owner or on its way, also while a called waiter gives up.
+#[test]
+fn a_hold_on_its_way_is_found_while_its_caller_gives_up() {
+    model(|| {
+        let (queues, owners) = (Plain::new(), Arc::new(Owners::default()));
+        block_on(permit(&queues)).unwrap().give_to_hold();
+        let (quitter, stayer) = (waiter(&queues), waiter(&queues));
+        hand_over(&queues, &owners);
+        let leaving = thread::spawn(move || drop(quitter));
+        let found = queues.with_baton(&key(), |_, baton| baton.take()).flatten();
+        assert!(found.is_some(), "nobody has picked it up");
+        drop(found);
+        leaving.join().unwrap();
+        let mut permit = block_on(stayer).unwrap();
+        assert!(!owners.pick_up(&mut permit));
+        drop(permit);
+        assert_eq!((owners.counts(), queues.len()), ((1, 0), 0));
     });
 }
 

@@ -70,8 +70,8 @@ impl FileConfig {
         self
     }
 
-    /// Opens the store only for inspection. Nothing is created, read access is enough, and no key can be locked. A
-    /// missing directory has no locks.
+    /// Opens the store only for inspection and requests to release. No file is created, and no key can be locked. Read
+    /// access is enough to inspect. A missing directory has no locks.
     #[must_use]
     pub fn read_only(mut self) -> Self {
         self.read_only = true;

@@ -235,8 +235,8 @@ WHERE l.key = ANY (ARRAY(SELECT g.key FROM g))
 RETURNING l.holder, 1
     + CASE WHEN l.wake_until > clock_timestamp() THEN 2 + length(pg_notify({channel}, 'f' || l.key)::text) ELSE 0 END";
 
-/// Notifies the holder's client of the waiter only if the hold is young, because callers of that client pass only a
-/// young hold to each other, and notifications are costly.
+/// Notifies the holder's client of the waiter only while callers of that client can pass the hold to each other
+/// (`handover_for`), because notifications are costly.
 const MARK: &str = "\
 WITH g AS MATERIALIZED (
     SELECT f.key FROM (SELECT u.key FROM unnest($1::text[]) AS u (key) ORDER BY u.key COLLATE \"C\") r
@@ -248,7 +248,7 @@ WITH g AS MATERIALIZED (
 UPDATE {schema}.mutex l SET
     wake_until = greatest(l.wake_until, clock_timestamp() + $2::bigint * interval '1 microsecond')
 WHERE l.key = ANY (ARRAY(SELECT g.key FROM g))
-RETURNING l.key, CASE WHEN l.acquired_at > clock_timestamp() - $2::bigint * interval '1 microsecond'
+RETURNING l.key, CASE WHEN l.acquired_at > clock_timestamp() - interval '10 milliseconds'
     THEN pg_notify({channel}, 'w' || l.key)::text END";
 
 /// A release leaves the holder in its row, and a grant replaces it.

@@ -4,8 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use leasehold_api::{Error, ErrorKind, FencingToken, HolderId, LockGuard, LockKey, LossReason, Validity};
-use leasehold_engine::token;
+use leasehold_api::{Error, ErrorKind, HolderId, LockGuard, LockKey, LossReason, Validity};
 use leasehold_postgres::sql::render;
 use leasehold_postgres::table::Extension;
 use leasehold_postgres::{PgConfig, outcome_unknown, sqlstate, store_error};
@@ -108,14 +107,8 @@ impl LeaseGuardExt for LockGuard {
 }
 
 impl LeaseFence {
-    /// Returns the fencing token with which the server granted the lease. The token of a guard that took the lease
-    /// over from an earlier caller of this client is larger.
-    #[must_use]
-    pub fn token(&self) -> Option<FencingToken> {
-        token::from_store_number(u64::try_from(self.number).ok()?)
-    }
-
-    /// Returns the number in the column `token` of the lease's row, for a custom statement that compares it.
+    /// Returns the number in the column `token` of the lease's row, for a custom statement that compares it. The token of
+    /// the guard can be greater, because an earlier caller of this client handed the lease over to it.
     #[must_use]
     pub const fn number(&self) -> i64 {
         self.number

@@ -204,9 +204,10 @@ const FREE: &str = ", s AS MATERIALIZED (
 const AMONG: &str = "
         AND (o.fresh OR o.key IN (SELECT s.key FROM s))";
 
-/// Renews leases that do not end soon. Compares keys and holders separately, because a holder belongs to one
-/// key. Only renews leases with more remaining time than the maximum wait: 300 ms, more than `lock_timeout`.
-/// If the server stalled and one row took longer, the cast fails and no lease is renewed.
+/// Renews leases that do not end soon. Leaves out leases with a request to release, which the other statement
+/// reports. Compares keys and holders separately, because a holder belongs to one key. Only renews leases with
+/// more remaining time than the maximum wait: 300 ms, more than `lock_timeout`. If the server stalled and one row
+/// took longer, the cast fails and no lease is renewed.
 const RENEW_EARLY: &str = "\
 WITH u AS (
     UPDATE {schema}.lease l SET
@@ -215,6 +216,7 @@ WITH u AS (
     WHERE l.key = ANY ($1::text[])
         AND (l.holder IN (SELECT unnest($2::text[]))) IS TRUE
         AND NOT l.released AND l.expires_at > clock_timestamp() + interval '300 milliseconds'
+        AND l.asked IS DISTINCT FROM l.holder
     RETURNING CASE
         WHEN l.expires_at + interval '300 milliseconds' < clock_timestamp() + $3::bigint * interval '1 microsecond'
         THEN ('the server stood still while it renewed ' || l.key)::boolean
@@ -238,7 +240,7 @@ UPDATE {schema}.lease l SET
     ttl_us = $3::bigint,
     expires_at = clock_timestamp() + $3::bigint * interval '1 microsecond'
 WHERE l.key = ANY (ARRAY(SELECT g.key FROM g WHERE g.until > clock_timestamp()))
-RETURNING l.key, l.holder";
+RETURNING l.key, l.holder, (l.asked = l.holder) IS TRUE";
 
 const CONFIRM: &str = "\
 SELECT r.key, r.holder, l.asked FROM unnest($1::text[], $2::text[]) AS r (key, holder) CROSS JOIN LATERAL (
@@ -296,8 +298,8 @@ WHERE l.key = ANY (ARRAY(SELECT g.key FROM g))
 RETURNING l.holder, (l.expires_at > clock_timestamp())::integer
     + CASE WHEN l.wake_until > clock_timestamp() THEN 2 + length(pg_notify({channel}, 'f' || l.key)::text) ELSE 0 END";
 
-/// Notifies the holder's client of the waiter only if the hold is young, because callers of that client pass only a
-/// young hold to each other, and notifications are costly.
+/// Notifies the holder's client of the waiter only while callers of that client can pass the hold to each other
+/// (`handover_for`), because notifications are costly.
 const MARK: &str = "\
 WITH g AS MATERIALIZED (
     SELECT f.key, f.until
@@ -311,7 +313,7 @@ WITH g AS MATERIALIZED (
 UPDATE {schema}.lease l SET
     wake_until = greatest(l.wake_until, clock_timestamp() + $2::bigint * interval '1 microsecond')
 WHERE l.key = ANY (ARRAY(SELECT g.key FROM g WHERE g.until > clock_timestamp()))
-RETURNING l.key, CASE WHEN l.acquired_at > clock_timestamp() - $2::bigint * interval '1 microsecond'
+RETURNING l.key, CASE WHEN l.acquired_at > clock_timestamp() - interval '10 milliseconds'
     THEN pg_notify({channel}, 'w' || l.key)::text END";
 
 /// A release leaves the holder in its row, and a grant replaces it.

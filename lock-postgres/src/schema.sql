@@ -76,12 +76,13 @@ CREATE TABLE IF NOT EXISTS {schema}.lease (
     autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0
 );
 
--- Looks first, because the change locks the table even if the column exists.
+-- Looks first, because the change locks the table even if the column exists. Changes `lease` first, because the wait
+-- for an open fence on it would block all calls of a changed `mutex`.
 DO $$
 DECLARE
     name text;
 BEGIN
-    FOREACH name IN ARRAY ARRAY['mutex', 'lease'] LOOP
+    FOREACH name IN ARRAY ARRAY['lease', 'mutex'] LOOP
         name := current_setting('leasehold.schema') || '.' || name;
         IF NOT EXISTS (SELECT FROM pg_attribute a
                 WHERE a.attrelid = to_regclass(name) AND a.attname = 'asked' AND NOT a.attisdropped) THEN

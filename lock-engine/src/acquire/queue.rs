@@ -74,8 +74,9 @@ struct Shard<V: SlotOwner> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Yield {
     pub(crate) until: Moment,
-    /// The holder, as the store knows it, that has released the key.
-    pub(crate) after: HolderId,
+    /// The holder, as the store knows it, that has released the key. `None` if the key is left alone for the whole
+    /// time, also after a grant of another client.
+    pub(crate) after: Option<HolderId>,
 }
 
 struct Slot<V: SlotOwner> {
@@ -218,20 +219,16 @@ impl<V: SlotOwner> Queues<V> {
         self.shard(key).slot(key).map_or(0, |slot| slot.queue.len())
     }
 
-    /// Takes all batons out of the slots. The called waiters have their permits without them.
-    pub(crate) fn take_batons(&self) -> Vec<V::Baton> {
-        let mut batons = Vec::new();
-        for shard in &self.shards {
-            batons.extend(lock(shard).slots.iter_mut().filter_map(|slot| slot.baton.take()));
-        }
-        batons
-    }
-
     /// Calls `f` with the value of every permit owner.
     pub(crate) fn for_each(&self, mut f: impl FnMut(&mut V)) {
+        self.for_each_with_baton(|value, _| f(value));
+    }
+
+    /// Calls `f` with the value of every permit owner and the baton in its slot.
+    pub(crate) fn for_each_with_baton(&self, mut f: impl FnMut(&mut V, &mut Option<V::Baton>)) {
         for shard in &self.shards {
             for slot in &mut lock(shard).slots {
-                f(&mut slot.value);
+                f(&mut slot.value, &mut slot.baton);
             }
         }
     }
@@ -326,8 +323,13 @@ impl<V: SlotOwner> Queues<V> {
     }
 
     /// Passes the permit of `key` to the first waiter together with a baton, if the baton suits it. Returns `false` if
-    /// the caller still has the permit. `baton` is called under the lock.
-    pub(crate) fn hand_over(&self, key: &LockKey, baton: impl FnOnce() -> Option<V::Baton>) -> bool {
+    /// the caller still has the permit. `baton` is called under the lock, and `passed` before the waiter is woken.
+    pub(crate) fn hand_over(
+        &self,
+        key: &LockKey,
+        baton: impl FnOnce() -> Option<V::Baton>,
+        passed: impl FnOnce(),
+    ) -> bool {
         let mut shard = self.shard(key);
         let waits = !shard.closed && shard.slot(key).is_some_and(|slot| !slot.queue.is_empty());
         let Some(baton) = waits.then(baton).flatten() else { return false };
@@ -337,6 +339,7 @@ impl<V: SlotOwner> Queues<V> {
                 shard.ended.released += 1;
                 shard.ended.handed_over += 1;
                 drop(shard);
+                passed();
                 drop(old);
                 if let Some(waker) = waker {
                     waker.wake();
@@ -351,9 +354,8 @@ impl<V: SlotOwner> Queues<V> {
         }
     }
 
-    /// Passes the permit of `key` on with its baton. The caller must have both.
-    fn pass_baton_on(self: &Arc<Self>, key: &LockKey, baton: V::Baton) {
-        let mut shard = self.shard(key);
+    /// Passes the permit of `key` on with its baton. The caller must have both, and the lock of the key's shard.
+    fn pass_baton_on(self: &Arc<Self>, mut shard: MutexGuard<'_, Shard<V>>, key: &LockKey, baton: V::Baton) {
         let passed_on = if shard.closed { Err(baton) } else { shard.hand_over(key, baton) };
         drop(shard);
         match passed_on {

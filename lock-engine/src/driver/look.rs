@@ -69,8 +69,10 @@ impl Core {
     /// Puts all leases in doubt and schedules a check of each at the store, because the clock of this machine
     /// seems to have lost the time `lost`.
     pub(crate) fn distrust(&self, now: Moment, lost: Duration) {
-        let mut holds = Vec::new();
-        self.queues.for_each(|owner| {
+        let (mut holds, mut batons) = (Vec::new(), Vec::new());
+        self.queues.for_each_with_baton(|owner, baton| {
+            // Takes the holds that no caller has picked up, because they are in doubt.
+            batons.extend(baton.take());
             let hold = &owner.hold;
             // Under the lock, and also for a hold that is about to pass to the next caller, which takes over its times.
             let is_stored = hold.is_live() || hold.place().is_some();
@@ -79,8 +81,7 @@ impl Core {
                 holds.push(Arc::clone(hold));
             }
         });
-        // Releases the holds that no caller has picked up, because they are in doubt.
-        drop(self.queues.take_batons());
+        drop(batons);
         for hold in holds.iter().filter(|hold| hold.is_live()) {
             if let Some(lease) = &hold.lease {
                 tracing::debug!(key = %hold.key(), store = %self.name, ?lost, "the wall clock is ahead; in doubt until the store confirms");

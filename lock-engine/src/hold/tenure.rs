@@ -128,8 +128,7 @@ impl Tenure {
         self.ends
     }
 
-    /// Lets no further caller have the hold. Call it under the lock of the key's slot to be sure that none is about
-    /// to get it.
+    /// Lets no further caller have the hold, as [`Hold::end_chain`] does.
     pub(crate) fn end_chain(&self) {
         self.is_over.store(true, Ordering::Release);
     }
@@ -143,10 +142,10 @@ pub(crate) struct Baton {
 }
 
 impl Baton {
-    /// Makes the baton of a released hold. `None` if the store grants each hold by itself. Call it only if
+    /// Makes the baton of a released hold. `None` if no further caller gets the store's hold. Call it only if
     /// [`release`](crate::hold::state::AtomicPhase::release) allows to pass the hold on.
     pub(crate) fn of(hold: &Arc<Hold>) -> Option<Self> {
-        let place = hold.place()?.next();
+        let place = hold.place().filter(|_| !hold.is_last.load(Ordering::Acquire))?.next();
         Some(Self { from: Some(Arc::clone(hold)), place })
     }
 
@@ -165,6 +164,11 @@ impl Baton {
             (Some(lease), None) | (None, Some(lease)) => !lease.is_renewed(),
         };
         in_time && from.is_stored_like(next) && self.place.is_open(now)
+    }
+
+    /// Returns whether the last caller can still pick the hold up at `now`.
+    pub(crate) fn is_in_time(&self, now: Moment) -> bool {
+        now < self.place.tenure.ends
     }
 
     /// Gives the store's hold to `next`, whose caller then makes a guard of it.

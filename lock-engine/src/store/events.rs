@@ -6,7 +6,7 @@ use leasehold_api::{HolderId, LockKey, LossReason};
 
 use crate::clock::{Clock, Moment};
 use crate::core::Core;
-use crate::hold::tenure::{Baton, StoredId, Tenure};
+use crate::hold::tenure::StoredId;
 
 /// The channel from a backend to its engine. Cheap to clone. Does nothing once the engine is gone.
 #[derive(Clone, Debug)]
@@ -53,8 +53,8 @@ impl Events {
     pub fn awaited(&self, key: &LockKey) {
         let Some(core) = self.core.upgrade() else { return };
         core.queues.with_baton(key, |owner, baton| {
-            let tenures = [owner.hold.tenure(), baton.as_ref().map(Baton::tenure)];
-            tenures.into_iter().flatten().for_each(Tenure::end_chain);
+            owner.hold.end_chain();
+            baton.iter().for_each(|baton| baton.tenure().end_chain());
         });
     }
 

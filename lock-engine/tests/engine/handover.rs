@@ -5,14 +5,16 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
+use futures_util::FutureExt as _;
 use leasehold_api::{
-    End, ErrorKind, HolderId, Lock as _, LockExt as _, LockGuard, LockKey, LossReason, Validity,
+    AcquireOptions, End, ErrorKind, HolderId, Lock as _, LockExt as _, LockGuard, LockKey, LossReason,
+    Validity,
 };
 use leasehold_engine::{Clock, Engine, Events, Moment, TokioClock};
 use tokio::time::{advance, sleep};
 use tokio_test::{assert_pending, assert_ready, task};
 
-use crate::common::relay::{CHAIN, Call, Relay, RelayNet};
+use crate::common::relay::{CHAIN, Call, Early, Relay, RelayNet};
 
 /// One client of a store, and the store.
 fn client() -> (Engine, Arc<RelayNet>) {
@@ -144,6 +146,77 @@ async fn a_chain_ends_as_another_client_waits() {
     pass(&lock, third, true).await.release().await.unwrap();
 }
 
+/// The event can overtake the reply with the grant.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_waits_before_the_grant_is_known_ends_the_chain_too() {
+    let (lock, net) = client();
+    net.before_grant(|events, holder| {
+        let _ = holder;
+        events.awaited(&key());
+    });
+    let first = lock.key("k").acquire().await.unwrap();
+    net.before_grant(|_, _| ());
+    pass(&lock, first, false).await.release().await.unwrap();
+    net.before_grant(|events, holder| events.asked(&key(), holder));
+    let first = lock.key("k").acquire().await.unwrap();
+    net.before_grant(|_, _| ());
+    assert!(first.asked().now_or_never().is_some());
+    pass(&lock, first, false).await.release().await.unwrap();
+}
+
+/// An operator of this client can name the grant by its own id, which the store has never seen.
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_took_over_is_asked_and_ended_by_its_own_id_and_its_successor_is_not() {
+    let (lock, net) = client();
+    let admin = lock.admin().unwrap();
+    let first = lock.key("k").acquire().await.unwrap();
+    let stored = first.holder();
+    let second = pass(&lock, first, true).await;
+    assert!(admin.ask(&key(), second.holder()).await.unwrap());
+    assert_eq!(net.asked.lock().unwrap().take(), Some(stored));
+    let third = pass(&lock, second, false).await;
+    let stored = third.holder();
+    let fourth = pass(&lock, third, true).await;
+    assert!(admin.force_release(&key(), fourth.holder()).await.unwrap());
+    assert_eq!(net.forced.lock().unwrap().take(), Some(stored));
+    pass(&lock, fourth, false).await.release().await.unwrap();
+}
+
+/// The event can overtake the reply with the grant.
+#[tokio::test(start_paused = true)]
+async fn an_event_before_the_grant_is_known_ends_the_chain_too() {
+    let (lock, net) = client();
+    for early in [Early::Awaited, Early::Asked] {
+        *net.early.lock().unwrap() = Some(early);
+        let first = lock.key("k").acquire().await.unwrap();
+        *net.early.lock().unwrap() = None;
+        assert_eq!(first.asked().now_or_never().is_some(), early == Early::Asked);
+        let second = pass(&lock, first, false).await;
+        pass(&lock, second, true).await.release().await.unwrap();
+    }
+}
+
+/// An operator in this program can name the grant by its own id, which the store has never seen.
+#[tokio::test(start_paused = true)]
+async fn a_call_by_the_id_of_a_grant_that_took_over_concerns_that_grant_alone() {
+    let (lock, net) = client();
+    let admin = lock.admin().unwrap();
+    for ends in [true, false] {
+        let first = lock.key("k").acquire().await.unwrap();
+        let stored = first.holder();
+        let second = pass(&lock, first, true).await;
+        let (id, call) = (second.holder(), if ends { Call::End(stored) } else { Call::Ask(stored) });
+        let done = if ends { admin.force_release(&key(), id).await } else { admin.ask(&key(), id).await };
+        assert_eq!((done.unwrap(), net.calls().last()), (true, Some(&call)));
+        // The call can reach the store after the release of its grant.
+        let next = waiting!(lock.key("k").acquire());
+        drop(second);
+        let next = next.await.unwrap();
+        assert_ne!(next.stored_holder(), stored, "a grant of the store");
+        next.release().await.unwrap();
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn callers_with_other_options_ask_the_store() {
     let (lock, _) = client();
@@ -216,6 +289,42 @@ async fn a_hold_whose_label_was_changed_is_released() {
     second.relabel("step 2").await.unwrap();
     let third = pass(&lock, second, false).await;
     pass(&lock, third, true).await.release().await.unwrap();
+}
+
+/// The event can overtake the reply with the grant.
+#[tokio::test(start_paused = true)]
+async fn a_client_that_waits_before_the_grant_is_known_ends_the_chain_too() {
+    let (lock, net) = client();
+    net.before_grant(|events, holder| {
+        let _ = holder;
+        events.awaited(&key());
+    });
+    let first = lock.key("k").acquire().await.unwrap();
+    net.before_grant(|_, _| ());
+    pass(&lock, first, false).await.release().await.unwrap();
+    net.before_grant(|events, holder| events.asked(&key(), holder));
+    let first = lock.key("k").acquire().await.unwrap();
+    net.before_grant(|_, _| ());
+    assert!(first.asked().now_or_never().is_some());
+    pass(&lock, first, false).await.release().await.unwrap();
+}
+
+/// An operator of this client can name the grant by its own id, which the store has never seen.
+#[tokio::test(start_paused = true)]
+async fn a_grant_that_took_over_is_asked_and_ended_by_its_own_id_and_its_successor_is_not() {
+    let (lock, net) = client();
+    let admin = lock.admin().unwrap();
+    let first = lock.key("k").acquire().await.unwrap();
+    let stored = first.holder();
+    let second = pass(&lock, first, true).await;
+    assert!(admin.ask(&key(), second.holder()).await.unwrap());
+    assert_eq!(net.asked.lock().unwrap().take(), Some(stored));
+    let third = pass(&lock, second, false).await;
+    let stored = third.holder();
+    let fourth = pass(&lock, third, true).await;
+    assert!(admin.force_release(&key(), fourth.holder()).await.unwrap());
+    assert_eq!(net.forced.lock().unwrap().take(), Some(stored));
+    pass(&lock, fourth, false).await.release().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

@@ -126,19 +126,28 @@ async fn notifies_only_when_somebody_waits() {
         assert!(b.key("quiet").try_acquire().await.unwrap().is_none());
         guard.release().await.unwrap();
     }
-    // A hold is young for two polls.
-    let patient = config(&database).poll(Duration::from_secs(60)).connect().await.unwrap();
-    let guard = a.key("k").acquire().await.unwrap();
-    let waiting = tokio::spawn(async move { patient.key("k").acquire().await.map(|guard| (patient, guard)) });
     let mut user = connection(&database).await;
-    until_marked(&mut user).await;
-    guard.release().await.unwrap();
-    for expected in ["wk", "fk"] {
-        let next = within(LONG, "nothing heard", heard.recv()).await.unwrap();
-        assert_eq!(next.payload(), expected, "first the waiter of a young hold, then the contended release");
+    for (age, expected) in [("-1 hour", vec!["wk", "fk"]), ("1 hour", vec!["fk"])] {
+        let patient = config(&database).poll(Duration::from_secs(60)).connect().await.unwrap();
+        let guard = a.key("k").acquire().await.unwrap();
+        has_age(&mut user, age).await;
+        let waiting =
+            tokio::spawn(async move { patient.key("k").acquire().await.map(|guard| (patient, guard)) });
+        until_marked(&mut user).await;
+        guard.release().await.unwrap();
+        for expected in expected {
+            let next = within(LONG, "nothing heard", heard.recv()).await.unwrap();
+            assert_eq!(next.payload(), expected, "a waiter of a young hold, or the contended release");
+        }
+        let (_b, guard) = waiting.await.unwrap().unwrap();
+        guard.release().await.unwrap();
     }
-    let (_b, guard) = waiting.await.unwrap().unwrap();
-    guard.release().await.unwrap();
+}
+
+/// Makes each hold so old. A negative age keeps it young for as long as a test needs.
+async fn has_age(user: &mut PgConnection, age: &str) {
+    let set = "UPDATE leasehold.lease SET acquired_at = clock_timestamp() - $1::text::interval";
+    sqlx::query(set).bind(age).execute(user).await.unwrap();
 }
 
 /// Waits until a waiter has set its mark.
@@ -162,6 +171,7 @@ async fn a_waiter_of_another_client_ends_a_chain_at_once() {
     let lock = leasehold_engine::Engine::builder(backend).timing(timing).start().unwrap();
     let other = config.connect().await.unwrap();
     let mut guard = lock.key("k").acquire().await.unwrap();
+    has_age(&mut connection(&database).await, "-1 hour").await;
     let stored = guard.stored_holder();
     let waiting = tokio::spawn(async move {
         let wait = Duration::from_secs(120);
@@ -282,15 +292,19 @@ async fn a_forced_release_is_told_at_once() {
 }
 
 #[tokio::test]
-async fn a_request_to_release_is_notified_and_the_next_look_reports_it_too() {
+async fn a_request_to_release_is_notified_and_each_look_and_renewal_reports_it() {
     let database = installed().await;
     let (a, b) = (config(&database).connect().await.unwrap(), config(&database).connect().await.unwrap());
-    let [lost, told] = [a.key("lost").acquire().await.unwrap(), a.key("told").acquire().await.unwrap()];
+    let (lost, told) = (a.key("lost").acquire().await.unwrap(), a.key("told").acquire().await.unwrap());
+    let renewed = a.key("renewed").acquire().await.unwrap();
     let mut user = connection(&database).await;
     // A request whose notification was lost.
     user.execute("UPDATE leasehold.lease SET asked = holder WHERE key = 'lost'").await.unwrap();
     lost.confirm().await.unwrap();
     within(LONG, "not reported", lost.asked()).await;
+    user.execute("UPDATE leasehold.lease SET asked = holder WHERE key = 'renewed'").await.unwrap();
+    renewed.renew().await.unwrap();
+    within(LONG, "not reported", renewed.asked()).await;
     let channel = config(&database).backend().await.unwrap().channel().to_owned();
     let mut listener = PgListener::connect(database.url()).await.unwrap();
     listener.listen(&channel).await.unwrap();

@@ -85,8 +85,8 @@ pub struct Dialect {
     /// A condition in the `WHERE` clause of [`grant`](Self::grant), used together with [`free`](Self::free):
     /// writes only new rows, and rows that `free` has locked.
     pub among: &'static str,
-    /// Renews holds that do not end soon, which is nearly all of them. It fails and renews none if it cannot exclude
-    /// that a hold had ended.
+    /// Renews holds that do not end soon, except those with a request to release. It fails and renews none if it
+    /// cannot exclude that a hold had ended.
     ///
     /// - Parameters: `$1` keys, `$2` holders, `$3` `ttl_us` of all.
     /// - Returns: the number of holds renewed.
@@ -94,8 +94,7 @@ pub struct Dialect {
     /// Renews holds, or confirms them in a store without leases. `{skip}` is empty or ` SKIP LOCKED`.
     ///
     /// - Parameters: `$1` keys, `$2` holders, `$3` `ttl_us` of all.
-    /// - Returns: `key`, `holder` of each hold that is still held. In a store without leases also
-    ///   `asked`, as [`confirm`](Self::confirm).
+    /// - Returns: `key`, `holder`, `asked` of each hold that is still held, as [`confirm`](Self::confirm).
     pub renew: &'static str,
     /// Checks whether holds are still held, without writing.
     ///

@@ -70,7 +70,7 @@ impl Acquisition {
     fn take_over(&mut self, at: usize, baton: Baton) -> Result<(), Refusal> {
         let entry = &mut self.entries[at];
         match entry.permit.take() {
-            Some(permit) if entry.hold.has_time() => {
+            Some(permit) if entry.hold.has_time() && baton.is_in_time(self.core.clock.now()) => {
                 baton.keep();
                 entry.stage = Stage::Taken(Arc::clone(&entry.hold).taken_over(permit)?);
             }
@@ -88,24 +88,34 @@ impl Acquisition {
     /// Leaves keys that were just released here to the waiters of other clients for a while, or until one was served.
     async fn yield_to_remote(&mut self) -> Result<(), Refusal> {
         let core = Arc::clone(&self.core);
-        let left = &self.entries[self.first_untaken()..];
-        let yields = left.iter().filter_map(|e| {
-            let key = e.hold.key();
-            core.queues.yields(key, || core.clock.now()).map(|yields| (key, yields))
-        });
-        let Some((key, yields)) = yields.max_by_key(|(_, yields)| yields.until) else { return Ok(()) };
+        let begun = Instant::now();
         let budget = match self.budget {
             // Half of the budget stays for at least one attempt at the store.
-            Budget::Until(end) => end.saturating_duration_since(Instant::now()) / 2,
+            Budget::Until(end) => end.saturating_duration_since(begun) / 2,
             // A try waits for the whole yield: the reply *contended* would not be true, and tries in a loop
             // would starve other clients.
             Budget::Once | Budget::Forever => Duration::MAX,
         };
-        let (key, limit) = (key.clone(), self.budget.of_wait());
-        match Box::pin(leave(&core, &key, yields, budget, limit)).await? {
-            Paused::Over => Ok(()),
-            Paused::OutOfBudget => Err(self.out_of_budget()),
+        while let Some((key, yields)) = self.longest_yield() {
+            let longest = budget.saturating_sub(begun.elapsed());
+            if longest.is_zero() {
+                break;
+            }
+            let limit = self.budget.of_wait();
+            match Box::pin(leave(&core, &key, yields, longest, limit)).await? {
+                Paused::Over => {}
+                Paused::OutOfBudget => return Err(self.out_of_budget()),
+            }
         }
+        Ok(())
+    }
+
+    /// Returns the remaining key with the longest yield, and that yield.
+    fn longest_yield(&self) -> Option<(LockKey, Yield)> {
+        let core = &self.core;
+        let keys = self.entries[self.first_untaken()..].iter().map(|entry| entry.hold.key());
+        let yields = keys.filter_map(|key| Some((key, core.queues.yields(key, || core.clock.now())?)));
+        yields.max_by_key(|(_, yields)| yields.until).map(|(key, yields)| (key.clone(), yields))
     }
 }
 
@@ -144,7 +154,7 @@ async fn permit_for(core: &Core, hold: &Arc<Hold>, patience: Patience) -> Result
     }
 }
 
-/// Leaves `key` to other clients, for at most `longest`.
+/// Leaves `key` to other clients, for at most `longest`, until one was served or the yield ends.
 async fn leave(
     core: &Core,
     key: &LockKey,
@@ -153,7 +163,8 @@ async fn leave(
     limit: Limit,
 ) -> Result<Paused, Refusal> {
     let begun = Instant::now();
-    let longest = yields.until.since(core.clock.now()).min(longest);
+    let whole = yields.until.since(core.clock.now());
+    let longest = whole.min(longest);
     // Queries the store soon, because a notified waiter is served at once, then more and more rarely, because other
     // waiters poll.
     let mut next = FIRST_LOOK;
@@ -164,13 +175,20 @@ async fn leave(
         }
         let left = longest.saturating_sub(begun.elapsed());
         if left.is_zero() {
+            if longest == whole {
+                core.queues.end_yield(key, yields);
+            }
             return Ok(Paused::Over);
         }
+        let Some(after) = yields.after else {
+            next = Duration::MAX;
+            continue;
+        };
         let served = tokio::select! {
             biased;
             () = core.closing.cancelled() => return Err(core.name_error(Error::closed(), Some(key)).into()),
             () = limit.passed() => return Ok(Paused::OutOfBudget),
-            served = timeout(left, core.backend.was_served(key, yields.after)) => served,
+            served = timeout(left, core.backend.was_served(key, after)) => served,
         };
         match served {
             Ok(Some(true)) => {

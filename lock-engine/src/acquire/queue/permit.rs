@@ -44,7 +44,9 @@ impl<V: SlotOwner> Permit<V> {
 impl<V: SlotOwner> Drop for Permit<V> {
     fn drop(&mut self) {
         match (self.armed, self.baton.take()) {
-            (true, Some(baton)) => self.queues.pass_baton_on(&self.key, baton),
+            (true, Some(baton)) => {
+                self.queues.pass_baton_on(self.queues.shard(&self.key), &self.key, baton);
+            }
             (true, None) => self.queues.pass_on(&self.key, self.outcome),
             (false, _) => {}
         }
@@ -127,10 +129,14 @@ impl<V: SlotOwner> Drop for Waiter<V> {
         let Some(slot) = shard.slot(&self.key) else { return };
         if slot.called == Some(self.number) {
             slot.called = None;
-            let baton = slot.baton.take();
-            drop(shard);
-            let mut permit = self.queues.permit(&self.key, GrantOutcome::NotGranted);
-            permit.baton = baton;
+            match slot.baton.take() {
+                // Under the same lock, because an event of the store must find the baton.
+                Some(baton) => self.queues.pass_baton_on(shard, &self.key, baton),
+                None => {
+                    drop(shard);
+                    drop(self.queues.permit(&self.key, GrantOutcome::NotGranted));
+                }
+            }
         } else {
             let left = slot.queue.remove(&self.number);
             drop(shard);

@@ -7,7 +7,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_api::{Capabilities, Error, Fencing, HolderId, LeaseBounds, LockKey, LossReason, Scope};
+use leasehold_api::{
+    AdminCapabilities, Capabilities, Error, Fencing, HolderId, KeyInfo, LeaseBounds, ListQuery, LockAdmin,
+    LockKey, LossReason, Scope,
+};
 use leasehold_engine::token::{self, Reserved};
 use leasehold_engine::{
     Attempt, Backend, Confirm, Contended, Engine, Events, Granted, HoldRef, ReleaseReply, Renewed, Request,
@@ -22,6 +25,15 @@ pub enum Call {
     Renew(HolderId),
     Look(HolderId),
     Release(HolderId),
+    Ask(HolderId),
+    End(HolderId),
+}
+
+/// An event that the client gets before the reply with its grant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Early {
+    Awaited,
+    Asked,
 }
 
 /// The rows and the calls of all clients of the store.
@@ -39,8 +51,11 @@ pub struct RelayNet {
     pub has_waiters: AtomicBool,
     /// What the store tells of those waiters. `None` if it cannot tell.
     pub served: Mutex<Option<bool>>,
+    /// The only key that counts as served, instead of `served`.
+    pub served_key: Mutex<Option<LockKey>>,
     /// The holders after whose release the store was asked for waiters.
     pub looks_for_served: Mutex<Vec<HolderId>>,
+    pub early: Mutex<Option<Early>>,
     drawn: AtomicU64,
 }
 
@@ -90,6 +105,7 @@ impl Relay {
         capabilities.lease = Some(LeaseBounds::new(Some(Duration::from_secs(60)), min, max));
         capabilities.fencing = Fencing::Volatile;
         (capabilities.cooldown, capabilities.relabel) = (true, true);
+        capabilities.admin = AdminCapabilities::all();
         let mut timing = Timing::default();
         timing.handover_for = CHAIN;
         Self { net: Arc::clone(net), capabilities, timing, reserves: 1023 }
@@ -146,6 +162,12 @@ impl Backend for Relay {
             let token = token::from_store_number(self.net.drawn.fetch_add(1, SeqCst) + 1);
             let mut granted = Granted::with_token(token).reserved(Reserved::following(self.reserves));
             granted.extension = Some(Box::new(request.holder));
+            let early = *self.net.early.lock().unwrap();
+            self.net.tell(|events| match early {
+                Some(Early::Awaited) => events.awaited(&request.key),
+                Some(Early::Asked) => events.asked(&request.key, request.holder),
+                None => {}
+            });
             Ok(Attempt::Granted(granted))
         };
         requests.iter().map(grant).collect()
@@ -186,11 +208,39 @@ impl Backend for Relay {
         holds.iter().map(release).collect()
     }
 
-    async fn was_served(&self, _: &LockKey, holder: HolderId) -> Option<bool> {
+    async fn was_served(&self, key: &LockKey, holder: HolderId) -> Option<bool> {
         self.net.looks_for_served.lock().unwrap().push(holder);
-        *self.net.served.lock().unwrap()
+        match &*self.net.served_key.lock().unwrap() {
+            Some(served) => Some(served == key),
+            None => *self.net.served.lock().unwrap(),
+        }
+    }
+
+    fn admin(&self) -> Option<&dyn LockAdmin> {
+        Some(self)
     }
 
     /// Frees nothing, so that a hold forgotten by the engine stays held.
     async fn close(&self) {}
+}
+
+#[async_trait]
+impl LockAdmin for Relay {
+    async fn inspect(&self, _: &LockKey) -> Result<KeyInfo, Error> {
+        Err(Error::unsupported("inspection"))
+    }
+
+    async fn list(&self, _: &ListQuery) -> Result<Vec<KeyInfo>, Error> {
+        Err(Error::unsupported("lists"))
+    }
+
+    async fn force_release(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
+        self.net.calls.lock().unwrap().push(Call::End(holder));
+        Ok(self.net.rows.lock().unwrap().get(key) == Some(&holder))
+    }
+
+    async fn ask(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
+        self.net.calls.lock().unwrap().push(Call::Ask(holder));
+        Ok(self.net.rows.lock().unwrap().get(key) == Some(&holder))
+    }
 }

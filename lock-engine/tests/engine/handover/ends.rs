@@ -223,6 +223,45 @@ async fn a_key_is_left_to_another_client_until_it_was_seen_served() {
     assert!(looks < 12, "{looks}");
 }
 
+/// Returns how long a caller of both keys leaves them alone after a release of both, if a waiter of `served` alone was
+/// seen served.
+async fn leaves_two(served: &'static str) -> Duration {
+    let (lock, net) = client_with(|relay| relay.reserves = 0);
+    net.has_waiters.store(true, SeqCst);
+    let keys = ["a", "b"].map(|key| LockKey::new(key).unwrap());
+    for key in &keys {
+        lock.key(key.clone()).acquire().await.unwrap().release().await.unwrap();
+        sleep(Duration::from_millis(1)).await;
+    }
+    *net.served_key.lock().unwrap() = Some(LockKey::new(served).unwrap());
+    let begun = tokio::time::Instant::now();
+    drop(lock.acquire_all(&keys, &AcquireOptions::new()).await.unwrap());
+    begun.elapsed()
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_of_several_keys_is_left_alone_for_its_own_time() {
+    for served in ["a", "b"] {
+        let took = leaves_two(served).await;
+        assert!(took >= Duration::from_millis(145), "the other key has a waiter too: {served}, {took:?}");
+    }
+}
+
+/// A waiter that only polls would miss each end that comes with the grant of a faster one.
+#[tokio::test(start_paused = true)]
+async fn one_of_many_yields_lasts_its_whole_time_whoever_is_served() {
+    let (lock, net) = client_with(|relay| relay.reserves = 0);
+    net.has_waiters.store(true, SeqCst);
+    *net.served.lock().unwrap() = Some(true);
+    let mut whole = 0;
+    for _ in 0..256 {
+        let begun = tokio::time::Instant::now();
+        lock.key("k").acquire().await.unwrap().release().await.unwrap();
+        whole += u32::from(begun.elapsed() >= Duration::from_millis(150));
+    }
+    assert_eq!(whole, 2);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_callers_of_one_key_exclude_each_other_and_leave_nothing() {
     let net = Arc::new(RelayNet::default());
