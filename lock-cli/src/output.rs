@@ -4,6 +4,7 @@ use std::io::{self, IsTerminal as _, Write as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime};
 
+use anstream::AutoStream;
 use anstyle::{AnsiColor, Style};
 use comfy_table::Table;
 use jiff::{SignedDuration, Timestamp};
@@ -23,8 +24,7 @@ pub(crate) struct Notes {
 impl Notes {
     pub(crate) fn say(self, text: &str) {
         if !self.quiet {
-            // Ignores errors, because a closed stderr is no reason to stop.
-            let _ = writeln!(anstream::stderr(), "{NOTE}leasehold: {}{NOTE:#}", printable(text));
+            to_stderr(&format!("{NOTE}leasehold: {}{NOTE:#}", printable(text)));
         }
     }
 
@@ -61,7 +61,15 @@ pub(crate) fn described(error: &Error) -> Value {
 }
 
 pub(crate) fn problem(text: &str) {
-    let _ = writeln!(anstream::stderr(), "leasehold: {ERROR}error:{ERROR:#} {}", lines(text));
+    to_stderr(&format!("leasehold: {ERROR}error:{ERROR:#} {}", lines(text)));
+}
+
+/// Prints a line by one system call, because the pieces of several calls mix with the lines of other processes.
+fn to_stderr(line: &str) {
+    let mut stderr = io::stderr();
+    let mut all = AutoStream::new(Vec::new(), AutoStream::choice(&stderr));
+    // Ignores errors, because a closed stderr is no reason to stop.
+    let _ = writeln!(all, "{line}").and_then(|()| stderr.write_all(&all.into_inner()));
 }
 
 /// Escapes a text of several lines for a terminal.

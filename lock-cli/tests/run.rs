@@ -5,7 +5,9 @@
 mod support;
 
 use std::ffi::OsStr;
+use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::net::UnixDatagram;
 
 use support::{Beside, Store, finish, finish_refused, nearly_an_hour, read, with};
 
@@ -263,4 +265,28 @@ fn a_url_argument_goes_before_the_environment() {
     assert_eq!(finish(&mut with(store.tool(""), elsewhere)).1, "ran\n");
     let here = ["--url", &store.url(), "run", "k", "--no-wait", "--", "echo", "ran"];
     assert_eq!(finish(&mut with(other.tool(""), here)).0, 75);
+}
+
+/// Several runs often share one stderr, for example in the log of a unit.
+#[test]
+fn each_line_on_stderr_is_written_by_one_call() {
+    let store = Store::new();
+    for (arguments, lines) in [("k -v -- true", 6), ("k -- /no/such/program", 1)] {
+        // Delivers each call's bytes as one message.
+        let (read, write) = UnixDatagram::pair().unwrap();
+        let end = write.try_clone().unwrap();
+        let mut tool = with(store.tool("run"), arguments.split(' '));
+        let mut tool = tool.stderr(OwnedFd::from(write)).spawn().unwrap();
+        // Reads beside the tool, because the socket holds only a few messages.
+        std::thread::spawn(move || tool.wait().and_then(|_| end.send(b"")));
+        let mut written = Vec::new();
+        let mut message = [0; 4096];
+        while let Ok(length @ 1..) = read.recv(&mut message) {
+            written.push(String::from_utf8(message[..length].to_vec()).unwrap());
+        }
+        assert!(written.len() >= lines, "{written:?}");
+        for line in written {
+            assert!(line.starts_with("leasehold: ") && line.find('\n') == Some(line.len() - 1), "{line:?}");
+        }
+    }
 }
