@@ -181,7 +181,9 @@ fn a_wait_that_ends_with_the_server_advises_no_force() {
             waiter.signal(Signal::INT);
         }
         let said = waiter.rest_of_stderr();
-        assert!(!said.contains("--force"), "{said}");
+        // On a slow machine the server stops during an attempt of the waiter, which then only doubts its own hold.
+        let own = format!("if `leasehold inspect` shows process {} as its holder", waiter.id());
+        assert!(!said.contains("--force") || said.contains(&own), "{said}");
         let code = waiter.code();
         assert!([69, 75].contains(&code) || impatient && code > 128, "{code}: {said}");
         assert_eq!(waiter.rest_of_stdout(), "");
