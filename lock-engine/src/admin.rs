@@ -14,7 +14,6 @@ use tokio::time::{sleep, timeout};
 use crate::acquire::waiting::poll_in;
 use crate::core::Core;
 use crate::engine::Engine;
-use crate::hold::tenure::StoredId;
 use crate::store::backend::{Contended, Waiting};
 
 impl Engine {

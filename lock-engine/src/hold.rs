@@ -174,13 +174,6 @@ impl Hold {
         )
     }
 
-    /// Returns whether the hold reads valid now.
-    pub(crate) fn has_time(&self) -> bool {
-        let Some(lease) = &self.lease else { return true };
-        let now = self.core.clock.now();
-        now < lease.doubt() && now < lease.end()
-    }
-
     /// Makes the guard of a hold that was taken over, and takes the permit over. Fails if the hold was lost before.
     pub(crate) fn taken_over(self: Arc<Self>, permit: Permit) -> Result<LockGuard, Error> {
         if let Some(lease) = &self.lease {

@@ -148,42 +148,6 @@ async fn a_chain_ends_as_another_client_waits() {
 
 /// The event can overtake the reply with the grant.
 #[tokio::test(start_paused = true)]
-async fn a_client_that_waits_before_the_grant_is_known_ends_the_chain_too() {
-    let (lock, net) = client();
-    net.before_grant(|events, holder| {
-        let _ = holder;
-        events.awaited(&key());
-    });
-    let first = lock.key("k").acquire().await.unwrap();
-    net.before_grant(|_, _| ());
-    pass(&lock, first, false).await.release().await.unwrap();
-    net.before_grant(|events, holder| events.asked(&key(), holder));
-    let first = lock.key("k").acquire().await.unwrap();
-    net.before_grant(|_, _| ());
-    assert!(first.asked().now_or_never().is_some());
-    pass(&lock, first, false).await.release().await.unwrap();
-}
-
-/// An operator of this client can name the grant by its own id, which the store has never seen.
-#[tokio::test(start_paused = true)]
-async fn a_grant_that_took_over_is_asked_and_ended_by_its_own_id_and_its_successor_is_not() {
-    let (lock, net) = client();
-    let admin = lock.admin().unwrap();
-    let first = lock.key("k").acquire().await.unwrap();
-    let stored = first.holder();
-    let second = pass(&lock, first, true).await;
-    assert!(admin.ask(&key(), second.holder()).await.unwrap());
-    assert_eq!(net.asked.lock().unwrap().take(), Some(stored));
-    let third = pass(&lock, second, false).await;
-    let stored = third.holder();
-    let fourth = pass(&lock, third, true).await;
-    assert!(admin.force_release(&key(), fourth.holder()).await.unwrap());
-    assert_eq!(net.forced.lock().unwrap().take(), Some(stored));
-    pass(&lock, fourth, false).await.release().await.unwrap();
-}
-
-/// The event can overtake the reply with the grant.
-#[tokio::test(start_paused = true)]
 async fn an_event_before_the_grant_is_known_ends_the_chain_too() {
     let (lock, net) = client();
     for early in [Early::Awaited, Early::Asked] {
@@ -289,42 +253,6 @@ async fn a_hold_whose_label_was_changed_is_released() {
     second.relabel("step 2").await.unwrap();
     let third = pass(&lock, second, false).await;
     pass(&lock, third, true).await.release().await.unwrap();
-}
-
-/// The event can overtake the reply with the grant.
-#[tokio::test(start_paused = true)]
-async fn a_client_that_waits_before_the_grant_is_known_ends_the_chain_too() {
-    let (lock, net) = client();
-    net.before_grant(|events, holder| {
-        let _ = holder;
-        events.awaited(&key());
-    });
-    let first = lock.key("k").acquire().await.unwrap();
-    net.before_grant(|_, _| ());
-    pass(&lock, first, false).await.release().await.unwrap();
-    net.before_grant(|events, holder| events.asked(&key(), holder));
-    let first = lock.key("k").acquire().await.unwrap();
-    net.before_grant(|_, _| ());
-    assert!(first.asked().now_or_never().is_some());
-    pass(&lock, first, false).await.release().await.unwrap();
-}
-
-/// An operator of this client can name the grant by its own id, which the store has never seen.
-#[tokio::test(start_paused = true)]
-async fn a_grant_that_took_over_is_asked_and_ended_by_its_own_id_and_its_successor_is_not() {
-    let (lock, net) = client();
-    let admin = lock.admin().unwrap();
-    let first = lock.key("k").acquire().await.unwrap();
-    let stored = first.holder();
-    let second = pass(&lock, first, true).await;
-    assert!(admin.ask(&key(), second.holder()).await.unwrap());
-    assert_eq!(net.asked.lock().unwrap().take(), Some(stored));
-    let third = pass(&lock, second, false).await;
-    let stored = third.holder();
-    let fourth = pass(&lock, third, true).await;
-    assert!(admin.force_release(&key(), fourth.holder()).await.unwrap());
-    assert_eq!(net.forced.lock().unwrap().take(), Some(stored));
-    pass(&lock, fourth, false).await.release().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

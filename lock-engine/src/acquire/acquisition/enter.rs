@@ -70,7 +70,7 @@ impl Acquisition {
     fn take_over(&mut self, at: usize, baton: Baton) -> Result<(), Refusal> {
         let entry = &mut self.entries[at];
         match entry.permit.take() {
-            Some(permit) if entry.hold.has_time() && baton.is_in_time(self.core.clock.now()) => {
+            Some(permit) if baton.is_in_time(self.core.clock.now()) => {
                 baton.keep();
                 entry.stage = Stage::Taken(Arc::clone(&entry.hold).taken_over(permit)?);
             }

@@ -61,21 +61,36 @@ async fn a_caller_that_is_not_polled_loses_the_hold_when_the_chain_ends() {
     assert_eq!(late.stored_holder(), late.holder());
 }
 
+/// A clock that runs ahead of the timers, as if the runtime were busy.
+#[derive(Debug)]
+struct Ahead(TokioClock, AtomicU64);
+
+impl Clock for Ahead {
+    fn now(&self) -> Moment {
+        self.0.now().after(Duration::from_secs(self.1.load(SeqCst)))
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_is_polled_too_late_asks_the_store() {
-    let (lock, net) = client_with(|relay| relay.timing.handover_for = Duration::from_secs(1));
-    let first = lock.key("k").ttl(Duration::from_secs(3)).acquire().await.unwrap();
-    let id = first.holder();
-    let late = waiting!(lock.key("k").ttl(Duration::from_secs(3)).acquire());
-    first.release().await.unwrap();
-    // The clock moves, and the driver is not polled before the caller.
-    advance(Duration::from_secs(10)).await;
-    let late = late.await.unwrap();
-    assert_ne!(late.stored_holder(), id);
-    assert_eq!(late.validity(), Validity::Valid);
-    late.release().await.unwrap();
-    sleep(Duration::from_secs(1)).await;
-    assert!(net.is_free());
+    // After the end of its lease, and after the end of its chain alone.
+    for ttl in [3, 600].map(Duration::from_secs) {
+        let net = Arc::new(RelayNet::default());
+        let clock = Arc::new(Ahead(TokioClock::new(), AtomicU64::new(0)));
+        let lock = Engine::builder(Relay::new(&net)).clock(Arc::clone(&clock) as _).start().unwrap();
+        let first = lock.key("k").ttl(ttl).acquire().await.unwrap();
+        let id = first.holder();
+        let late = waiting!(lock.key("k").ttl(ttl).acquire());
+        first.release().await.unwrap();
+        // The driver is not woken before the caller.
+        clock.1.store(10, SeqCst);
+        let late = late.await.unwrap();
+        assert_ne!(late.stored_holder(), id, "{ttl:?}");
+        assert_eq!(late.validity(), Validity::Valid);
+        late.release().await.unwrap();
+        sleep(Duration::from_secs(1)).await;
+        assert!(net.is_free());
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -254,7 +269,7 @@ async fn one_of_many_yields_lasts_its_whole_time_whoever_is_served() {
     net.has_waiters.store(true, SeqCst);
     *net.served.lock().unwrap() = Some(true);
     let mut whole = 0;
-    for _ in 0..256 {
+    for _ in 0..=256 {
         let begun = tokio::time::Instant::now();
         lock.key("k").acquire().await.unwrap().release().await.unwrap();
         whole += u32::from(begun.elapsed() >= Duration::from_millis(150));
