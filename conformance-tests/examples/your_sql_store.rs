@@ -58,7 +58,7 @@ struct Database {
 struct Row {
     holder: String,
     token: u64,
-    /// The end of the lease on the database's clock, in milliseconds.
+    /// The end of the lease on the database's clock, in microseconds. Whole milliseconds would end it too early.
     ends: u64,
     /// Whether a waiting request was refused during this hold.
     awaited: bool,
@@ -81,14 +81,14 @@ impl Database {
     }
 
     fn acquire(&mut self, now: u64, request: Request) -> Attempt {
-        let (holder, ttl) = (request.holder.to_string(), milliseconds(request.ttl));
+        let (holder, ttl) = (request.holder.to_string(), microseconds(request.ttl));
         // SELECT ... FOR UPDATE
         let row = self.locks.get_mut(request.key.as_str()).filter(|row| row.ends > now);
         if let Some(row) = row {
             if row.holder != holder {
                 row.awaited |= request.waits;
                 let mut contended = Contended::new();
-                contended.retry_after = Some(Duration::from_millis(row.ends - now));
+                contended.retry_after = Some(Duration::from_micros(row.ends - now));
                 return Attempt::Contended(contended);
             }
             // Two requests of the same attempt are one grant. The second renews its lease and never shortens
@@ -110,7 +110,7 @@ impl Database {
         let row = self.locks.get_mut(hold.key.as_str());
         match row.filter(|row| row.holder == holder && row.ends > now) {
             Some(row) => {
-                row.ends = now + milliseconds(hold.ttl);
+                row.ends = now + microseconds(hold.ttl);
                 Renewed::Extended
             }
             None => Renewed::Gone(LossReason::Gone),
@@ -132,11 +132,11 @@ impl Database {
 /// in the statement, never a client's clock.
 fn clock() -> u64 {
     let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
+    u64::try_from(now.as_micros()).unwrap_or(u64::MAX)
 }
 
-fn milliseconds(ttl: Option<Duration>) -> u64 {
-    u64::try_from(ttl.unwrap_or_else(default_ttl).as_millis()).unwrap_or(u64::MAX)
+fn microseconds(ttl: Option<Duration>) -> u64 {
+    u64::try_from(ttl.unwrap_or_else(default_ttl).as_micros()).unwrap_or(u64::MAX)
 }
 
 type Job = Box<dyn FnOnce(&Path) + Send>;

@@ -7,9 +7,10 @@ use leasehold_api::{HolderId, Lock, LockGuard, LockKey};
 
 use super::inspection::{admin, look_at};
 use crate::context::Context;
+use crate::inconclusive::Answered as _;
 
 async fn ask(lock: &Arc<dyn Lock>, key: &LockKey, holder: HolderId) -> bool {
-    admin(lock).ask(key, holder).await.expect("the store answers")
+    admin(lock).ask(key, holder).await.answered("the store answers")
 }
 
 /// Returns whether the holder knows of a request.
@@ -34,11 +35,11 @@ pub(crate) async fn a_holder_that_is_asked_learns_of_it_and_keeps_the_lock(cx: &
         assert!(is_asked(&guard), "a later look sees it too");
         assert!(look_at(cx, &b, &guard).await.asked, "inspection shows the request");
         cx.held(&b, guard.key()).await;
-        guard.confirm().await.expect("held until now");
+        guard.confirm().await.answered("held until now");
         cx.assert_valid(&guard);
         cx.give(guard).await;
     }
-    bystander.confirm().await.expect("held until now");
+    bystander.confirm().await.answered("held until now");
     assert!(!is_asked(&bystander) && !look_at(cx, &b, &bystander).await.asked, "another key of the client");
     cx.give(bystander).await;
 }
@@ -57,7 +58,7 @@ pub(crate) async fn a_successor_is_not_asked(cx: &Context) {
         assert!(!ask(&a, &key, cx.take(&b, &cx.key()).await.holder()).await, "that holder has another key");
         assert!(!look_at(cx, &b, &next).await.asked);
         // The holder queries the store, and would learn of a request.
-        next.confirm().await.expect("held until now");
+        next.confirm().await.answered("held until now");
         assert!(!is_asked(&next));
         cx.give(next).await;
     }

@@ -101,7 +101,7 @@ pub(crate) async fn a_try_is_all_or_none(cx: &Context) {
     let keys = cx.some_keys(4);
     let guard = cx.take(&b, &keys[2]).await;
     let answer = cx.soon("a try at several keys", a.keys(&keys).try_acquire()).await;
-    assert!(answer.expect("a held key is no error").is_none());
+    assert!(answer.answered("a held key is no error").is_none());
     for i in [0, 1, 3] {
         cx.undone(&b, &keys[i]).await;
     }
@@ -152,7 +152,7 @@ pub(crate) async fn waits_for_all(cx: &Context) {
     cx.sleep(cx.short_wait()).await;
     assert!(!waiting.is_finished(), "all granted while one is held");
     cx.give(first).await;
-    let guards = cx.within("all keys", cx.handover() * 3, joined(waiting)).await.answered("all are free");
+    let guards = cx.within("all keys", cx.handover() * 3, joined(waiting)).await.expect("all are free");
     for key in &keys {
         cx.held(&b, key).await;
     }
@@ -402,7 +402,7 @@ pub(crate) async fn keys_behind_one_that_is_awaited_are_free(cx: &Context) {
             cx.undone(&c, key).await;
         }
         cx.give(guard).await;
-        let guards = cx.within("all keys", cx.handover() * 4, joined(all)).await.answered("all are free");
+        let guards = cx.within("all keys", cx.handover() * 4, joined(all)).await.expect("all are free");
         guards.release().await.answered("held until now");
     }
 }

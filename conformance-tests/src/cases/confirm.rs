@@ -84,7 +84,7 @@ pub(crate) async fn of_several_names_the_lost_one(cx: &Context) {
     let lock = cx.client().await;
     let keys = cx.some_keys(3);
     let guards = cx.within("three free keys", cx.call_limit(), lock.acquire_all(&keys, &cx.patient())).await;
-    let guards = guards.expect("free");
+    let guards = guards.answered("free");
     cx.within("a confirmation", cx.call_limit(), guards.confirm()).await.answered("held");
     cx.lose(&keys[1], LossReason::Gone).await;
     let error = fails(

@@ -226,7 +226,7 @@ pub(crate) async fn is_told_while_the_job_still_runs(cx: &Context) {
         for (whose, lock) in [("another", &b), ("its own", &a)] {
             let what = format!("an answer to {whose} client, others waiting: {waiting}");
             let acquired = cx.soon(&what, lock.key(&key).at_most_once_per(window).acquire()).await;
-            let WindowOutcome::NotDue { retry_after } = acquired.expect("the store answers") else {
+            let WindowOutcome::NotDue { retry_after } = acquired.answered("the store answers") else {
                 panic!("{what}: granted while the job runs");
             };
             assert!(retry_after <= window && retry_after > Duration::ZERO, "{what}: {retry_after:?}");
@@ -268,7 +268,7 @@ pub(crate) async fn is_told_when_the_job_begins(cx: &Context) {
         };
         for other in others {
             let told = cx.soon("an answer while the job runs", joined(other)).await;
-            let WindowOutcome::NotDue { retry_after } = told.expect("the store answers") else {
+            let WindowOutcome::NotDue { retry_after } = told.answered("the store answers") else {
                 panic!("granted while the job runs");
             };
             assert!(retry_after <= window && retry_after > Duration::ZERO, "{retry_after:?}");

@@ -55,7 +55,7 @@ pub(crate) async fn first_come_first_served_across_clients(cx: &Context) {
     // the store only now.
     let rest = waiters.into_iter().map(async |waiter| waiter.outcome().await.map(drop));
     for outcome in cx.within("each grant", cx.handover() * 5, futures_util::future::join_all(rest)).await {
-        outcome.expect("each is granted");
+        outcome.answered("each is granted");
     }
 }
 
@@ -134,7 +134,7 @@ impl Ask {
                 }
             }
         };
-        granted.expect("the store answers")
+        granted.answered("the store answers")
     }
 }
 
@@ -482,5 +482,5 @@ async fn newcomers_come_after_the_queue(cx: &Context, key: &LockKey, time: Durat
         cx.held(&newcomer, key).await;
     }
     let guard = cx.within("the grant of the first in the queue", cx.handover(), waiting).await;
-    cx.give(guard.expect("it is the first")).await;
+    cx.give(guard.answered("it is the first")).await;
 }

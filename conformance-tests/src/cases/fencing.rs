@@ -81,7 +81,7 @@ pub(crate) async fn grows_across_an_expiry(cx: &Context) {
     let mut seen = Watermark::default();
     for _ in 0..3 {
         let taken = cx.within("a free key", cx.call_limit(), a.lock.acquire(&key, &leased)).await;
-        let old = taken.expect("it is granted");
+        let old = taken.answered("it is granted");
         seen.pass(&old, "taken anew");
         a.faults.silence(true);
         let guard = cx.free_within(&b, &key, cx.ttl()).await;

@@ -20,7 +20,7 @@ pub(crate) use self::kept::{
 use super::inspection::{admin, look_at};
 use crate::context::{Context, fails, joined};
 use crate::harness::{ClientSetup, FaultyClient, Op};
-use crate::inconclusive::call_failed;
+use crate::inconclusive::{Answered as _, call_failed};
 use futures_util::FutureExt as _;
 use leasehold_api::{
     AcquireOptions, BoxFuture, End, Error, ErrorKind, FencingToken, HolderId, Lock, LockGuard, LockKey,
@@ -90,14 +90,14 @@ async fn take_turns(
             let (grants, inside) = (Arc::clone(&grants), Arc::clone(&inside));
             tokio::spawn(async move {
                 for _ in 0..rounds {
-                    let guard = lock.acquire(&key, &options).await.expect("each is granted");
+                    let guard = lock.acquire(&key, &options).await.answered("each is granted");
                     assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two in the section");
                     let grant = (guard.holder(), guard.token());
                     grants.lock().unwrap_or_else(PoisonError::into_inner).push(grant);
                     tokio::task::yield_now().await;
                     assert!(guard.validity().is_held());
                     assert_eq!(inside.fetch_sub(1, Ordering::SeqCst), 1, "two in the section");
-                    guard.release().await.expect("held until now");
+                    guard.release().await.answered("held until now");
                 }
             })
         })
@@ -173,9 +173,9 @@ async fn serves_a_remote_waiter(cx: &Context, greedy: &Arc<dyn Lock>, waiting: &
                 (Arc::clone(greedy), key.clone(), cx.patient(), Arc::clone(&stop));
             tokio::spawn(async move {
                 while !stop.load(Ordering::SeqCst) {
-                    let guard = lock.acquire(&key, &options).await.expect("each is granted");
+                    let guard = lock.acquire(&key, &options).await.answered("each is granted");
                     tokio::time::sleep(Duration::from_millis(5)).await;
-                    guard.release().await.expect("held until now");
+                    guard.release().await.answered("held until now");
                 }
             })
         })
@@ -302,7 +302,7 @@ pub(crate) async fn closing_in_a_chain_frees_the_key(cx: &Context) {
         let guard = cx.take(&a, &key).await;
         let called = Queued::new(&a, &key, cx.patient()).await;
         how.end(cx, guard).await;
-        cx.within("a close", cx.call_limit(), a.close()).await.expect("the store answers");
+        cx.within("a close", cx.call_limit(), a.close()).await.answered("the store answers");
         cx.give(cx.take(&b, &key).await).await;
         // The call ends only now, because nothing has polled it since its turn came.
         fails(cx.soon("the end of a wait", called.0).await, &[ErrorKind::Closed]);
@@ -317,7 +317,7 @@ pub(crate) async fn closing_ends_the_present_guard(cx: &Context) {
     let next = Queued::new(&a, &key, cx.patient()).await;
     cx.give(first).await;
     let guard = next.granted(cx, cx.handover()).await;
-    cx.within("a close", cx.call_limit(), a.close()).await.expect("the store answers");
+    cx.within("a close", cx.call_limit(), a.close()).await.answered("the store answers");
     assert_eq!((guard.validity(), handle.validity()), (Validity::Lost, Validity::Ended));
     assert_eq!(guard.lost().reason(), Some(LossReason::Closed));
     cx.give(cx.take(&b, &key).await).await;
@@ -343,11 +343,11 @@ pub(crate) async fn a_caller_of_two_keys_keeps_no_later_one(cx: &Context) {
         cx.settle().await;
     }
     cx.give(remote).await;
-    let guards = cx.within("both keys", cx.handover() * 4, joined(both)).await.expect("both are free");
+    let guards = cx.within("both keys", cx.handover() * 4, joined(both)).await.answered("both are free");
     for key in &keys {
         cx.held(&c, key).await;
     }
-    guards.release().await.expect("held until now");
+    guards.release().await.answered("held until now");
     for key in &keys {
         cx.give(cx.take(&c, key).await).await;
     }
@@ -364,9 +364,9 @@ pub(crate) async fn a_caller_of_two_keys_can_get_its_last_one(cx: &Context) {
         };
         cx.settle().await;
         cx.give(local).await;
-        let guards = cx.within("both keys", cx.handover() * 2, joined(both)).await.expect("both are free");
+        let guards = cx.within("both keys", cx.handover() * 2, joined(both)).await.answered("both are free");
         let next = Queued::new(&a, &keys[at], cx.patient()).await;
-        guards.release().await.expect("held until now");
+        guards.release().await.answered("held until now");
         cx.give(next.granted(cx, cx.handover()).await).await;
         for key in &keys {
             cx.give(cx.take(&b, key).await).await;
@@ -415,7 +415,7 @@ pub(crate) async fn a_forced_release_of_the_shown_holder_ends_the_present_guard(
         "{holder} is neither the grant nor the one that it continues"
     );
     assert_eq!(shown.token, if holder == old { token } else { guard.token() });
-    assert!(admin(&b).force_release(&key, holder).await.expect("the store answers"));
+    assert!(admin(&b).force_release(&key, holder).await.answered("the store answers"));
     cx.within("the loss", cx.capabilities().loss_detection, guard.lost()).await;
     cx.give(cx.free_within(&b, &key, cx.handover()).await).await;
 }
@@ -428,7 +428,7 @@ pub(crate) async fn a_request_to_release_reaches_the_present_holder_and_ends_the
     cx.give(first).await;
     let guard = next.granted(cx, cx.handover()).await;
     let holder = guard.stored_holder();
-    assert!(admin(&b).ask(&key, holder).await.expect("the store answers"));
+    assert!(admin(&b).ask(&key, holder).await.answered("the store answers"));
     cx.within("the request", cx.capabilities().loss_detection, guard.asked()).await;
     let behind = Queued::new(&a, &key, cx.patient()).await;
     cx.give(guard).await;

@@ -124,7 +124,7 @@ pub(crate) async fn a_waiting_look_ends_with_its_time(cx: &Context) {
         for at_most in [Duration::ZERO, cx.short_wait()] {
             let looked = cx.timed(cx.within("an unchanged key", at_most + cx.handover(), admin(&b).changed(&seen, at_most)));
             let (changed, took) = looked.await;
-            assert_eq!(changed.expect("the store answers"), None, "no change");
+            assert_eq!(changed.answered("the store answers"), None, "no change");
             assert!(took >= at_most, "ended after {took:?} of {at_most:?}");
         }
     }
@@ -153,7 +153,7 @@ pub(crate) async fn a_waiting_look_takes_nothing(cx: &Context) {
         observers.push(tokio::spawn(async move {
             while !stop.load(Ordering::SeqCst) {
                 let changed = admin(&lock).changed(&seen, Duration::from_millis(50)).await;
-                seen = changed.expect("the store answers").unwrap_or(seen);
+                seen = changed.answered("the store answers").unwrap_or(seen);
                 // Sleeps, because virtual time stands still during the calls.
                 tokio::time::sleep(Duration::from_micros(200)).await;
             }

@@ -114,11 +114,11 @@ pub(crate) async fn a_try_looks_at_no_budget(cx: &Context) {
         [cx.patient(), AcquireOptions::new().wait_forever(), AcquireOptions::new().wait(Duration::ZERO)]
     {
         let answer = cx.soon("a try with a budget", b.try_acquire(&key, &options)).await;
-        assert!(answer.expect("a held key is no error").is_none());
+        assert!(answer.answered("a held key is no error").is_none());
     }
     cx.give(guard).await;
     let free = b.try_acquire(&key, &AcquireOptions::new().wait(Duration::ZERO)).await;
-    cx.give(free.expect("a free key is no error").expect("a free key is granted")).await;
+    cx.give(free.answered("a free key is no error").expect("a free key is granted")).await;
 }
 
 pub(crate) async fn huge_budgets_do_not_overflow(cx: &Context) {

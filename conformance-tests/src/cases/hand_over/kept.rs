@@ -9,6 +9,7 @@ use super::super::inspection::look_at;
 use super::{Queued, asked, soon};
 use crate::context::{Context, NO_ANSWER, fails};
 use crate::harness::{Fault, Op};
+use crate::inconclusive::Answered as _;
 
 pub(crate) async fn a_maximum_hold_counts_from_each_grant(cx: &Context) {
     let (a, most) = (cx.client().await, cx.ttl());
@@ -36,7 +37,7 @@ pub(crate) async fn a_lease_is_renewed_after_it_was_handed_over(cx: &Context) {
         let next = Queued::new(&a, &key, cx.leased()).await;
         cx.give(guard).await;
         guard = next.granted(cx, cx.handover()).await;
-        guard.renew().await.expect("held until now");
+        guard.renew().await.answered("held until now");
     }
     for _ in 0..3 {
         cx.sleep(cx.ttl()).await;
@@ -154,7 +155,7 @@ pub(crate) async fn a_cooldown_is_not_handed_over(cx: &Context) {
     cx.give(guard).await;
     cx.give(next.granted(cx, cx.handover()).await).await;
     let error_after = granted + window;
-    match b.try_acquire(&key, &AcquireOptions::new()).await.expect("the store answers") {
+    match b.try_acquire(&key, &AcquireOptions::new()).await.answered("the store answers") {
         None => {}
         Some(_) => {
             cx.inconclusive_after(error_after, "the cooldown had passed");
@@ -182,7 +183,7 @@ pub(crate) async fn a_changed_label_is_not_passed_on(cx: &Context) {
     let key = cx.key();
     let guard = cx.take_with(&a, &key, &AcquireOptions::new().label("job")).await;
     let next = Queued::new(&a, &key, cx.patient().label("job")).await;
-    guard.relabel("changed").await.expect("held until now");
+    guard.relabel("changed").await.answered("held until now");
     cx.give(guard).await;
     let guard = next.granted(cx, cx.handover()).await;
     assert_eq!(look_at(cx, &b, &guard).await.label.as_deref(), Some("job"));
@@ -201,7 +202,7 @@ pub(crate) async fn an_ended_grant_fences_nothing(cx: &Context) {
     let guard = next.granted(cx, cx.handover()).await;
     let fenced = fences.fence(&handle).await;
     assert!(fenced.is_err(), "a grant that had ended fenced a transaction");
-    drop(fences.fence(&guard.handle()).await.expect("the present grant fences"));
+    drop(fences.fence(&guard.handle()).await.answered("the present grant fences"));
     cx.give(guard).await;
     assert!(fences.fence(&handle).await.is_err(), "a grant that had ended fenced a transaction");
 }
@@ -212,7 +213,7 @@ pub(crate) async fn a_fenced_grant_is_not_handed_over(cx: &Context) {
     let key = cx.key();
     let mut guard = cx.take(&a, &key).await;
     for _ in 0..2 {
-        let open = fences.fence(&guard.handle()).await.expect("it is held");
+        let open = fences.fence(&guard.handle()).await.answered("it is held");
         let (next, token) = (cx.queue(&a, &key).await, guard.token());
         cx.give(guard).await;
         cx.settle().await;
