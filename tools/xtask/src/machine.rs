@@ -203,7 +203,8 @@ mod tests {
 
     #[test]
     fn children_are_ours_and_what_began_before_is_not() {
-        let mut child = Command::new("sleep").arg("600").stdin(Stdio::null()).spawn().unwrap();
+        let mut child =
+            Command::new("sleep").arg("600").stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
         let mut processes = Processes::new();
         let own = processes.own.unwrap();
         assert!(processes.is_ours(own) && processes.is_ours(Pid::from_u32(child.id())));
