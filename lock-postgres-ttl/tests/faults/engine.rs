@@ -5,11 +5,10 @@ use std::time::{Duration, Instant};
 
 use crate::LONG;
 use leasehold_api::{
-    ErrorKind, FencingToken, HoldState, KeyInfo, ListQuery, Lock as _, LockExt as _, LossReason, Validity,
-    WindowOutcome,
+    ErrorKind, HoldState, KeyInfo, ListQuery, Lock as _, LockExt as _, LossReason, Validity, WindowOutcome,
 };
-use leasehold_engine::{Attempt, Backend as _, Granted, HoldRef, Request};
-use leasehold_postgres_ttl::{PgConfig, TtlBackend};
+use leasehold_engine::{Attempt, Backend as _, HoldRef, Request};
+use leasehold_postgres_ttl::PgConfig;
 use sqlx::postgres::PgListener;
 use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use test_bounds::{Bound, within};
@@ -447,59 +446,4 @@ async fn what_has_ended_is_shown_apart_from_what_is_held() {
     assert!(all[0].holders.is_empty() && all[0].cooldown.is_some(), "{all:?}");
     let states: Vec<_> = all[1..].iter().map(|info| info.holders[0].state).collect();
     assert_eq!(states, [HoldState::Expired, HoldState::Held]);
-}
-
-/// Returns the grant of `name` to holder `n`, with tokens set aside if callers wait.
-async fn granted(backend: &TtlBackend, names: &[&str], n: u64, reserve: u16) -> Vec<Granted> {
-    let request = |name: &&str| {
-        let mut request = request(name, n);
-        request.reserve = reserve;
-        request
-    };
-    let requests: Vec<Request> = names.iter().map(request).collect();
-    let holds: Vec<HoldRef> = requests.iter().map(Request::hold).collect();
-    let mut grants = Vec::new();
-    for answer in backend.acquire(requests).await {
-        let Attempt::Granted(granted) = answer.unwrap() else { panic!("{names:?} are free") };
-        grants.push(granted);
-    }
-    for freed in backend.release(holds).await {
-        assert!(freed.unwrap().was_held);
-    }
-    grants
-}
-
-#[tokio::test]
-async fn tokens_that_are_set_aside_are_between_a_grant_and_the_next() {
-    let database = installed().await;
-    let backend = config(&database).backend().await.unwrap();
-    let last = |granted: &Granted| granted.reserved.token(granted.token, granted.reserved.len());
-    let mut before: [Option<FencingToken>; 2] = [None; 2];
-    // A row that is inserted, one that is taken again, and several in one statement. Without waiting callers a grant
-    // has the rest of its number.
-    for (n, reserve, least) in [(1, 10_000, 10_000), (2, 10_000, 10_000), (3, 0, 1_023)] {
-        for names in [&["a"][..], &["b", "a"]] {
-            let mut grants = granted(&backend, names, n, reserve).await;
-            grants.reverse();
-            // A row that is inserted beside others is granted by the statement that also explains, which draws no more.
-            let least = if n == 1 && names.len() > 1 { 1_023 } else { least };
-            for (granted, before) in grants.iter().zip(&mut before) {
-                assert!(granted.reserved.len() >= least, "{names:?}, {n}: {}", granted.reserved.len());
-                assert!(granted.token > *before, "{names:?}, {n}");
-                assert!(last(granted) > granted.token);
-                *before = last(granted);
-            }
-        }
-    }
-}
-
-#[tokio::test]
-async fn a_client_sees_that_another_one_was_served() {
-    let database = installed().await;
-    let backend = config(&database).backend().await.unwrap();
-    assert_eq!(backend.was_served(&key("k"), holder(1)).await, Some(false), "there is no row");
-    granted(&backend, &["k"], 1, 0).await;
-    assert_eq!(backend.was_served(&key("k"), holder(1)).await, Some(false), "released, and free");
-    granted(&backend, &["k"], 2, 0).await;
-    assert_eq!(backend.was_served(&key("k"), holder(1)).await, Some(true), "although it is free again");
 }

@@ -6,6 +6,7 @@
 mod batches;
 mod bloat;
 mod cells;
+mod chains;
 mod engine;
 mod fence;
 mod network;

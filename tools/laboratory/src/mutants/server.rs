@@ -34,12 +34,11 @@ const MANY: usize = 1_500;
 /// Longest cooldown, because later instants might overflow.
 const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
 
-/// Receives the server's events for one client.
+/// Receives the server's events for one client. `awaited`: another client waits for a key that this client holds.
 pub(crate) trait EventSink: Debug + Send + Sync {
     fn lost(&self, key: &LockKey, holder: HolderId, reason: LossReason);
     fn wake(&self, key: &LockKey);
     fn asked(&self, key: &LockKey, holder: HolderId);
-    /// Another client waits for the key that this client holds.
     fn awaited(&self, key: &LockKey);
 }
 
