@@ -46,13 +46,11 @@ pub(crate) async fn measure(url: &str, rows: &mut Vec<Row>) {
             let mut alone = Vec::new();
             let mut hops = Vec::new();
             for _ in 0..ROUNDS {
-                let (rate, mut took) = crowd(&ours, None).await;
+                let (rate, mut took, _) = crowd(&ours, None).await;
                 alone.push(rate);
                 hops.append(&mut took);
             }
-            let waits = Arc::default();
-            let (beside, _) = crowd(&ours, Some((&other, &waits))).await;
-            let waits: Vec<f64> = waits.lock().unwrap().clone();
+            let (beside, _, waits) = crowd(&ours, Some(&other)).await;
             let result = Figures {
                 rate: quantile(&alone, 0.5),
                 hop: (quantile(&hops, 0.5), quantile(&hops, 0.99)),
@@ -107,11 +105,8 @@ impl std::fmt::Display for Figures {
 }
 
 /// Runs the tasks on one key for a round. Returns their cycles per second, and the times from a release to the next grant
-/// in microseconds. The `other` client takes the key meanwhile, and notes how long it waited.
-async fn crowd(
-    lock: &Arc<dyn Lock>,
-    other: Option<(&Arc<dyn Lock>, &Arc<std::sync::Mutex<Vec<f64>>>)>,
-) -> (f64, Vec<f64>) {
+/// in microseconds. The `other` client takes the key at the same time. The last value is how long it waited each time.
+async fn crowd(lock: &Arc<dyn Lock>, other: Option<&Arc<dyn Lock>>) -> (f64, Vec<f64>, Vec<f64>) {
     let stop = Arc::new(AtomicBool::new(false));
     let (begun, released) = (Instant::now(), Arc::new(AtomicU64::new(0)));
     let mut tasks = tokio::task::JoinSet::new();
@@ -132,16 +127,18 @@ async fn crowd(
             (cycles, hops)
         });
     }
-    let waiter = other.map(|(lock, waits)| {
-        let (lock, waits, stop) = (Arc::clone(lock), Arc::clone(waits), Arc::clone(&stop));
+    let waiter = other.map(|lock| {
+        let (lock, stop) = (Arc::clone(lock), Arc::clone(&stop));
         tokio::spawn(async move {
+            let mut waits = Vec::new();
             while !stop.load(Ordering::Relaxed) {
                 let begun = Instant::now();
                 let guard = lock.key("hot").acquire().await.unwrap();
-                waits.lock().unwrap().push(micros(begun.elapsed()));
+                waits.push(micros(begun.elapsed()));
                 guard.release().await.unwrap();
                 sleep(EVERY).await;
             }
+            waits
         })
     });
     sleep(if other.is_some() { ROUND * 3 } else { ROUND }).await;
@@ -153,10 +150,11 @@ async fn crowd(
         cycles += own;
         hops.append(&mut times);
     }
-    if let Some(waiter) = waiter {
-        waiter.await.unwrap();
-    }
-    (cycles as f64 / took.as_secs_f64(), hops)
+    let waits = match waiter {
+        Some(waiter) => waiter.await.unwrap(),
+        None => Vec::new(),
+    };
+    (cycles as f64 / took.as_secs_f64(), hops, waits)
 }
 
 /// Compares the memory store with tokio's mutex.
