@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use leasehold_api::{
-    AcquireOptions, End, ErrorKind, HolderId, Lock as _, LockExt as _, LockGuard, LockKey, LossReason,
-    Validity,
+    AcquireOptions, End, ErrorKind, FencingToken, HolderId, Lock as _, LockExt as _, LockGuard, LockKey,
+    LossReason, Validity,
 };
 use leasehold_engine::{Clock, Engine, Events, Moment, TokioClock};
 use tokio::time::{advance, sleep};
@@ -65,11 +65,11 @@ async fn a_released_hold_passes_to_the_next_caller_without_a_call_of_the_store()
     first.release().await.unwrap();
     assert_eq!(handle.validity(), Validity::Ended, "before the next caller has a guard");
     let second = assert_ready!(second.poll()).unwrap();
-    assert_eq!(second.token().map(|t| t.as_u64()), token.map(|t| t.as_u64() + 1));
+    assert_eq!(second.token().map(FencingToken::as_u64), token.map(|t| t.as_u64() + 1));
     let ids = [second.holder()];
     drop(second);
     let third = third.await.unwrap();
-    assert_eq!(third.token().map(|t| t.as_u64()), token.map(|t| t.as_u64() + 2));
+    assert_eq!(third.token().map(FencingToken::as_u64), token.map(|t| t.as_u64() + 2));
     assert!(third.holder() != id && ids[0] != id && third.holder() != ids[0], "each grant has its own id");
     assert_eq!((third.stored_holder(), net.calls()), (id, vec![Call::Acquire(id)]));
     third.release().await.unwrap();
