@@ -9,14 +9,16 @@ use std::time::{Duration, Instant};
 use leasehold::election::{Election, ElectionHandle, Failure, Next, OnLoss, State, Term, TermResult};
 use leasehold::{Error, ErrorKind, Operation};
 use tokio::sync::Mutex;
+use tokio::time::sleep;
 
 use crate::args::{self, ElectArgs, Restart};
 use crate::chosen_store::ChosenStore;
 use crate::output::{self, Notes};
+use crate::signal_helpers::SETTLE;
 use crate::signals::Signals;
 use crate::supervise::{EndPolicy, Ended, OnAsk};
 use crate::wait_budget::{OutageReport, WaitBudget};
-use crate::{child, exit, grant, identity, supervise};
+use crate::{child, exit, grant, identity, signals, supervise};
 
 pub(crate) async fn elect(args: &ElectArgs, store: &ChosenStore, notes: Notes) -> Result<u8, Error> {
     let command = args.command();
@@ -109,24 +111,30 @@ impl Replica<'_> {
         let ended = supervise::until_end(&mut running, lost, asked, &mut signals, policy, notes).await;
         let Ended { status, is_lost, is_signalled, has_stepped_down } =
             ended.map_err(|error| output::system("cannot learn how the command ended", error))?;
-        // Discards the signals that were meant for the command, because timeout(1) sends each twice.
-        drop(signals.drain().await);
         let code = child::exit_code(status);
-        if is_signalled {
+        let is_last = match (args.restart, code) {
+            (Restart::Never, _) | (Restart::OnFailure, 0) => !is_lost && !has_stepped_down,
+            (Restart::OnFailure | Restart::Always, _) => false,
+        };
+        if is_signalled || is_last {
+            // Discards the signals that were meant for the command, because timeout(1) sends each twice.
+            drop(signals.drain().await);
+            return self.done(code);
+        }
+        // Waits for this tool's own copy of a signal to the group, which can end the command first.
+        sleep(SETTLE).await;
+        let late = signals.drain().await;
+        if late.iter().any(|signal| args.step_down != Some(*signal) && signals::is_an_end(*signal)) {
             return self.done(code);
         }
         if is_lost {
             return Ok(Next::Again);
         }
-        if has_stepped_down {
+        if has_stepped_down || args.step_down.is_some_and(|signal| late.contains(&signal)) {
             term.step_down(args.rest);
             return Ok(Next::Again);
         }
-        match (args.restart, code) {
-            (Restart::Never, _) | (Restart::OnFailure, 0) => self.done(code),
-            (Restart::Always, 0) => Ok(Next::Again),
-            (Restart::OnFailure | Restart::Always, _) => Err(ExitCode(code).into()),
-        }
+        if code == 0 { Ok(Next::Again) } else { Err(ExitCode(code).into()) }
     }
 
     fn done(&self, code: u8) -> TermResult {

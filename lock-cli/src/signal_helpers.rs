@@ -21,7 +21,7 @@ use crate::signals::{self, Signals};
 
 /// How long to wait until a sender has signalled all its targets, because timeout(1) makes two calls and systemd one
 /// per process.
-const SETTLE: Duration = Duration::from_millis(200);
+pub(crate) const SETTLE: Duration = Duration::from_millis(200);
 
 /// Time limit for the end of a helper, which is immediate unless the helper is stopped.
 const END: Duration = Duration::from_secs(5);

@@ -7,7 +7,7 @@ mod support;
 use std::process::Command;
 use std::time::Duration;
 
-use rustix::process::Signal;
+use rustix::process::{Signal, kill_process_group};
 #[cfg(target_os = "linux")]
 use support::is_running;
 use support::{Beside, Store, finish, pid, read, with};
@@ -49,6 +49,42 @@ fn a_signal_ends_command_and_tool_with_the_commands_code() {
     assert_eq!(tool.line(), "got");
     assert_eq!(tool.code(), 5);
     assert!(store.is_free("k"));
+}
+
+/// The command can end before the tool has its own copy of the signal.
+#[test]
+fn a_signal_to_the_group_ends_command_and_tool() {
+    let store = Store::new();
+    for restart in ["always", "on-failure"] {
+        for _ in 0..10 {
+            let mut tool = Beside::start(&mut elect(
+                &store,
+                &format!("k --restart {restart}"),
+                "echo $$; exec sleep 600",
+            ));
+            tool.line();
+            assert!(tool.note().contains("leading"));
+            kill_process_group(pid(&tool.id().to_string()), Signal::TERM).unwrap();
+            assert_eq!(tool.note_with("candidate"), None, "it goes on");
+            assert_eq!(tool.code(), 143);
+        }
+    }
+    assert!(store.is_free("k"));
+}
+
+/// Some scripts step a replica down by a signal to its group, which ends a command without a handler.
+#[test]
+fn a_step_down_signal_to_the_group_steps_the_replica_down() {
+    let store = Store::new();
+    for _ in 0..5 {
+        let mut tool =
+            Beside::start(&mut elect(&store, "k --step-down USR1 --rest 600s", "echo $$; exec sleep 600"));
+        tool.line();
+        assert!(tool.note().contains("leading"));
+        kill_process_group(pid(&tool.id().to_string()), Signal::USR1).unwrap();
+        let note = tool.note_with("candidate").unwrap();
+        assert!(note.contains("no candidate for \"k\""), "{note}");
+    }
 }
 
 #[test]

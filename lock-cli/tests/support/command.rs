@@ -162,6 +162,11 @@ impl Beside {
         line.trim_end().to_owned()
     }
 
+    /// Returns the next note that contains `text`. `None` if the tool ends before one.
+    pub fn note_with(&mut self, text: &str) -> Option<String> {
+        self.stderr.by_ref().lines().map(Result::unwrap).find(|note| note.contains(text))
+    }
+
     /// Sends a line to a command that waits for one.
     pub fn go_on(&mut self) {
         self.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
