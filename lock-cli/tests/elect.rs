@@ -299,9 +299,9 @@ async fn a_replica_that_was_stopped_beyond_its_lease_kills_its_command() {
         let command = pid(&first.line());
         let mut second = tool("echo leads; read line");
         let group = pid(&first.id().to_string());
-        rustix::process::kill_process_group(group, Signal::STOP).unwrap();
+        kill_process_group(group, Signal::STOP).unwrap();
         assert_eq!(second.line(), "leads");
-        rustix::process::kill_process_group(group, Signal::CONT).unwrap();
+        kill_process_group(group, Signal::CONT).unwrap();
         let bound = Bound::new(Duration::from_secs(120));
         while is_running(command) {
             bound.pause(Duration::from_millis(5), "the command of the former leader runs");

@@ -63,9 +63,10 @@ impl fmt::Display for State {
             Self::Leading { token } => write!(f, "leading{}", with(token).unwrap_or_default()),
             Self::InDoubt { token } => write!(f, "leading in doubt{}", with(token).unwrap_or_default()),
             Self::Resting { until } => write!(f, "resting for {:.1?}", left(until)),
-            Self::Failed { error, next_try } => {
-                write!(f, "failed, next try in {:.1?}: {error}", left(next_try))
-            }
+            Self::Failed { error, next_try } => match left(next_try) {
+                Duration::ZERO => write!(f, "failed: {error}"),
+                left => write!(f, "failed, next try in {left:.1?}: {error}"),
+            },
         }
     }
 }

@@ -10,7 +10,7 @@ use super::{Key, duration};
 
 const ELECT_HELP: &str = "\
 Example:
-  leasehold elect scheduler --value 10.0.0.7:8080 --step-down USR1 -- ./scheduler
+  leasehold elect scheduler --value 10.0.0.7:8080 --step-down USR1 --step-down-if-asked -- ./scheduler
 
 Exit codes: of the last command; 64 bad arguments, 69 store unavailable, 76 lost at the end.
 All of them, and the environment, are in `leasehold --help` and `leasehold man`.";
