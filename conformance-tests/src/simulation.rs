@@ -14,6 +14,7 @@
 
 mod backends;
 mod caller;
+mod candidates;
 mod client;
 mod coverage;
 mod disturbance;
@@ -32,6 +33,7 @@ use std::time::Duration;
 use leasehold_engine::Backend;
 
 use self::backends::LOOK;
+pub use self::candidates::{Candidate, CandidateEnvironment};
 pub use self::coverage::{Coverage, Situation};
 pub use self::disturbance::{Disturbance, Disturbances};
 pub use self::network::NetworkLink;
@@ -44,6 +46,7 @@ use self::table::Table;
 /// A simulation of a store, which plays schedules.
 pub struct Simulation {
     open: Box<OpenStore>,
+    candidate: Option<Arc<dyn Candidate>>,
 }
 
 /// A schedule with a violation, reduced to few disturbances.
@@ -76,7 +79,7 @@ impl Simulation {
             let store: Box<dyn SimulatedStore> = Box::new(TableStore { table: Arc::clone(&table), look });
             (store, Some(table))
         };
-        Self { open: Box::new(open) }
+        Self { open: Box::new(open), candidate: None }
     }
 
     /// Makes a simulation of the engine over another store, which must live in this process and follow only
@@ -93,13 +96,20 @@ impl Simulation {
     /// `open` makes a fresh one for each schedule.
     #[must_use]
     pub fn of_stores(open: impl Fn() -> Box<dyn SimulatedStore> + Send + Sync + 'static) -> Self {
-        Self { open: Box::new(move |_| (open(), None)) }
+        Self { open: Box::new(move |_| (open(), None)), candidate: None }
+    }
+
+    /// Replaces some callers of some schedules by candidates of an election. The schedules of the other seeds stay the
+    /// same.
+    #[must_use]
+    pub fn with_candidates(self, candidate: impl Candidate + 'static) -> Self {
+        Self { candidate: Some(Arc::new(candidate)), ..self }
     }
 
     /// Plays the schedule of `seed` without the disturbances in `without`.
     #[must_use]
     pub fn play(&self, seed: u64, without: Disturbances) -> ScheduleReport {
-        schedule::play(&*self.open, seed, without)
+        schedule::play(self, seed, without)
     }
 
     /// Plays the schedule of each seed until one has a violation. Returns this schedule without the

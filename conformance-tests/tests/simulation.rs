@@ -6,6 +6,9 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
+#[path = "simulation/candidate.rs"]
+mod candidate;
+
 use std::env;
 use std::fmt::Write as _;
 use std::sync::Mutex;
@@ -56,7 +59,7 @@ fn thousands_of_schedules() {
     let first = number("LEASEHOLD_SIMULATE_SEED");
     let without: Disturbances = env::var("LEASEHOLD_SIMULATE_WITHOUT").unwrap_or_default().parse().unwrap();
     if let (Some(seed), None) = (first, minutes) {
-        let played = Simulation::of_the_engine().play(seed, without);
+        let played = simulation().play(seed, without);
         println!("{}", text_of(&played));
         assert_eq!(played.violations, Vec::<String>::new());
         return;
@@ -64,7 +67,7 @@ fn thousands_of_schedules() {
     let begun = Instant::now();
     let until = minutes.map(|minutes| begun + Duration::from_secs(60 * minutes));
     let first = first.unwrap_or(0);
-    let (seen, found, played) = campaign(&Simulation::of_the_engine(), first, |played| match until {
+    let (seen, found, played) = campaign(&simulation(), first, |played| match until {
         Some(until) => Instant::now() < until,
         None => played < SCHEDULES,
     });
@@ -84,14 +87,14 @@ fn thousands_of_schedules() {
 #[test]
 fn schedules_that_have_shown_a_fault() {
     for (seed, what) in KEPT {
-        let played = Simulation::of_the_engine().play(seed, Disturbances::none());
+        let played = simulation().play(seed, Disturbances::none());
         assert_eq!(played.violations, Vec::<String>::new(), "seed {seed}: {what}");
     }
 }
 
 #[test]
 fn the_same_seed_gives_the_same_history() {
-    let simulation = Simulation::of_the_engine();
+    let simulation = simulation();
     let mut events = 0;
     for seed in 0..100 {
         let [once, again] = [(); 2].map(|()| simulation.play(seed, Disturbances::none()));
@@ -104,9 +107,14 @@ fn the_same_seed_gives_the_same_history() {
 #[test]
 fn what_is_left_out_does_not_happen() {
     for seed in 0..50 {
-        let played = Simulation::of_the_engine().play(seed, Disturbances::all());
+        let played = simulation().play(seed, Disturbances::all());
         assert_eq!((played.happened, played.violations), (Disturbances::none(), Vec::new()), "seed {seed}");
     }
+}
+
+/// Returns the simulation of the engine, in which some callers campaign.
+fn simulation() -> Simulation {
+    Simulation::of_the_engine().with_candidates(candidate::Elections)
 }
 
 /// Plays schedules on several threads while `goes_on` returns true for the number of schedules so far.

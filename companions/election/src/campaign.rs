@@ -31,6 +31,8 @@ pub(crate) struct Campaign<'a, P> {
     starts: Pauses,
     /// The time of the next attempt.
     not_before: Instant,
+    /// Whether a body has ended the campaign.
+    is_done: bool,
     /// Ends the campaign when it is dropped.
     _entry: Entry,
 }
@@ -108,17 +110,18 @@ impl<'a, P: Deref<Target: Lock>> Campaign<'a, P> {
             outages: Pauses::new(Duration::from_millis(100), Duration::from_secs(10)),
             starts: Pauses::new(Duration::from_secs(1), Duration::from_secs(60)),
             not_before: Instant::now(),
+            is_done: false,
         })
     }
 
-    /// Waits until this candidate is elected.
+    /// Waits until this candidate is elected. Returns `None` if the campaign is over.
     ///
     /// # Errors
     ///
     /// A failure that no retry can help.
-    pub(crate) async fn elected(&mut self) -> Result<Seat, Error> {
+    pub(crate) async fn elected(&mut self) -> Result<Option<Seat>, Error> {
         let shared = &self.election.shared;
-        loop {
+        while !self.is_done {
             self.rest().await;
             shared.set(State::Candidate);
             let granted = tokio::select! {
@@ -136,7 +139,7 @@ impl<'a, P: Deref<Target: Lock>> Campaign<'a, P> {
                     shared.leads(guard.handle());
                     let leaving = Leaving { shared: Arc::clone(shared), state: State::Idle };
                     let term = Term { guard, shared: Arc::clone(shared), resigned: self.resigned.clone() };
-                    return Ok(Seat { leaving, term, begun: Instant::now() });
+                    return Ok(Some(Seat { leaving, term, begun: Instant::now() }));
                 }
                 Err(error) if !error.kind().can_recover() => return Err(error),
                 Err(error) => {
@@ -147,6 +150,7 @@ impl<'a, P: Deref<Target: Lock>> Campaign<'a, P> {
                 }
             }
         }
+        Ok(None)
     }
 
     /// Waits for the time of the next attempt. A request to step down extends the wait.
@@ -163,9 +167,12 @@ impl<'a, P: Deref<Target: Lock>> Campaign<'a, P> {
         }
     }
 
-    /// Changes the state and releases the key, in this order. Returns the result of the release if the campaign is
-    /// over.
-    pub(crate) async fn leave(&mut self, seat: Seat, end: End) -> Option<Result<(), Error>> {
+    /// Changes the state and releases the key, in this order.
+    ///
+    /// # Errors
+    ///
+    /// The error of the release, if the campaign is over.
+    pub(crate) async fn leave(&mut self, seat: Seat, end: End) -> Result<(), Error> {
         let Seat { mut leaving, term: Term { guard, .. }, begun } = seat;
         let was_short = begun.elapsed() < SHORT;
         if !was_short {
@@ -175,8 +182,9 @@ impl<'a, P: Deref<Target: Lock>> Campaign<'a, P> {
         let rest = has_resigned.then(|| *self.resigned.borrow_and_update());
         let (failure, pauses) = match end {
             End::Body(Ok(Next::Done)) => {
+                self.is_done = true;
                 drop(leaving);
-                return Some(guard.release().await);
+                return guard.release().await;
             }
             End::Body(Ok(Next::Again)) => (None, was_short && !has_resigned),
             End::Body(Err(error)) => (Some(Failure::Body(Arc::from(error))), true),
@@ -199,7 +207,7 @@ impl<'a, P: Deref<Target: Lock>> Campaign<'a, P> {
             // Shown as a loss before, or retried by the lock in the background.
             tracing::debug!(key = %self.key, %error, "the release of the term is not confirmed");
         }
-        None
+        Ok(())
     }
 }
 

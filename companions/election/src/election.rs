@@ -132,13 +132,11 @@ impl<P: Deref<Target: Lock>> Election<P> {
         F: AsyncFnMut(&Term) -> TermResult,
     {
         let mut campaign = Campaign::start(self)?;
-        loop {
-            let seat = campaign.elected().await?;
+        while let Some(seat) = campaign.elected().await? {
             let end = seat.run(self.on_loss, self.rest_if_asked, body(&seat.term)).await;
-            if let Some(released) = campaign.leave(seat, end).await {
-                return released;
-            }
+            campaign.leave(seat, end).await?;
         }
+        Ok(())
     }
 
     /// Leads like [`lead`](Self::lead), for spawned tasks and generic code, which need a `Send` future. Rust cannot
@@ -177,12 +175,10 @@ impl<P: Deref<Target: Lock>> Election<P> {
         F: for<'t> FnMut(&'t Term) -> BoxFuture<'t, TermResult> + Send,
     {
         let mut campaign = Campaign::start(self)?;
-        loop {
-            let seat = campaign.elected().await?;
+        while let Some(seat) = campaign.elected().await? {
             let end = seat.run(self.on_loss, self.rest_if_asked, body(&seat.term)).await;
-            if let Some(released) = campaign.leave(seat, end).await {
-                return released;
-            }
+            campaign.leave(seat, end).await?;
         }
+        Ok(())
     }
 }

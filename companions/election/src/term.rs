@@ -67,6 +67,7 @@ impl Term {
         let (lost, mut resigned) = (self.guard.lost(), self.resigned.clone());
         async move {
             tokio::select! {
+                biased;
                 _ = lost => {}
                 _ = resigned.changed() => {}
             }

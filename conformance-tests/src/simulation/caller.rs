@@ -54,13 +54,13 @@ pub(crate) struct Caller {
 }
 
 /// A call that has not returned. Recorded as cancelled if it is dropped.
-struct PendingCall {
-    judge: Arc<Judge>,
-    calls: Vec<u64>,
+pub(super) struct PendingCall {
+    pub(super) judge: Arc<Judge>,
+    pub(super) calls: Vec<u64>,
 }
 
 impl PendingCall {
-    fn granted(mut self, guards: &[LockGuard]) {
+    pub(super) fn granted(mut self, guards: &[LockGuard]) {
         for (call, guard) in std::mem::take(&mut self.calls).into_iter().zip(guards) {
             self.judge.granted(call, guard);
         }
@@ -70,7 +70,7 @@ impl PendingCall {
         std::mem::take(&mut self.calls).into_iter().for_each(|call| self.judge.contended(call));
     }
 
-    fn failed(mut self, error: &Error) {
+    pub(super) fn failed(mut self, error: &Error) {
         std::mem::take(&mut self.calls).into_iter().for_each(|call| self.judge.failed(call, error));
     }
 }
@@ -81,11 +81,11 @@ impl Drop for PendingCall {
     }
 }
 
-/// A guard of a caller. Its drop is recorded.
-struct HeldGuard {
-    judge: Arc<Judge>,
-    holder: HolderId,
-    guard: Option<LockGuard>,
+/// A guard of a caller, or its release. Its drop is recorded.
+pub(super) struct HeldGuard {
+    pub(super) judge: Arc<Judge>,
+    pub(super) holder: HolderId,
+    pub(super) guard: Option<LockGuard>,
 }
 
 impl HeldGuard {
@@ -305,7 +305,7 @@ impl Caller {
             return;
         }
         let holder = guard.holder();
-        self.judge.releasing(&guard);
+        self.judge.releasing(&guard.handle());
         let release = guard.release();
         if how <= 2 && self.judge.network.happens(D::Cancel) {
             let patience = self.ms(&[0, 2, 200]);
@@ -338,7 +338,7 @@ impl Caller {
     }
 
     /// Draws a time up to one of these numbers of milliseconds.
-    fn ms(&mut self, most: &[u64]) -> Duration {
+    pub(super) fn ms(&mut self, most: &[u64]) -> Duration {
         let most = most[self.dice.usize(..most.len())];
         Duration::from_millis(self.dice.u64(..=most))
     }

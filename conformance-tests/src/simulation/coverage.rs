@@ -72,11 +72,23 @@ pub enum Situation {
     CancelledInAHandOver,
     /// A lock was closed after a hold had passed to a caller, before the caller took it.
     ClosedInAHandOver,
+    /// A candidate was elected, and its body started.
+    Term,
+    /// A term was in doubt.
+    TermInDoubt,
+    /// A term was lost.
+    TermLost,
+    /// The body of a term failed.
+    TermFailed,
+    /// A term ended because its candidate stepped down.
+    SteppedDown,
+    /// The same, after a request to release.
+    SteppedDownWhenAsked,
 }
 
 impl Situation {
     /// All situations.
-    pub const ALL: [Self; 32] = [
+    pub const ALL: [Self; 38] = [
         Self::RenewalAfterTakeover,
         Self::ReleaseAfterTakeover,
         Self::UndoneGrant,
@@ -109,12 +121,24 @@ impl Situation {
         Self::ChainLost,
         Self::CancelledInAHandOver,
         Self::ClosedInAHandOver,
+        Self::Term,
+        Self::TermInDoubt,
+        Self::TermLost,
+        Self::TermFailed,
+        Self::SteppedDown,
+        Self::SteppedDownWhenAsked,
     ];
 }
 
 /// The number of times that schedules encountered each situation.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Coverage([AtomicU64; Situation::ALL.len()]);
+
+impl Default for Coverage {
+    fn default() -> Self {
+        Self(Situation::ALL.map(|_| AtomicU64::new(0)))
+    }
+}
 
 impl Coverage {
     pub(crate) fn note(&self, what: Situation) {

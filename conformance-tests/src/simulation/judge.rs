@@ -3,6 +3,7 @@
 mod chains;
 mod checks;
 mod registers;
+mod terms;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,6 +22,8 @@ use super::table::Table;
 use crate::history::{Event, EventKind, History};
 use chains::Chains;
 use registers::Register;
+pub(super) use terms::BodyState;
+use terms::WatchedCampaign;
 
 pub(crate) struct Judge {
     pub(crate) bounds: Bounds,
@@ -53,6 +56,7 @@ pub(super) struct Observations {
     /// The earliest time of the next grant of the key, because a grant started a cooldown.
     pub(super) cools_until: BTreeMap<LockKey, Instant>,
     pub(super) chains: Chains,
+    pub(super) campaigns: BTreeMap<u64, WatchedCampaign>,
 }
 
 #[derive(Clone)]
@@ -309,7 +313,7 @@ impl Judge {
     }
 
     /// Notes the start of a release.
-    pub(crate) fn releasing(&self, guard: &LockGuard) {
+    pub(crate) fn releasing(&self, guard: &GrantHandle) {
         self.check_guards();
         let mut state = self.lock();
         let holder = guard.holder();
@@ -363,6 +367,7 @@ impl Judge {
     pub(crate) fn died(&self, client: u64) {
         let mut state = self.lock();
         state.dead.insert(client);
+        state.campaigns.retain(|_, campaign| campaign.client != client);
         let calls: Vec<_> =
             state.calls.iter().filter(|(_, call)| call.client == client).map(|(n, _)| *n).collect();
         for call in calls {
@@ -421,7 +426,9 @@ impl Judge {
             .values()
             .map(|call| format!("client {} asks for {} ({:?})", call.client, call.key, call.asked));
         let guards = state.guards.iter().map(|g| format!("client {} has a guard of {}", g.client, g.key));
-        calls.chain(guards).collect()
+        let campaigns =
+            state.campaigns.values().map(|c| format!("client {} campaigns for {}", c.client, c.key));
+        calls.chain(guards).chain(campaigns).collect()
     }
 
     pub(crate) fn violations(&self) -> Vec<String> {

@@ -10,8 +10,10 @@ use tokio::runtime::{Builder, Handle};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use super::Simulation;
 use super::caller::Caller;
-use super::client::{ClientClock, ClientTurns, InTurn};
+use super::candidates::{Candidate, ask_at_times};
+use super::client::{ClientClock, ClientTurns};
 use super::coverage::{Coverage, Situation};
 use super::disturbance::{Disturbance as D, Disturbances};
 use super::judge::Judge;
@@ -35,6 +37,8 @@ const OPERATOR: Duration = Duration::from_secs(2);
 /// The stream that selects schedules with hand-overs. It leaves out the seeds that once have shown a fault, to keep
 /// their schedules as they were.
 const HANDS_OVER: u64 = 12;
+/// The stream that selects schedules with elections, without those seeds.
+const ELECTS: u64 = 20;
 
 /// The result of a schedule.
 #[derive(Debug)]
@@ -64,14 +68,14 @@ impl ScheduleReport {
 pub(crate) type OpenStore = dyn Fn(HoldKind) -> (Box<dyn SimulatedStore>, Option<Arc<Table>>) + Send + Sync;
 
 /// Plays the schedule of `seed` without the disturbances `without`.
-pub(crate) fn play(open: &OpenStore, seed: u64, without: Disturbances) -> ScheduleReport {
+pub(crate) fn play(simulation: &Simulation, seed: u64, without: Disturbances) -> ScheduleReport {
     // Makes the iteration over hash tables the same in every process.
     LockKey::fix_hashes();
     fastrand::seed(seed);
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
     match runtime {
         Ok(runtime) => {
-            let play = ScheduleRun::new(open, seed, without);
+            let play = ScheduleRun::new(simulation, seed, without);
             runtime.block_on(play.run())
         }
         Err(error) => panic!("there is no runtime for a simulation: {error}"),
@@ -87,12 +91,14 @@ struct ScheduleRun {
     network: Arc<Network>,
     keys: Vec<LockKey>,
     cooldown: Duration,
+    /// The election of the callers that campaign.
+    candidate: Option<Arc<dyn Candidate>>,
     /// The number of the first client that the judge does not watch.
     probe: u64,
 }
 
 impl ScheduleRun {
-    fn new(open: &OpenStore, seed: u64, without: Disturbances) -> Self {
+    fn new(simulation: &Simulation, seed: u64, without: Disturbances) -> Self {
         let mut dice = stream(seed, 1, 0);
         let kind = [HoldKind::Lease, HoldKind::Lease, HoldKind::Session, HoldKind::Latch][dice.usize(..4)];
         let mut may = Disturbances::draw(&mut dice);
@@ -111,7 +117,7 @@ impl ScheduleRun {
         keys.sort();
         keys.dedup();
         let cooldown = Duration::from_secs(if dice.u8(..4) == 0 { 2 } else { 0 });
-        let (store, table) = open(kind);
+        let (store, table) = (simulation.open)(kind);
         // Stops clients only if they look at the store often, because otherwise a guard reads held until its next
         // renewal.
         let stops = store.bounds().look.is_some() && stream(seed, 6, 0).u8(..4) == 0;
@@ -121,7 +127,8 @@ impl ScheduleRun {
             None => !store.bounds().capabilities.handover_for.is_zero(),
         };
         let network = Network::new(seed, may, one_of, hands_over, &store.bounds());
-        Self { seed, dice, store, table, network, keys, cooldown, probe: u64::MAX }
+        let candidate = simulation.candidate.clone().filter(|_| stream(seed, ELECTS, 0).u8(..4) == 0);
+        Self { seed, dice, store, table, network, keys, cooldown, candidate, probe: u64::MAX }
     }
 
     async fn run(mut self) -> ScheduleReport {
@@ -129,7 +136,11 @@ impl ScheduleRun {
         let table = self.table.clone();
         let judge = Judge::new(self.store.bounds(), &self.network, cooldown, table.clone());
         let network = Arc::clone(&self.network);
-        let looks = tokio::spawn(check_periodically(Arc::clone(&judge)));
+        let looks = tokio::spawn(Arc::clone(&judge).check_periodically());
+        if let Some(table) = table.clone().filter(|_| self.candidate.is_some()) {
+            let dice = stream(self.seed, ELECTS, 1);
+            tokio::spawn(ask_at_times(table, self.keys.clone(), dice, Instant::now() + BUSY));
+        }
         let played = tokio::select! {
             biased;
             () = network.loops.notified() => {
@@ -240,6 +251,10 @@ impl ScheduleRun {
         // Local waiters are frequent if holds can pass to them.
         let more = if self.network.hands_over && self.table.is_some() { 2 } else { 0 };
         for caller in 0..dice.u64(1..=3) + more {
+            // At most one campaign of a client and key, because a second one is refused.
+            let campaigns = stream(self.seed, 20_000 + number, caller).bool();
+            let key = usize::try_from(caller).ok().and_then(|at| self.keys.get(at)).filter(|_| campaigns);
+            let candidacy = self.candidate.clone().zip(key.cloned());
             let caller = Caller {
                 client: number,
                 lock: Arc::clone(&connection.lock),
@@ -254,7 +269,7 @@ impl ScheduleRun {
                     .any(|one| self.network.may.has(*one)),
                 until: end,
             };
-            callers.push(tokio::spawn(InTurn::new(&environment.turns, caller.run())));
+            callers.push(caller.spawn(candidacy));
         }
         Ok(RunningClient { number, environment, connection, callers })
     }
@@ -472,13 +487,5 @@ fn force_release_where(table: &Table, such: impl Fn(leasehold_api::HolderId, boo
         if such(holder, is_dead) {
             table.force(&key);
         }
-    }
-}
-
-/// Checks all guards periodically.
-async fn check_periodically(judge: Arc<Judge>) {
-    loop {
-        sleep(Duration::from_millis(97)).await;
-        judge.check_guards();
     }
 }

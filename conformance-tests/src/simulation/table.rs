@@ -295,6 +295,16 @@ impl Table {
         true
     }
 
+    /// Sends the holder of the key a request to release, as an operator does.
+    pub(crate) fn ask(&self, key: &LockKey) {
+        let mut state = self.lock();
+        let hold = state.slot(key, Instant::now()).hold.as_ref();
+        let Some((holder, client)) = hold.map(|hold| (hold.holder, hold.client)) else { return };
+        let Some((events, link)) = state.listeners.get(&client).cloned() else { return };
+        let key = key.clone();
+        link.notify(move || events.asked(&key, holder));
+    }
+
     /// Removes a dead client from all queues. Its leases and sessions end on time, but its latches stay.
     pub(crate) fn client_died(&self, client: u64) {
         let mut state = self.lock();

@@ -56,7 +56,7 @@ usage: cargo xtask JOB
               items and without bodies, and half as many paragraphs, to be graded; ceilings that fall to the counts
   deps        licences, sources and duplicate versions of all dependencies
   bench NAME  a benchmark: `bench memory`, `bench postgres`, `bench claims`, `bench companions` (middleware,
-              idempotency keys, capture triggers) or `bench files` (crowds of processes, beside flock)
+              idempotency keys, capture triggers, elections) or `bench files` (crowds of processes, beside flock)
   ci          lint, deps, test, and the core of the stores' tests on the newest Postgres: what has to pass before a
               change goes in";
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use leasehold_api::{HolderId, LockGuard, LockKey};
+use leasehold_api::{GrantHandle, HolderId, LockGuard, LockKey};
 use tokio::time::Instant;
 
 use super::super::backends::HAND_OVER;
@@ -144,7 +144,7 @@ impl Judge {
     }
 
     /// Returns when the client of the guard was last notified of another client that waits for the key.
-    pub(super) fn told_at(&self, guard: &LockGuard) -> Option<Instant> {
+    pub(super) fn told_at(&self, guard: &GrantHandle) -> Option<Instant> {
         let record = self.record(guard.stored_holder())?;
         *record.told.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,10 +1,11 @@
 //! The checks of the judge during a schedule: of guards periodically, of replies on arrival.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_api::{FencingToken, HolderId, LockKey, LossReason, Validity};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use super::super::backends::LONGEST_TTL;
 use super::super::client::DRIFT;
@@ -30,7 +31,15 @@ const ANSWERED: Duration = Duration::from_millis(20);
 const KNOWN: Duration = Duration::from_millis(10);
 
 impl Judge {
-    /// Checks every guard whose client is not paused.
+    /// Checks all guards and campaigns periodically.
+    pub(crate) async fn check_periodically(self: Arc<Self>) {
+        loop {
+            sleep(Duration::from_millis(97)).await;
+            self.check_guards();
+        }
+    }
+
+    /// Checks every guard and campaign whose client is not paused.
     pub(crate) fn check_guards(&self) {
         let mut state = self.lock();
         let state = &mut *state;
@@ -115,6 +124,7 @@ impl Judge {
                 state.violation(self.start, "C1", &format!("{other} and {holder} of {key} are both good"));
             }
         }
+        self.check_campaigns(state);
     }
 
     /// Compares a guard that reads held with the store's record. Returns the text of a violation.

@@ -1,11 +1,13 @@
 //! Measures the middleware, idempotency keys and capture triggers against the floor: the same work by hand, in the
 //! handler and in SQL, on the same servers, in the same rounds. Absolute figures depend on the machine and its load, ratios do not.
+//! For elections it prints the time until the next leader leads, beside the time that the store declares.
 
 #![allow(missing_docs, clippy::unwrap_used, clippy::expect_used, clippy::print_stdout)]
 
 mod callers;
 mod captured;
 mod client;
+mod election;
 mod hot;
 mod requests;
 mod rounds;
@@ -24,7 +26,11 @@ use test_servers::Cluster;
 async fn main() {
     // Spawned, because the main task runs beside the runtime's threads, which costs a context switch per reply.
     tokio::spawn(async {
-        all(bench::arguments().first().map(String::as_str)).await;
+        let arguments = bench::arguments();
+        match &arguments[..] {
+            [command, url] if command == "leader" => election::child(url).await,
+            _ => all(arguments.first().map(String::as_str)).await,
+        }
     })
     .await
     .unwrap();
@@ -63,6 +69,9 @@ async fn all(chosen: Option<&str>) {
     }
     if wanted("capture") {
         captured::measure(url, &mut rows).await;
+    }
+    if wanted("election") {
+        election::measure(url, &mut rows).await;
     }
     for lock in [memory, lease] {
         lock.close().await.unwrap();
