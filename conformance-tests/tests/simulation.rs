@@ -16,13 +16,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use candidate::{Broken, Elections};
 use leasehold_conformance::simulation::{Counterexample, Coverage, Disturbances, ScheduleReport, Simulation};
 
 /// The number of schedules of a test run.
 const SCHEDULES: u64 = 3_000;
 
 /// Seeds of schedules that have shown a fault of the engine or of the simulator, with its description.
-const KEPT: [(u64, &str); 12] = [
+const KEPT: [(u64, &str); 13] = [
     (228, "keys that one call had taken, lost by silence while it waited for the next, stayed shut for ever"),
     (6_624, "a renewal that was confirmed just before its lock was closed"),
     (75_755, "a hint at the end of a budget, while the store's queue was being left"),
@@ -50,6 +51,10 @@ const KEPT: [(u64, &str); 12] = [
     (1_795_590_000_029_953, "a key that was freed twice, so that its release told of no waiters"),
     (88_042_020, "a grant whose client had stood still until its lease ended and a late copy was granted"),
     (88_050_958, "a try whose late copy was granted after the reply, and kept its own client out"),
+    (
+        88_217_084,
+        "a client that was paused just after its clocks had stood still, before it looked at its holds",
+    ),
 ];
 
 #[test]
@@ -112,9 +117,23 @@ fn what_is_left_out_does_not_happen() {
     }
 }
 
+/// Checks the judge itself.
+#[test]
+fn candidates_that_break_a_rule_are_found() {
+    for (broken, wrong) in [
+        (Broken::AlwaysLeads, "shows that it leads"),
+        (Broken::OutlivesLoss, "and its guard is Some(Lost)"),
+        (Broken::KeepsBody, "its body still runs"),
+    ] {
+        let simulation = Simulation::of_the_engine().with_candidates(Elections(Some(broken)));
+        let mut violations = (0..300).flat_map(|seed| simulation.play(seed, Disturbances::none()).violations);
+        assert!(violations.any(|violation| violation.contains(wrong)), "{broken:?} is not found");
+    }
+}
+
 /// Returns the simulation of the engine, in which some callers campaign.
 fn simulation() -> Simulation {
-    Simulation::of_the_engine().with_candidates(candidate::Elections)
+    Simulation::of_the_engine().with_candidates(Elections(None))
 }
 
 /// Plays schedules on several threads while `goes_on` returns true for the number of schedules so far.

@@ -78,7 +78,12 @@ impl CandidateEnvironment {
         self.judge.campaign_shows(self.campaign, Box::new(is_leading));
     }
 
-    /// Runs the body of a term, which the judge checks before each step. `is_dropped` is set if the loss of the term
+    /// Makes the judge check that a request to release ends each term whose body is dropped.
+    pub fn steps_down_if_asked(&self) {
+        self.judge.campaign_steps_down_if_asked(self.campaign);
+    }
+
+    /// Runs the body of a term, which the judge checks before each step. `is_dropped` is set if the end of the term
     /// must drop the body.
     ///
     /// # Errors

@@ -26,6 +26,8 @@ struct TurnState {
     /// The total time of all past pauses with stopped clocks. `went_on` is the end of the last one.
     stopped: Duration,
     went_on: Option<Instant>,
+    /// The end of the last pause, with clocks stopped or not.
+    resumed: Option<Instant>,
     /// The total time of all past pauses.
     stood_still: Duration,
     dead: bool,
@@ -41,6 +43,7 @@ impl ClientTurns {
             is_stopped: false,
             stopped: Duration::ZERO,
             went_on: None,
+            resumed: None,
             stood_still: Duration::ZERO,
             dead: false,
             parked: Vec::new(),
@@ -71,10 +74,16 @@ impl ClientTurns {
         self.lock().went_on
     }
 
+    /// Returns when the client last continued after a pause.
+    pub(crate) fn resumed(&self) -> Option<Instant> {
+        self.lock().resumed
+    }
+
     pub(crate) fn resume(&self) {
         let mut state = self.lock();
         if let Some(at) = state.paused_at.take() {
             state.stood_still += at.elapsed();
+            state.resumed = Some(Instant::now());
             if std::mem::take(&mut state.is_stopped) {
                 state.stopped += at.elapsed();
                 state.went_on = Some(Instant::now());

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::future::pending;
+use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,15 +12,27 @@ use leasehold_conformance::simulation::{Candidate, CandidateEnvironment};
 use leasehold_election::{Election, Next, OnLoss, Term, TermResult};
 use tokio::time::sleep;
 
-pub(crate) struct Elections;
+/// The candidates, which are correct or break a rule.
+pub(crate) struct Elections(pub(crate) Option<Broken>);
+
+/// A rule that the candidates break.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Broken {
+    /// They show at any time that they lead.
+    AlwaysLeads,
+    /// A loss does not end their bodies.
+    OutlivesLoss,
+    /// They release the key while their bodies last.
+    KeepsBody,
+}
 
 impl Candidate for Elections {
     fn campaign(&self, environment: CandidateEnvironment) -> BoxFuture<'static, Result<(), Error>> {
-        Box::pin(campaign(Arc::new(environment)))
+        Box::pin(campaign(Arc::new(environment), self.0))
     }
 }
 
-async fn campaign(environment: Arc<CandidateEnvironment>) -> Result<(), Error> {
+async fn campaign(environment: Arc<CandidateEnvironment>, broken: Option<Broken>) -> Result<(), Error> {
     let mut dice = Rng::with_seed(environment.seed());
     let lock = environment.lock();
     let has_leases = lock.capabilities().lease.is_some();
@@ -27,12 +40,13 @@ async fn campaign(environment: Arc<CandidateEnvironment>) -> Result<(), Error> {
     let mut election = Election::new(lock, environment.key().clone()).on_loss(on_loss);
     if dice.bool() {
         election = election.step_down_if_asked(ms(&mut dice, 0..3_000));
+        environment.steps_down_if_asked();
     }
     if has_leases && dice.bool() {
         election = election.ttl(ms(&mut dice, 800..6_000));
     }
     let (handle, shown) = (election.handle(), election.handle());
-    environment.shows(move || shown.state().is_leading());
+    environment.shows(move || broken == Some(Broken::AlwaysLeads) || shown.state().is_leading());
     let mut resigns = dice.fork();
     let resigns = async move {
         for _ in 0..resigns.u8(..3) {
@@ -45,7 +59,12 @@ async fn campaign(environment: Arc<CandidateEnvironment>) -> Result<(), Error> {
         let (environment, dice) = (Arc::clone(&environment), dice.fork());
         Box::pin(async move {
             let body = body(&environment, term, on_loss, dice);
-            environment.body(on_loss == OnLoss::Drop, body).await
+            let is_dropped = on_loss == OnLoss::Drop || broken == Some(Broken::OutlivesLoss);
+            let body = environment.body(is_dropped, body);
+            if broken == Some(Broken::KeepsBody) {
+                return ManuallyDrop::new(Box::pin(body)).as_mut().await;
+            }
+            body.await
         })
     });
     tokio::select! {

@@ -317,5 +317,7 @@ pub(super) fn has_not_asked(
     let look = lease.map_or(look, |ttl| look.min(ttl / 6)).div_f64(1.0 - DRIFT) + ANSWERED;
     let lasts = guard.ttl.unwrap_or_default().max(LONGEST_TTL).div_f64(1.0 - DRIFT) + bounds.call;
     let asks = link.undisturbed_since() <= at;
-    at.elapsed() <= lasts && (!asks || ended.max(at).elapsed() <= look)
+    // A pause after the stop delays the look.
+    let since = guard.turns.resumed().unwrap_or(at).max(ended);
+    at.elapsed() <= lasts && (!asks || since.elapsed() <= look)
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use futures_util::FutureExt as _;
 use leasehold_api::{GrantHandle, HolderId, LockKey, Validity};
 
 use super::super::client::ClientTurns;
@@ -23,6 +24,8 @@ pub(crate) struct WatchedCampaign {
     shows: Option<Shows>,
     /// The holder of the last term.
     term: Option<HolderId>,
+    /// Whether a request to release must end a term.
+    steps_down_if_asked: bool,
     body: BodyState,
     doubted: bool,
 }
@@ -41,10 +44,10 @@ impl WatchedCampaign {
         self.shows.as_ref().is_some_and(|shows| shows())
     }
 
-    /// Returns the validity of the guard of the last term, or `None` if its release has begun.
-    fn validity(&self, guards: &[WatchedGuard]) -> Option<Validity> {
-        let guard = guards.iter().find(|guard| Some(guard.handle.holder()) == self.term)?;
-        Some(guard.handle.validity())
+    /// Returns the grant of the last term, or `None` if it was released.
+    fn grant<'a>(&self, guards: &'a [WatchedGuard]) -> Option<&'a GrantHandle> {
+        let mut grants = guards.iter().map(|guard| &guard.handle);
+        grants.find(|grant| Some(grant.holder()) == self.term)
     }
 }
 
@@ -60,6 +63,7 @@ impl Judge {
             turns: Arc::clone(turns),
             shows: None,
             term: None,
+            steps_down_if_asked: false,
             body: BodyState::NotStarted,
             doubted: false,
         };
@@ -70,6 +74,12 @@ impl Judge {
     pub(crate) fn campaign_shows(&self, number: u64, shows: Shows) {
         if let Some(campaign) = self.lock().campaigns.get_mut(&number) {
             campaign.shows = Some(shows);
+        }
+    }
+
+    pub(crate) fn campaign_steps_down_if_asked(&self, number: u64) {
+        if let Some(campaign) = self.lock().campaigns.get_mut(&number) {
+            campaign.steps_down_if_asked = true;
         }
     }
 
@@ -86,16 +96,21 @@ impl Judge {
         }
     }
 
-    /// Checks a body that is about to run a step. `is_dropped` is set if a loss must drop the body.
+    /// Checks a body that is about to run a step. `is_dropped` is set if the end of the term must drop the body.
     pub(crate) fn body_steps(&self, number: u64, is_dropped: bool) {
         let state = &mut *self.lock();
         let Some(campaign) = state.campaigns.get_mut(&number) else { return };
         if std::mem::replace(&mut campaign.body, BodyState::Running) == BodyState::NotStarted {
             self.note(Situation::Term);
         }
-        let validity = campaign.validity(&state.guards);
+        let (client, grant) = (campaign.client, campaign.grant(&state.guards));
+        let validity = grant.map(GrantHandle::validity);
+        let is_asked = grant.is_some_and(|grant| grant.asked().now_or_never().is_some());
         if validity.is_none_or(|validity| is_dropped && !validity.is_held()) {
-            let what = format!("a body of client {} runs, and its guard is {validity:?}", campaign.client);
+            let what = format!("a body of client {client} runs, and its guard is {validity:?}");
+            state.violation(self.start, RULE, &what);
+        } else if is_dropped && is_asked && campaign.steps_down_if_asked {
+            let what = format!("a body of client {client} runs after a request to release");
             state.violation(self.start, RULE, &what);
         }
     }
@@ -136,7 +151,7 @@ impl Judge {
     pub(super) fn check_campaigns(&self, state: &mut Observations) {
         let mut wrong = Vec::new();
         for campaign in state.campaigns.values_mut().filter(|campaign| !campaign.turns.is_paused()) {
-            let validity = campaign.validity(&state.guards);
+            let validity = campaign.grant(&state.guards).map(GrantHandle::validity);
             if validity == Some(Validity::InDoubt) && !std::mem::replace(&mut campaign.doubted, true) {
                 self.note(Situation::TermInDoubt);
             }
