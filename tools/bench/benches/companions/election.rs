@@ -1,8 +1,8 @@
 //! Measures the time from the end of a leader in another process until the next one leads, on each store.
 
-use std::future::pending;
+use std::future::{pending, ready};
 use std::process::Stdio;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use bench::report::{Row, quantile};
@@ -73,10 +73,10 @@ async fn terms(lock: &Arc<dyn Lock>, url: &str, how: How) -> Vec<f64> {
     let mut took = Vec::new();
     for _ in 0..ROUNDS {
         let mut leader = Leader::start(url).await;
-        let (election, mut led) = (Election::new(Arc::clone(lock), KEY), 0);
-        let follows = election.lead(async |_| {
-            led = now();
-            Ok(Next::Done)
+        let (election, led) = (Election::new(Arc::clone(lock), KEY), OnceLock::new());
+        let follows = election.lead_boxed(|_| {
+            led.get_or_init(now);
+            Box::pin(ready(Ok(Next::Done)))
         });
         let ends = async {
             tokio::time::sleep(SETTLE).await;
@@ -84,7 +84,7 @@ async fn terms(lock: &Arc<dyn Lock>, url: &str, how: How) -> Vec<f64> {
         };
         let (followed, ended) = tokio::join!(follows, ends);
         followed.unwrap();
-        took.push((led - ended) as f64 / 1e6);
+        took.push((led.get().unwrap() - ended) as f64 / 1e6);
         leader.forget().await;
     }
     took
