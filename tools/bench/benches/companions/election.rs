@@ -92,7 +92,7 @@ async fn terms(lock: &Arc<dyn Lock>, url: &str, how: How) -> Vec<f64> {
 
 /// A leader in another process, or for a memory store in this one.
 enum Leader {
-    Process { child: Child, orders: ChildStdin, answers: Lines<BufReader<ChildStdout>> },
+    Process { child: Box<Child>, orders: ChildStdin, answers: Lines<BufReader<ChildStdout>> },
     Here(ElectionHandle, Arc<dyn Lock>),
 }
 
@@ -108,7 +108,7 @@ impl Leader {
         let orders = child.stdin.take().unwrap();
         let mut answers = BufReader::new(child.stdout.take().unwrap()).lines();
         assert_eq!(answers.next_line().await.unwrap().unwrap(), "leads");
-        Self::Process { child, orders, answers }
+        Self::Process { child: Box::new(child), orders, answers }
     }
 
     /// Ends the leader, and returns when.
@@ -141,7 +141,7 @@ pub(crate) async fn child(url: &str) {
     println!("leads");
     tokio::task::spawn_blocking(|| std::io::stdin().lines().next()).await.unwrap();
     println!("{}", step_down(&handle));
-    pending().await
+    pending::<()>().await;
 }
 
 /// Starts a campaign whose term lasts until it is ended, and waits until it leads.
