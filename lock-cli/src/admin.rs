@@ -130,7 +130,7 @@ async fn ask(args: &ReleaseArgs, admin: &dyn LockAdmin) -> Result<u8, Error> {
     } else {
         match holder {
             Some(holder) if asked => {
-                output::line(&format!("asked {holder} to release \"{key}\"; its program decides"))
+                output::line(&format!("asked {holder} to release \"{key}\"; its program decides"));
             }
             Some(holder) => output::line(&format!("{holder} does not hold \"{key}\"; nobody was asked")),
             None => output::line(&format!("\"{key}\" has no known holder; nobody was asked")),
