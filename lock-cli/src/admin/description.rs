@@ -284,17 +284,19 @@ mod tests {
 
     #[test]
     fn a_cooldown_has_a_column_that_says_when_it_ends() {
-        let mut held_with_cooldown = held();
-        held_with_cooldown.cooldown = Some(Duration::from_secs(7));
+        // In whole hours, because the hold's age ends with any number of seconds.
+        let cooldown = Some(Duration::from_secs(7 * 3_600));
+        let (mut held_with_cooldown, mut cooling) = (held(), cooling());
+        (held_with_cooldown.cooldown, cooling.cooldown) = (cooldown, cooldown);
         assert!(
             !listed(&[held(), held_with_cooldown.clone()]).contains("OPENS IN"),
             "a release opens it, or not"
         );
-        let text = listed(&[held_with_cooldown, cooling()]);
+        let text = listed(&[held_with_cooldown, cooling]);
         let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
         assert!(lines[0].windows(2).any(|words| words == ["OPENS", "IN"]), "{text}");
         assert_eq!(
-            (lines[2][1], lines[2].contains(&"7s"), lines[1].contains(&"7s")),
+            (lines[2][1], lines[2].contains(&"7h"), lines[1].contains(&"7h")),
             ("cooling", true, false),
             "{text}"
         );
