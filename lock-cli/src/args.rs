@@ -168,8 +168,8 @@ pub(crate) struct InspectArgs {
 /// End another client's hold of a key, or request its release, if the store can. Exits with 1 if that holder does not
 /// hold the key.
 ///
-/// A request (`--ask`) only reaches the holder's program (`leasehold run --on-ask`, `leasehold elect
-/// --step-down-if-asked`), which can ignore it.
+/// A request (`--ask`) goes to the holder's program, which can ignore it. `leasehold run --on-ask` and `leasehold elect
+/// --step-down-if-asked` react to it.
 ///
 /// A store whose sessions hold the locks (postgres://) cannot end a single hold. --session ends the session that holds
 /// the key, and with it all other locks of that session.

@@ -34,8 +34,8 @@ pub(crate) type CloseOutcome = Option<Result<(), Arc<str>>>;
 /// waiters can give up.
 const LONGEST_YIELD: Duration = Duration::from_secs(10);
 
-/// One of so many yields lasts its whole time, although another client was served. With polls of 500 ms, that is less than
-/// 6 ms of each.
+/// One of this many yields lasts its whole time, even if another client was served. With polls of 500 ms, this adds 6 ms to
+/// a yield on average.
 const WHOLE_YIELD: u64 = 128;
 
 /// The state that the callers, guards and driver of one engine share. The driver owns it while it works, so

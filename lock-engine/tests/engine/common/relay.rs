@@ -49,12 +49,13 @@ pub struct RelayNet {
     pub answers: Notify,
     /// Whether releases report waiters of other clients.
     pub has_waiters: AtomicBool,
-    /// What the store tells of those waiters. `None` if it cannot tell.
+    /// The store's answer to `was_served`.
     pub served: Mutex<Option<bool>>,
-    /// The only key that counts as served, instead of `served`.
+    /// The only key for which the answer is *served*. Takes precedence over `served`.
     pub served_key: Mutex<Option<LockKey>>,
-    /// The holders after whose release the store was asked for waiters.
+    /// The holders in the calls of `was_served`.
     pub looks_for_served: Mutex<Vec<HolderId>>,
+    /// The event before the next grants.
     pub early: Mutex<Option<Early>>,
     drawn: AtomicU64,
 }
