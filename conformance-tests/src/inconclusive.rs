@@ -101,6 +101,14 @@ impl Context {
         assert_eq!(validity, Validity::Valid, "the hold of {:?}", guard.key());
     }
 
+    /// Asserts that each of several undisturbed holds reads valid, like [`assert_valid`](Self::assert_valid).
+    #[track_caller]
+    pub(crate) fn assert_all_valid<'a>(&self, guards: impl IntoIterator<Item = &'a LockGuard>) {
+        for guard in guards {
+            self.assert_valid(guard);
+        }
+    }
+
     /// Ends the case as inconclusive in real time if a hold was lost because its renewals came too late.
     pub(crate) fn inconclusive_if_expired(&self, key: &LockKey, loss: Option<LossReason>) {
         if !self.is_virtual() && loss == Some(LossReason::Expired) {

@@ -166,7 +166,7 @@ pub(crate) async fn dropped_renewals(cx: &Context) {
     let token = guard.token();
     for polls in each_poll() {
         let done = dropped_after(cx, polls, guard.renew()).await;
-        assert_eq!(guard.validity(), Validity::Valid, "after a renewal that was dropped at poll {polls}");
+        cx.assert_valid(&guard);
         if let Some(outcome) = done {
             outcome.answered("a held lease can be renewed");
         }
@@ -348,7 +348,7 @@ pub(crate) async fn dropped_renewals_to_a_disturbed_store(cx: &Context) {
             let guard = cx.take_with(&a.lock, &key, &cx.leased()).await;
             a.faults.script(Op::Renew, fault);
             drop(dropped_after(cx, polls, guard.renew()).await);
-            assert_eq!(guard.validity(), Validity::Valid, "a dropped renewal costs nothing: {fault:?}");
+            cx.assert_valid(&guard);
             cx.held(&b, &key).await;
             drop(guard);
             is_mended(cx, &a, &b, &key).await;

@@ -19,7 +19,7 @@ pub(crate) async fn takes_all(cx: &Context) {
     let guards = a.acquire_all(&keys, &cx.patient()).await.answered("free keys");
     let order: Vec<LockKey> = guards.iter().map(|g| g.key().clone()).collect();
     assert_eq!(order, keys, "the guards come in the order of the keys");
-    assert!(guards.iter().all(|g| g.validity() == Validity::Valid));
+    cx.assert_all_valid(guards.iter());
     for key in &keys {
         cx.held(&b, key).await;
         cx.held(&a, key).await;

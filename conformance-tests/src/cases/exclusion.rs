@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use leasehold_api::{AcquireOptions, Lock, LockKey, Validity};
+use leasehold_api::{AcquireOptions, Lock, LockKey};
 use tokio::sync::Barrier;
 
 use crate::context::{Context, acquire_for, fails, joined};
@@ -63,7 +63,7 @@ pub(crate) async fn different_keys_do_not_exclude_each_other(cx: &Context) {
     for (i, key) in cx.some_keys(cx.at_once(cx.many(300, 100))).iter().enumerate() {
         guards.push(cx.take(if i % 2 == 0 { &a } else { &b }, key).await);
     }
-    assert!(guards.iter().all(|g| g.validity() == Validity::Valid));
+    cx.assert_all_valid(&guards);
     for guard in guards {
         cx.give(guard).await;
     }

@@ -393,7 +393,7 @@ pub(crate) async fn a_loss_ends_the_present_guard_alone(cx: &Context) {
         // The waiters get a grant of the store.
         let guard = behind.granted(cx, soon(cx)).await;
         cx.settle().await;
-        assert_eq!(guard.validity(), Validity::Valid);
+        cx.assert_valid(&guard);
         cx.held(&b, &key).await;
         cx.give(guard).await;
     }

@@ -348,7 +348,8 @@ pub(crate) async fn of_a_lost_grant_spares_the_successor(cx: &Context) {
     fails(old.renew().await, &[ErrorKind::Lost]);
     cx.sleep(cx.ttl()).await;
     cx.held(&c, &key).await;
-    assert_eq!((successor.validity(), successor.holder()), (Validity::Valid, holder));
+    cx.assert_valid(&successor);
+    assert_eq!(successor.holder(), holder);
     cx.give(successor).await;
 }
 

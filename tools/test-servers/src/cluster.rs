@@ -15,7 +15,7 @@ use crate::{Database, Outcome, admin, fresh, observe, or_panic, port};
 /// The way to stop a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopMode {
-    /// Waits until all clients have disconnected, at most 60 seconds.
+    /// Waits until all clients have disconnected, at most two minutes.
     Smart,
     /// Ends all sessions, rolls back their transactions, and writes a checkpoint.
     Fast,
@@ -295,7 +295,7 @@ impl Cluster {
     ///
     /// # Panics
     ///
-    /// If it takes more than 60 seconds.
+    /// If it takes more than two minutes.
     ///
     /// # Cancel safety
     ///

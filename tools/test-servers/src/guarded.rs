@@ -14,8 +14,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::Outcome;
 use crate::user::{Medium, User};
 
-/// Time limit for the start or end of a server, including crash recovery.
-const LIMIT: Duration = Duration::from_secs(60);
+/// Time limit for the start or end of a server, including crash recovery. An end waits for connections that have sent
+/// nothing, for `authentication_timeout`, which is a minute.
+const LIMIT: Duration = Duration::from_secs(120);
 
 /// Time limit for an immediate end. Postgres gives its own processes five seconds.
 const QUITS: Duration = Duration::from_secs(8);
