@@ -155,6 +155,28 @@ impl Lock {
         LockRequest::new((*self.lock).keys(keys), &self.runtime)
     }
 
+    /// Takes over a hold that another client, for example in another process, has given out. See
+    /// [`Lock::adopt`](crate::Lock::adopt).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), leasehold::Error> {
+    /// use std::time::Duration;
+    /// let lock = leasehold::blocking::connect("memory:")?;
+    /// let minute = Duration::from_secs(60);
+    /// let portable = lock.key("report").ttl(minute).acquire()?.into_ref(minute)?;
+    /// let guard = lock.adopt(portable.expose())?;
+    /// guard.release()
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Lock::adopt`](crate::Lock::adopt). [`Unsupported`](crate::ErrorKind::Unsupported) also inside an async task.
+    pub fn adopt(&self, text: &str) -> Result<LockGuard, Error> {
+        let guard = self.runtime.block_on(self.lock.adopt(text))??;
+        Ok(LockGuard::new(guard, &self.runtime))
+    }
+
     /// Releases every hold, marks the remaining guards as lost and ends the waits of other threads. See
     /// [`Lock::close`](crate::Lock::close).
     ///

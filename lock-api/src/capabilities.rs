@@ -39,6 +39,9 @@ pub struct Capabilities {
     pub cooldown: bool,
     /// Whether the label of a grant can be changed ([`LockGuard::relabel`](crate::LockGuard::relabel)).
     pub relabel: bool,
+    /// Whether a hold with a lease can be given to another client
+    /// ([`LockGuard::into_ref`](crate::LockGuard::into_ref), [`Lock::adopt`](crate::Lock::adopt)).
+    pub portable: bool,
     /// The operations for operators.
     pub admin: AdminCapabilities,
     /// Whether two different keys can exclude each other.
@@ -64,6 +67,7 @@ impl Capabilities {
             modes: Modes::default(),
             cooldown: false,
             relabel: false,
+            portable: false,
             admin: AdminCapabilities::default(),
             keys: KeyIdentity::Exact,
             max_holds: None,

@@ -57,6 +57,10 @@ pub enum Operation {
     Confirm,
     /// Changing the label of a grant.
     Relabel,
+    /// Giving a hold out for another process.
+    GiveOut,
+    /// Adopting a hold that was given out.
+    Adopt,
     /// Running a body under a lock.
     Run,
     /// Releasing.
@@ -74,6 +78,8 @@ impl Operation {
             Self::Renew => "renew",
             Self::Confirm => "confirm",
             Self::Relabel => "relabel",
+            Self::GiveOut => "give out",
+            Self::Adopt => "adopt",
             Self::Run => "run",
             Self::Release => "release",
             Self::Close => "close",
@@ -292,8 +298,8 @@ impl Error {
 
     /// Returns whether repeating the same unchanged call can succeed and does no harm.
     ///
-    /// False for a release and for a body that has started ([`Operation::Release`], [`Operation::Run`]),
-    /// because the guard is gone and the work under it may be done. True for a loss ([`ErrorKind::Lost`]) while
+    /// False for a release, a hold given out, and a body that has started ([`Operation::Release`],
+    /// [`Operation::GiveOut`], [`Operation::Run`]), because the guard is gone and the work under it may be done. True for a loss ([`ErrorKind::Lost`]) while
     /// several keys were being acquired, because no body has run yet.
     ///
     /// ```
@@ -305,7 +311,7 @@ impl Error {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match self.0.operation {
-            Some(Operation::Release | Operation::Run) => false,
+            Some(Operation::Release | Operation::GiveOut | Operation::Run) => false,
             Some(Operation::Acquire) if self.0.kind == ErrorKind::Lost => true,
             _ => self.0.kind.is_transient(),
         }
@@ -473,7 +479,7 @@ mod tests {
     fn what_was_released_or_has_run_is_not_retried() {
         let error = || Error::new(ErrorKind::Unavailable, "no answer");
         assert!(error().with_operation(Operation::Acquire).is_retryable());
-        for operation in [Operation::Release, Operation::Run] {
+        for operation in [Operation::Release, Operation::GiveOut, Operation::Run] {
             assert!(!error().with_operation(operation).is_retryable(), "{operation}");
         }
         let lost = || Error::lost(LossReason::Expired);

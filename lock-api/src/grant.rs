@@ -13,6 +13,7 @@ use crate::id::{FencingToken, HolderId};
 use crate::key::LockKey;
 use crate::lock::BoxFuture;
 use crate::loss::Lost;
+use crate::portable::PortableHold;
 use crate::validity::Validity;
 
 /// The interface behind a [`LockGuard`](crate::LockGuard). Wrappers and other locks implement it. Users see
@@ -20,7 +21,7 @@ use crate::validity::Validity;
 ///
 /// The guard shares it with watchers of the hold, so methods take an `Arc`. The guard calls
 /// [`release`](Grant::release), [`release_in_batch`](Grant::release_in_batch) or [`abandon`](Grant::abandon)
-/// once.
+/// once, or none of them after [`into_ref`](Grant::into_ref) has succeeded.
 pub trait Grant: Debug + Send + Sync + 'static {
     /// Returns the key.
     fn key(&self) -> &LockKey;
@@ -85,6 +86,14 @@ pub trait Grant: Debug + Send + Sync + 'static {
     fn relabel(self: Arc<Self>, label: Arc<str>) -> BoxFuture<'static, Result<(), Error>> {
         let _ = label;
         Box::pin(std::future::ready(Err(Error::unsupported("label that can be changed"))))
+    }
+
+    /// Gives the hold out of this client. See [`LockGuard::into_ref`](crate::LockGuard::into_ref). `Ok` has ended the
+    /// grant. In every other case, also if the call is dropped, the guard [abandons](Grant::abandon) it. By default
+    /// [`Unsupported`](crate::ErrorKind::Unsupported).
+    fn into_ref(self: Arc<Self>, ttl: Duration) -> BoxFuture<'static, Result<PortableHold, Error>> {
+        let _ = ttl;
+        Box::pin(std::future::ready(Err(Error::unsupported("hold that another process can adopt"))))
     }
 
     /// Releases the grant. See [`LockGuard::release`](crate::LockGuard::release). If the returned future is

@@ -12,6 +12,7 @@ use crate::id::{FencingToken, HolderId};
 use crate::key::LockKey;
 use crate::loss::Lost;
 use crate::options::check_label;
+use crate::portable::PortableHold;
 use crate::validity::Validity;
 
 /// One grant of one key. Dropping the guard releases the key in the background. [`release`](LockGuard::release)
@@ -343,6 +344,34 @@ impl LockGuard {
             Err(error) => Err(error.with_key(self.key())),
         };
         relabelled.map_err(|e| e.with_operation(Operation::Relabel))
+    }
+
+    /// Gives the hold out of this client, because another process releases it. Returns a text, from which
+    /// [`Lock::adopt`](crate::Lock::adopt) makes a guard there ([example](PortableHold)).
+    ///
+    /// The call renews the hold once. After that the hold lasts for `ttl` or until its adoption, also if this client is
+    /// closed, and its maximum hold is void. Handles of this guard read ended.
+    ///
+    /// # Errors
+    ///
+    /// After an error the guard is released, as if it had been dropped.
+    ///
+    /// - [`Unsupported`](crate::ErrorKind::Unsupported) unless [`Capabilities::portable`](crate::Capabilities::portable)
+    ///   is declared.
+    /// - [`InvalidOption`](crate::ErrorKind::InvalidOption) for a TTL out of the store's bounds, and for a hold without a
+    ///   lease, with a cooldown, or whose [`extension`](Self::extension) (a fence) or [`relabel`](Self::relabel) was used.
+    /// - [`Lost`](crate::ErrorKind::Lost) if the grant has ended.
+    /// - [`Unavailable`](crate::ErrorKind::Unavailable) or [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown) if the
+    ///   grant is in doubt, or the store did not confirm the renewal.
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped, the guard is released, as if it had been dropped.
+    pub async fn into_ref(self, ttl: Duration) -> Result<PortableHold, Error> {
+        // The guard stays until the hold is out, so its drop releases the hold in every other case.
+        let portable = self.shared().into_ref(ttl).await.map_err(|e| e.with_operation(Operation::GiveOut))?;
+        drop(self.into_grant());
+        Ok(portable)
     }
 
     /// Releases the lock. `Ok` means that the lock was held until now, and is free or with the next waiter.

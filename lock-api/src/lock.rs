@@ -9,7 +9,7 @@ use async_trait::async_trait;
 
 use crate::admin::LockAdmin;
 use crate::capabilities::Capabilities;
-use crate::error::Error;
+use crate::error::{Error, Operation};
 use crate::guard::LockGuard;
 use crate::key::LockKey;
 use crate::multi::MultiGuard;
@@ -181,6 +181,32 @@ pub trait Lock: Debug + Display + Send + Sync + 'static {
     /// As [`acquire`](Lock::acquire), for all keys.
     async fn acquire_all(&self, keys: &[LockKey], options: &AcquireOptions) -> Result<MultiGuard, Error>;
 
+    /// Takes over a hold that another client, for example in another process, has given out
+    /// ([`LockGuard::into_ref`], with an [example](crate::PortableHold)). Returns an ordinary guard with its own holder
+    /// id and a greater token, whose TTL is the text's.
+    ///
+    /// One call of the store compares the text with the present hold, so each text is adopted once, and only while its
+    /// hold lasts. The call does not queue behind callers of this client. A failure that can pass is retried for up to
+    /// [`DEFAULT_WAIT`](crate::DEFAULT_WAIT), and a repeated request is the same grant.
+    ///
+    /// # Errors
+    ///
+    /// - [`Lost`](crate::ErrorKind::Lost) if the hold of the text has ended or was adopted, or is of another store or
+    ///   [namespace](crate::Namespaced): acquire the key again.
+    /// - [`InvalidOption`](crate::ErrorKind::InvalidOption) if the text was cut or changed, or its TTL is out of the
+    ///   store's bounds.
+    /// - [`Unsupported`](crate::ErrorKind::Unsupported) unless [`Capabilities::portable`] is declared.
+    /// - Otherwise the store's failure. The hold is then released, unless it was not adopted.
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped, the adoption is given up. If the store had carried it out, the hold is released within
+    /// [`Capabilities::undo`]. Otherwise the text can still be adopted.
+    async fn adopt(&self, text: &str) -> Result<LockGuard, Error> {
+        let _ = text;
+        Err(Error::unsupported("hold that can be adopted").with_operation(Operation::Adopt))
+    }
+
     /// Releases every hold, marks the remaining guards as lost, ends every wait with
     /// [`Closed`](crate::ErrorKind::Closed) and refuses later calls. A second call is allowed. `close` has its
     /// own time limit, so a silent store does not block it.
@@ -283,6 +309,14 @@ macro_rules! forward_lock {
                 'c: 'f,
             {
                 (**self).acquire_all(keys, options)
+            }
+
+            fn adopt<'a, 'b, 'f>(&'a self, text: &'b str) -> BoxFuture<'f, Result<LockGuard, Error>>
+            where
+                'a: 'f,
+                'b: 'f,
+            {
+                (**self).adopt(text)
             }
 
             fn close<'a, 'f>(&'a self) -> BoxFuture<'f, Result<(), Error>>

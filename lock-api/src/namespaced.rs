@@ -9,7 +9,7 @@ use async_trait::async_trait;
 
 use crate::admin::{KeyInfo, ListQuery, LockAdmin};
 use crate::capabilities::Capabilities;
-use crate::error::Error;
+use crate::error::{Error, Operation};
 use crate::grant::{Grant, Release};
 use crate::guard::LockGuard;
 use crate::id::{FencingToken, HolderId};
@@ -18,6 +18,7 @@ use crate::lock::{BoxFuture, Lock};
 use crate::loss::Lost;
 use crate::multi::MultiGuard;
 use crate::options::AcquireOptions;
+use crate::portable::PortableHold;
 use crate::validity::Validity;
 
 /// A lock whose keys are in a namespace of another lock. The key `"42"` in the namespace `ledger` is
@@ -128,6 +129,16 @@ impl Lock for Namespaced {
         let inner = self.all_to_inner(keys)?;
         let guards = self.inner.acquire_all(&inner, options).await;
         Ok(Self::wrap_all(keys, guards.map_err(|e| name_outer(e, keys, &inner))?))
+    }
+
+    /// Adopts a hold that was given out in a namespace of this name. For a text of another namespace the store finds
+    /// no hold ([`Lost`](crate::ErrorKind::Lost)).
+    async fn adopt(&self, text: &str) -> Result<LockGuard, Error> {
+        let named = |e: Error| e.with_operation(Operation::Adopt);
+        let hold = text.parse::<PortableHold>().map_err(named)?;
+        let inner = hold.of_key(&self.outer_to_inner(hold.key()).map_err(named)?);
+        let guard = self.inner.adopt(inner.expose()).await.map_err(|e| e.replace_key(hold.key()))?;
+        Ok(Self::wrap(hold.key(), guard))
     }
 
     async fn close(&self) -> Result<(), Error> {
@@ -245,6 +256,14 @@ impl Grant for NamespacedGrant {
     fn relabel(self: Arc<Self>, label: Arc<str>) -> BoxFuture<'static, Result<(), Error>> {
         let relabelled = Arc::clone(&self.inner).relabel(label);
         Box::pin(async move { relabelled.await.map_err(|e| e.replace_key(&self.key)) })
+    }
+
+    fn into_ref(self: Arc<Self>, ttl: Duration) -> BoxFuture<'static, Result<PortableHold, Error>> {
+        let given_out = Arc::clone(&self.inner).into_ref(ttl);
+        Box::pin(async move {
+            let given_out = given_out.await.map(|hold| hold.of_key(&self.key));
+            given_out.map_err(|e| e.replace_key(&self.key))
+        })
     }
 
     fn release(self: Arc<Self>) -> Release {

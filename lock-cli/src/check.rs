@@ -201,7 +201,7 @@ fn report(
 }
 
 /// Returns each capability of the store: its JSON name and its label, then its value as text and as JSON.
-fn capabilities(lock: &dyn Lock) -> [(&'static str, &'static str, String, Value); 21] {
+fn capabilities(lock: &dyn Lock) -> [(&'static str, &'static str, String, Value); 22] {
     let has = lock.capabilities();
     let ends_sessions = admin::sessions(lock).is_some();
     let yes = |yes: bool| if yes { "yes" } else { "no" }.to_owned();
@@ -235,6 +235,7 @@ fn capabilities(lock: &dyn Lock) -> [(&'static str, &'static str, String, Value)
         ("max_permits", "permits of a key", permits, json!(has.modes.max_permits)),
         ("cooldown", "--once-per, --cooldown", yes(has.cooldown), json!(has.cooldown)),
         ("relabel", "labels can be changed", yes(has.relabel), json!(has.relabel)),
+        ("portable", "holds can change processes", yes(has.portable), json!(has.portable)),
         (
             "inspect",
             "inspect, list",

@@ -163,6 +163,14 @@ impl Core {
         if chain.is_zero() || self.queues.waiters(key) == 0 { 0 } else { tokens_for(chain) }
     }
 
+    /// Wakes the owner of the key's permit, if it waits for the store.
+    pub(crate) fn wake_owner(&self, key: &LockKey) {
+        let wakeup = self.queues.with(key, |owner| owner.wakeup.clone());
+        if let Some(wakeup) = wakeup.flatten() {
+            wakeup.notify_one();
+        }
+    }
+
     /// Ends the hold that the store knows by `id`, because the store has ended it, whichever caller has it now.
     pub(crate) fn lose_stored(&self, key: &LockKey, id: StoredId, reason: LossReason) {
         if let Some(hold) = self.end_chain(key, id) {
@@ -185,14 +193,14 @@ impl Core {
     /// Returns the hold that the store knows by `id`. No further caller takes it over, and a caller that is about to get
     /// it calls the store instead.
     pub(crate) fn end_chain(&self, key: &LockKey, id: StoredId) -> Option<Arc<Hold>> {
-        let (hold, _baton) = self.queues.with_baton(key, |owner, baton| {
+        let found = self.queues.with_baton(key, |owner, baton| {
             let hold = Some(&owner.hold).filter(|hold| hold.stored_id() == id).cloned();
             let baton = baton.take_if(|baton| baton.tenure().id() == id);
             hold.iter().for_each(|hold| hold.end_chain());
             baton.iter().for_each(|baton| baton.tenure().end_chain());
             (hold, baton)
-        })?;
-        hold
+        });
+        found.and_then(|(hold, _)| hold).or_else(|| self.adopted(key, id))
     }
 
     /// Polls `work`, which uses timers, in the context of the engine's runtime, because another executor may poll

@@ -322,10 +322,7 @@ impl Driver {
                 (None, false) => {}
             }
             // Wakes the key's present owner, because it possibly ran into the released hold.
-            let wakeup = self.core.queues.with(&freed.hold.key, |owner| owner.wakeup.clone());
-            if let Some(wakeup) = wakeup.flatten() {
-                wakeup.notify_one();
-            }
+            self.core.wake_owner(&freed.hold.key);
         }
     }
 

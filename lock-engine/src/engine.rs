@@ -8,14 +8,14 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold_api::{
     AcquireOptions, Capabilities, Error, ErrorKind, Lock, LockAdmin, LockGuard, LockKey, MultiGuard,
-    Operation, Wait,
+    Operation, PortableHold, Wait,
 };
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
-use crate::acquire::acquisition::Acquisition;
+use crate::acquire::acquisition::{Acquisition, adoption};
 use crate::acquire::budget::Refusal;
 use crate::acquire::fast_path::{self, FastPath, PendingAcquire};
 use crate::acquire::queue::Queues;
@@ -171,6 +171,12 @@ impl Engine {
         guards.map_err(|refusal| self.timed_out(refusal))?.pop().ok_or_else(Error::closed)
     }
 
+    async fn adopt_one(&self, portable: &PortableHold) -> Result<LockGuard, Error> {
+        let begun = Some(adoption::begin(&self.core, portable)?);
+        let guards = self.run_acquisition(begun, Vec::new(), &AcquireOptions::new(), false).await;
+        guards.map_err(|refusal| self.timed_out(refusal))?.pop().ok_or_else(Error::closed)
+    }
+
     /// Takes the keys in byte order, and returns the guards in the order of `keys`.
     async fn take_all(
         &self,
@@ -261,6 +267,14 @@ impl Lock for Engine {
         let call = self.start_call(keys.iter().min());
         let outcome = self.take_all(keys, options, false).await;
         let outcome = outcome.map_err(|refusal| self.timed_out(refusal));
+        count_outcome(call, outcome, |_| AcquireOutcome::Granted)
+    }
+
+    async fn adopt(&self, text: &str) -> Result<LockGuard, Error> {
+        let adopting = |error: Error| error.with_operation(Operation::Adopt);
+        let portable = self.core.read_portable(text).map_err(adopting)?;
+        let call = self.start_call(Some(portable.key()));
+        let outcome = self.adopt_one(&portable).await.map_err(adopting);
         count_outcome(call, outcome, |_| AcquireOutcome::Granted)
     }
 

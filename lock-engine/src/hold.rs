@@ -6,6 +6,7 @@ pub(crate) mod doubt;
 pub(crate) mod grant;
 pub(crate) mod label;
 pub(crate) mod lease_clock;
+pub(crate) mod portable;
 pub(crate) mod state;
 pub(crate) mod tenure;
 
@@ -45,6 +46,8 @@ pub(crate) struct Hold {
     /// The place in a chain of callers that pass the store's hold to each other. Not set if the store grants each
     /// hold by itself.
     place: OnceLock<Place>,
+    /// The key of the hold's slot, if it is not the hold's own key. See [`adopting`](Self::adopting).
+    slot: Option<LockKey>,
     /// The times of the hold's renewal, doubt and end. `None` if only a release can end the hold.
     pub(crate) lease: Option<Box<LeaseClock>>,
     /// The end of a cooldown that this hold started or ran into, in nanoseconds. Zero without one.
@@ -76,7 +79,11 @@ impl Hold {
         max_hold: Option<Duration>,
         phase: Phase,
     ) -> Arc<Self> {
-        Arc::new(Self {
+        Arc::new(Self::make(core, request, max_hold, phase))
+    }
+
+    fn make(core: &Arc<Alive>, request: Request, max_hold: Option<Duration>, phase: Phase) -> Self {
+        Self {
             core: Arc::clone(core),
             lease: LeaseClock::of(&core.timing, request.ttl, max_hold).map(Box::new),
             times: Times::begin(&*core.clock),
@@ -85,16 +92,22 @@ impl Hold {
             token: AtomicU64::new(NO_TOKEN),
             extras: OnceLock::new(),
             place: OnceLock::new(),
+            slot: None,
             cooling_until: AtomicU64::new(0),
             delivery: Delivery::new(),
             is_last: AtomicBool::new(false),
             asked: SetOnce::new(),
-        })
+        }
     }
 
     /// Returns the key.
     pub(crate) fn key(&self) -> &LockKey {
         &self.request.key
+    }
+
+    /// Returns the key of the slot in which the hold has its permit.
+    pub(crate) fn slot(&self) -> &LockKey {
+        self.slot.as_ref().unwrap_or(&self.request.key)
     }
 
     /// Returns the request, for the call of the store that requests this hold. Every later call names the
@@ -191,8 +204,11 @@ impl Hold {
         permit: Option<Permit>,
     ) -> Result<LockGuard, Error> {
         let sent = granted.asked_at.unwrap_or(sent);
-        if let Some(place) = Place::first(&self.core, self.id(), &mut granted, sent) {
-            let _ = self.place.set(place);
+        // An adopted hold is not passed on, because callers of its client wait in another slot.
+        if self.slot.is_none() {
+            if let Some(place) = Place::first(&self.core, self.id(), &mut granted, sent) {
+                let _ = self.place.set(place);
+            }
         }
         if granted.extension.is_some() || granted.state.is_some() {
             let _ = self.extras.set(Arc::new(Extras { extension: granted.extension, state: granted.state }));
@@ -293,10 +309,10 @@ impl Hold {
         self.is_pending() && self.delivery.is_sent()
     }
 
-    /// Returns whether the hold is pending without a request at the store. Then the engine has no request to
-    /// undo.
+    /// Returns whether the hold is pending without a request at the store, or was given out. Then the engine has no
+    /// request to undo.
     pub(crate) fn is_unsent(&self) -> bool {
-        self.is_pending() && !self.delivery.is_sent()
+        self.is_pending() && !self.delivery.is_sent() || self.phase.get() == Phase::GivenOut
     }
 
     fn is_pending(&self) -> bool {
@@ -305,7 +321,7 @@ impl Hold {
 
     /// Returns whether the store granted the hold and the grant became a guard, now or before.
     pub(crate) fn was_granted(&self) -> bool {
-        matches!(self.phase.get(), Phase::Live | Phase::Released | Phase::Lost(_))
+        matches!(self.phase.get(), Phase::Live | Phase::Released | Phase::GivenOut | Phase::Lost(_))
     }
 
     pub(crate) fn loss_reason(&self) -> Option<LossReason> {
@@ -316,7 +332,7 @@ impl Hold {
     pub(crate) fn current_validity(&self) -> Validity {
         match self.phase.get() {
             Phase::Lost(_) | Phase::LostPending(_) | Phase::LostFast(_) => return Validity::Lost,
-            Phase::Released | Phase::Abandoned => return Validity::Ended,
+            Phase::Released | Phase::GivenOut | Phase::Abandoned => return Validity::Ended,
             Phase::Fast | Phase::Pending | Phase::Live => {}
         }
         let Some(lease) = &self.lease else { return Validity::Valid };
@@ -414,7 +430,7 @@ impl Hold {
 
     /// Returns the permit. Only the caller that ended the hold must call this, once.
     pub(crate) fn claim_permit(&self, outcome: GrantOutcome) -> Permit {
-        self.core.queues.permit(self.key(), outcome)
+        self.core.queues.permit(self.slot(), outcome)
     }
 
     /// Notes why the store has not granted the hold.

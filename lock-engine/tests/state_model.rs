@@ -264,3 +264,38 @@ fn a_hold_is_lost_or_has_an_extension_but_the_loss_is_told() {
         assert_eq!(state.get(), Phase::Lost(LossReason::Expired));
     });
 }
+
+#[test]
+fn a_hold_is_given_out_or_lost_or_released_and_never_renewed_afterwards() {
+    model(|| {
+        let state = Arc::new(AtomicPhase::new(Phase::Live));
+        let renewing = in_thread(&state, AtomicPhase::begin_renewal);
+        let losing = in_thread(&state, |state| state.lose(LossReason::Closed));
+        let given_out = state.give_out();
+        let (sends, lost) = (renewing.join().unwrap(), losing.join().unwrap());
+        match given_out {
+            Ok(true) => {
+                assert!(!sends, "a renewal is sent after the hold has left");
+                assert_eq!((lost, state.get()), (LoseResult::HadEnded, Phase::GivenOut));
+                assert!(state.release().is_err() && state.watch().reason().is_none());
+            }
+            Ok(false) => assert!(sends),
+            Err(phase) => assert_eq!((phase, lost), (Phase::Lost(LossReason::Closed), LoseResult::WasLive)),
+        }
+    });
+}
+
+#[test]
+fn a_hold_is_given_out_or_has_an_extension_from_before_not_both() {
+    model(|| {
+        let state = Arc::new(AtomicPhase::new(Phase::Live));
+        let extending = in_thread(&state, AtomicPhase::pin);
+        let leaves = state.pin_first();
+        assert!(extending.join().unwrap());
+        assert!(!state.pin_first(), "it is pinned");
+        if leaves {
+            assert_eq!(state.give_out(), Ok(true));
+            assert!(!state.pin(), "it has left");
+        }
+    });
+}

@@ -226,6 +226,25 @@ impl Backend for MemoryBackend {
         Ok(self.store.relabel(&hold, label))
     }
 
+    fn forget(&self, hold: &HoldRef) {
+        self.store.forget(hold);
+    }
+
+    async fn adopt(&self, request: Request, given: HoldRef) -> Result<Attempt, Error> {
+        let reply = match self.peer.faults.before(Op::Acquire).await {
+            Ok(reply) => reply,
+            Err(unsent) => return unsent.attempt(),
+        };
+        let ask = || self.check_open().and_then(|()| self.store.adopt(&request, &given, &self.peer));
+        let mut answer = [ask()];
+        if reply.is_second() {
+            answer = [ask()];
+        }
+        self.after(reply, &mut answer).await;
+        let [answer] = answer;
+        answer
+    }
+
     fn release_now(&self, key: &LockKey, holder: HolderId) -> Option<Result<ReleaseReply, Error>> {
         self.peer.faults.is_clear(Op::Release).then(|| Ok(self.store.release(key, holder, false)))
     }
@@ -274,6 +293,7 @@ impl Settings {
         has.fencing = Fencing::Volatile;
         has.cooldown = true;
         has.relabel = true;
+        has.portable = true;
         has.admin = AdminCapabilities::all();
         has.loss_detection = Duration::from_secs(1);
         has.undo = Duration::from_secs(1);

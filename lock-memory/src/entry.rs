@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use leasehold_api::{
     Error, ErrorKind, FencingToken, HoldInfo, HoldState, HolderId, KeyInfo, LockKey, LossReason,
 };
-use leasehold_engine::{Attempt, Contended, Granted, Moment, Request, token};
+use leasehold_engine::{Attempt, Contended, Granted, HoldRef, Moment, Request, token};
 use tokio::sync::Notify;
 
 use crate::backend::Peer;
@@ -112,6 +112,11 @@ impl DeferredWakeups {
 /// every grant for the rare loss.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PeerId(pub(crate) u64);
+
+impl PeerId {
+    /// Stands for *no client*, because clients are counted from zero.
+    pub(crate) const NONE: Self = Self(u64::MAX);
+}
 
 impl KeyEntry {
     /// Grants the key to the request. The caller has checked that the key is free.
@@ -227,6 +232,11 @@ impl KeyEntry {
 impl MemoryHold {
     pub(crate) fn is_live(&self, now: &Now<'_>) -> bool {
         self.expires.is_none_or(|e| e > now.get())
+    }
+
+    /// Returns whether this is the grant of `given`, by holder and token.
+    pub(crate) fn is(&self, given: &HoldRef) -> bool {
+        self.holder == given.holder && Some(self.token) == given.token
     }
 
     fn info(&self, now: &Now<'_>) -> HoldInfo {

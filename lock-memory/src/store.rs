@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 
 use crate::backend::Peer;
 use crate::clock::StoreClock;
-use crate::entry::{DeferredWakeups, KeyEntry, Now, PeerId, QueuedWaiter, Waiters};
+use crate::entry::{DeferredWakeups, KeyEntry, MemoryHold, Now, PeerId, QueuedWaiter, Waiters};
 
 /// One store, shared by its clients.
 pub(crate) struct Store {
@@ -151,6 +151,39 @@ impl Store {
         };
         live.label = Some(label);
         Renewed::Extended
+    }
+
+    /// Keeps the hold for whichever client adopts it, and no longer for the client that had it.
+    pub(crate) fn forget(&self, hold: &HoldRef) {
+        let now = &Now::of(&self.clock);
+        let mut state = self.lock();
+        let live = state.find(&hold.key).and_then(|entry| entry.live(now));
+        if let Some(live) = live.filter(|live| live.holder == hold.holder) {
+            live.peer = PeerId::NONE;
+        }
+    }
+
+    /// Grants the request if the hold `given` has the key.
+    pub(crate) fn adopt(
+        &self,
+        request: &Request,
+        given: &HoldRef,
+        peer: &Arc<Peer>,
+    ) -> Result<Attempt, Error> {
+        let now = &Now::of(&self.clock);
+        let mut state = self.lock();
+        let (entry, drawn) = state.entry(&request.key, now);
+        if let Some(granted) = entry.repeated(request, now) {
+            return Ok(granted);
+        }
+        let is_given = |live: &&mut MemoryHold| live.is(given);
+        let Some(live) = entry.live(now).filter(is_given) else {
+            state.tidy(&request.key);
+            return Ok(Attempt::Refused(Error::lost(LossReason::Gone)));
+        };
+        let mut request = request.clone();
+        request.label.clone_from(&live.label);
+        entry.grant(drawn, &request, peer, now).map(Attempt::Granted)
     }
 
     /// Sends the holder a request to release, if it has the key. Returns whether it does.

@@ -5,7 +5,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_api::{End, Error, LossReason};
+use leasehold_api::{End, Error, LossReason, PortableHold};
 
 use super::runtime::Runtime;
 
@@ -27,7 +27,7 @@ use super::runtime::Runtime;
 /// ```
 #[must_use = "dropping a guard releases the lock"]
 pub struct LockGuard {
-    // `None` only while `release` or the drop takes it out.
+    // `None` only while `release`, `into_ref` or the drop takes it out.
     guard: Option<crate::LockGuard>,
     runtime: Arc<Runtime>,
 }
@@ -104,6 +104,20 @@ impl LockGuard {
     /// an async task.
     pub fn relabel(&self, label: impl Into<Arc<str>>) -> Result<(), Error> {
         self.runtime.block_on(crate::LockGuard::relabel(self, label))?
+    }
+
+    /// Gives the hold out of this client, so that another process can release it ([`Lock::adopt`](super::Lock::adopt)).
+    /// See the async [`into_ref`](crate::LockGuard::into_ref).
+    ///
+    /// # Errors
+    ///
+    /// As the async [`into_ref`](crate::LockGuard::into_ref). [`Unsupported`](crate::ErrorKind::Unsupported) also inside
+    /// an async task. After an error the guard is released in the background.
+    pub fn into_ref(mut self, ttl: Duration) -> Result<PortableHold, Error> {
+        match self.guard.take() {
+            Some(guard) => self.runtime.block_on(guard.into_ref(ttl))?,
+            None => unreachable!("a guard has its grant until it is consumed"),
+        }
     }
 
     /// Releases the lock. `Ok` means that the lock was held until now, and is free or with the next waiter.

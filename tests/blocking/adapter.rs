@@ -7,7 +7,7 @@ use std::time::Duration;
 use leasehold::blocking;
 use leasehold::{
     AcquireOptions, BoxFuture, Capabilities, Error, FencingToken, Grant, GrantHandle, HolderId, Lock,
-    LockAdmin, LockGuard, LockKey, Lost, MultiGuard, Release, Validity, async_trait,
+    LockAdmin, LockGuard, LockKey, Lost, MultiGuard, PortableHold, Release, Validity, async_trait,
 };
 use tokio::task::spawn_blocking;
 
@@ -52,6 +52,11 @@ impl Lock for Adapter {
         let (lock, keys, options) = (self.0.clone(), keys.to_vec(), options.clone());
         let guards = on_a_thread(move || lock.keys(keys).options(options).acquire()).await?;
         Ok(guards.into_iter().map(AdaptedGrant::guard).collect())
+    }
+
+    async fn adopt(&self, text: &str) -> Result<LockGuard, Error> {
+        let (lock, text) = (self.0.clone(), text.to_owned());
+        on_a_thread(move || lock.adopt(&text)).await.map(AdaptedGrant::guard)
     }
 
     async fn close(&self) -> Result<(), Error> {
@@ -144,14 +149,19 @@ impl Grant for AdaptedGrant {
         Box::pin(self.call(move |guard| guard.relabel(label)))
     }
 
+    fn into_ref(self: Arc<Self>, ttl: Duration) -> BoxFuture<'static, Result<PortableHold, Error>> {
+        let guard = self.take();
+        Box::pin(on_a_thread(move || guard.into_ref(ttl)))
+    }
+
     fn release(self: Arc<Self>) -> Release {
         let guard = self.take();
         Release::pending(on_a_thread(move || guard.release()))
     }
 
     fn abandon(self: Arc<Self>) {
-        // Outside of any runtime, where the drop of a guard waits.
-        let guard = self.take();
+        // Outside of any runtime, where the drop of a guard waits. `None` after a failed `into_ref`.
+        let guard = self.guard.lock().unwrap().take();
         std::thread::spawn(move || drop(guard));
     }
 }

@@ -180,12 +180,12 @@ fn calls_in_an_async_task_are_refused_and_drops_there_release() {
     urls.extend(stores.map(|(store, ttl)| url_of(&database, &format!("postgres+{store}"), ttl)));
     for url in urls {
         let [a, b] = [(); 2].map(|()| connect(&url).unwrap());
-        let guards = ["dropped", "released"].map(|key| a.key(key).acquire().unwrap());
+        let guards = ["dropped", "released", "given"].map(|key| a.key(key).acquire().unwrap());
         let several = a.keys(["x", "y"]).acquire().unwrap();
         // Keeps the sessions and files, whose end would also free the keys.
         let kept = a.clone();
         let refused = runtime().block_on(async move {
-            let [dropped, released] = guards;
+            let [dropped, released, given] = guards;
             drop((dropped, several));
             let kinds = [
                 connect("memory:").map(drop),
@@ -196,6 +196,8 @@ fn calls_in_an_async_task_are_refused_and_drops_there_release() {
                 released.renew(),
                 released.relabel("new"),
                 released.release(),
+                given.into_ref(LIVENESS).map(drop),
+                a.adopt("text").map(drop),
                 a.close(),
                 a.key("k").run(|_| ()).map_err(leasehold::Error::from),
             ];
@@ -206,7 +208,12 @@ fn calls_in_an_async_task_are_refused_and_drops_there_release() {
             assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}");
             assert!(error.to_string().contains("leasehold::connect"), "{error}");
         }
-        b.keys(["dropped", "released", "x", "y", "k"]).wait(LIVENESS).acquire().unwrap().release().unwrap();
+        b.keys(["dropped", "released", "given", "x", "y", "k"])
+            .wait(LIVENESS)
+            .acquire()
+            .unwrap()
+            .release()
+            .unwrap();
         // Drops the last of the lock and its guards in a task.
         runtime().block_on(async move { drop(kept) });
     }

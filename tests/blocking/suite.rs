@@ -10,8 +10,9 @@ use test_servers::{Database, fresh_database};
 use super::adapter::Adapter;
 use super::url_of;
 
-/// The groups that need no fault: exclusion, waiting, releasing, ownership, the end of a hold.
-const BASIC: [&str; 5] = ["exclusion::", "timeouts::", "release::", "ownership::", "max_hold::"];
+/// The groups that need no fault: exclusion, waiting, releasing, ownership, the end of a hold, holds that change clients.
+const BASIC: [&str; 6] =
+    ["exclusion::", "timeouts::", "release::", "ownership::", "max_hold::", "portable::"];
 
 /// The cases with many keys, for which the URL of the transaction store has too few sessions.
 const SEVERAL: &str = "composite::";

@@ -16,6 +16,7 @@
 //! (`Asked`), granted (`Granted`), or live here (`Taken`). Dropping the acquisition at any point undoes each
 //! entry according to its stage.
 
+pub(crate) mod adoption;
 mod enter;
 mod finish;
 mod outage;
@@ -42,7 +43,7 @@ use crate::clock::Moment;
 use crate::core::Alive;
 use crate::hold::Hold;
 use crate::metrics::Event;
-use crate::store::backend::{Attempt, Contended, Request, Waiting};
+use crate::store::backend::{Attempt, Contended, HoldRef, Request, Waiting};
 use crate::store::missing_replies_error;
 
 use self::outage::Outage;
@@ -72,6 +73,9 @@ pub(crate) struct Acquisition {
     contended_by: ContentionSource,
     /// Whether a failure of the store ends the acquisition.
     gives_up: bool,
+    /// The hold of another client that the acquisition takes over, instead of acquiring its key. Its request is repeated
+    /// by the same id, because undoing it would end that hold.
+    adopts: Option<Box<HoldRef>>,
     /// The store's failure. Set while the store fails and is retried.
     outage: Option<Box<Outage>>,
 }
@@ -86,6 +90,7 @@ impl Acquisition {
             budget,
             gives_up: options.give_up_on_failure || budget == Budget::Once,
             outage: None,
+            adopts: None,
             call: None,
             stop: None,
             polled: false,
@@ -102,8 +107,8 @@ impl Acquisition {
         holds: Vec<Arc<Hold>>,
     ) -> Result<Vec<LockGuard>, Refusal> {
         let mut contended = None;
-        if let Some(PendingAcquire { hold, permit, contended: said }) = begun {
-            contended = said;
+        if let Some(PendingAcquire { hold, permit, contended: said, adopts }) = begun {
+            (contended, self.adopts) = (said, adopts);
             let mut entry = Entry::new(hold, Some(permit));
             if contended.is_some() {
                 entry.own_contention = self.core.unconfirmed.is_any(entry.hold.key());
@@ -182,7 +187,10 @@ impl Acquisition {
             entry.own_contention = self.core.unconfirmed.is_any(entry.hold.key());
         }
         let backend = Arc::clone(&self.core.backend);
-        let call: StoreCall = Box::pin(async move { backend.acquire(requests).await });
+        let call: StoreCall = match &self.adopts {
+            Some(given) => self.adoption(requests, (**given).clone()),
+            None => Box::pin(async move { backend.acquire(requests).await }),
+        };
         self.finish_call(range, call, self.budget.of_call(self.core.timing.request_timeout)).await
     }
 

@@ -15,7 +15,7 @@ use crate::driver::outbox::PendingRelease;
 use crate::hold::Hold;
 use crate::hold::state::Phase;
 use crate::metrics::Event;
-use crate::store::backend::{Attempt, Contended};
+use crate::store::backend::{Attempt, Contended, HoldRef};
 
 /// The result of the first attempt.
 pub(crate) enum FastPath {
@@ -32,6 +32,8 @@ pub(crate) struct PendingAcquire {
     pub(crate) permit: Permit,
     /// The store's answer without I/O, if it gave one.
     pub(crate) contended: Option<Contended>,
+    /// The hold to adopt, instead of an acquire.
+    pub(crate) adopts: Option<Box<HoldRef>>,
 }
 
 /// Makes the first attempt. `waits` is whether the caller waits if it fails.
@@ -127,7 +129,7 @@ impl FastPathAttempt {
         match hold.phase.ask_store() {
             Ok(()) => {
                 let permit = hold.claim_permit(GrantOutcome::NotGranted);
-                Ok(FastPath::Ask(PendingAcquire { hold, permit, contended }))
+                Ok(FastPath::Ask(PendingAcquire { hold, permit, contended, adopts: None }))
             }
             // The hold was lost, mostly because the engine closes, and the loss has taken the permit.
             Err(phase) => Err(hold.ended_before(phase)),

@@ -46,7 +46,7 @@ impl SlotOwner for Owner {
     type Baton = Baton;
 
     fn key(&self) -> &LockKey {
-        self.hold.key()
+        self.hold.slot()
     }
 
     fn suits(&self, baton: &Baton) -> bool {

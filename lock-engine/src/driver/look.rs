@@ -128,7 +128,7 @@ impl Hold {
         if has_lease && self.core.timing.look.is_none() {
             // Renews through the driver, because the driver keeps the renewals of one hold in order, and an
             // older renewal must not shorten the lease.
-            Arc::clone(&self).renew_now(None).await.map_err(named)?;
+            Arc::clone(&self).renew_now(None, Operation::Renew).await.map_err(named)?;
         } else {
             // Looks in a separate task, because some stores answer a look by a renewal, which must not be
             // dropped half-way.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use leasehold_api::{
     BoxFuture, Error, ErrorKind, FencingToken, Grant, HolderId, LockKey, LossReason, Lost, Operation,
-    Release, Validity,
+    PortableHold, Release, Validity,
 };
 use tokio::sync::oneshot;
 use tokio::time::timeout;
@@ -72,7 +72,7 @@ impl Grant for Hold {
     }
 
     fn renew(self: Arc<Self>, ttl: Option<Duration>) -> BoxFuture<'static, Result<(), Error>> {
-        Box::pin(self.renew_now(ttl))
+        Box::pin(self.renew_now(ttl, Operation::Renew))
     }
 
     fn confirm(self: Arc<Self>) -> BoxFuture<'static, Result<(), Error>> {
@@ -81,6 +81,10 @@ impl Grant for Hold {
 
     fn relabel(self: Arc<Self>, label: Arc<str>) -> BoxFuture<'static, Result<(), Error>> {
         Box::pin(self.relabel_now(label))
+    }
+
+    fn into_ref(self: Arc<Self>, ttl: Duration) -> BoxFuture<'static, Result<PortableHold, Error>> {
+        Box::pin(self.give_out(ttl))
     }
 
     fn release(self: Arc<Self>) -> Release {
@@ -131,8 +135,12 @@ impl Grant for Hold {
 
 impl Hold {
     /// Renews through the driver, because the driver keeps the renewals of one hold in order.
-    pub(crate) async fn renew_now(self: Arc<Self>, ttl: Option<Duration>) -> Result<(), Error> {
-        let named = |e: Error| self.named(e).with_operation(Operation::Renew);
+    pub(crate) async fn renew_now(
+        self: Arc<Self>,
+        ttl: Option<Duration>,
+        operation: Operation,
+    ) -> Result<(), Error> {
+        let named = |e: Error| self.named(e).with_operation(operation);
         match ttl {
             Some(Duration::ZERO) => {
                 let message = "a TTL of zero ends before it begins";
@@ -190,13 +198,13 @@ impl Hold {
                 self.core.yield_if_remote_waiters(self.key(), self.stored_id(), freed);
                 if freed.was_held {
                     self.core.metrics.publish(Event::Released);
-                    self.core.queues.pass_on(self.key(), GrantOutcome::Released);
+                    self.core.queues.pass_on(self.slot(), GrantOutcome::Released);
                     return Ok(());
                 }
                 if !self.core.closing.is_cancelled() {
                     self.core.metrics.found_lost(self.key());
                 }
-                self.core.queues.pass_on(self.key(), GrantOutcome::Ended);
+                self.core.queues.pass_on(self.slot(), GrantOutcome::Ended);
                 Err(self.was_not_held())
             }
             Err(error) => {

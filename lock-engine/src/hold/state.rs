@@ -3,10 +3,10 @@
 //! ```text
 //!    ask_store         go_live            release
 //!   Fast ----> Pending --------->  Live ----------->  Released
-//!    |  \_________|_______________/  |
-//!    |           |    go_live        | lose
-//!    |           |                   v
-//!    |           |                  Lost
+//!    |  \_________|_______________/  |  \
+//!    |           |    go_live   lose |   \ give_out
+//!    |           |                   v    v
+//!    |           |                  Lost  GivenOut
 //!    |           |
 //!    +-----------+-- give_up --> Abandoned
 //!    |           +-- lose -----> LostPending
@@ -20,7 +20,8 @@
 //! Two flags stand in the same byte, because a release decides by them whether the store's hold may pass to the
 //! next caller. [`PINNED`]: a part of the grant outlives the guard, such as a transaction under a fence or a new
 //! label. [`RENEWING`]: a renewal is under way, whose outcome the next caller would not know. Both can be set only
-//! while the hold is live. So either the release sees the flag, or setting it fails.
+//! while the hold is live. So either the release sees the flag, or setting it fails. A hold is given out only between
+//! two renewals, because this client must not renew it afterwards.
 //!
 //! `tests/state_model.rs` checks this file with loom.
 
@@ -42,6 +43,8 @@ pub(crate) enum Phase {
     Live,
     /// The hold's guard was released or dropped.
     Released,
+    /// The hold was given out of this client. Only another client renews or releases it.
+    GivenOut,
     /// The acquisition gave up before the hold was live.
     Abandoned,
     /// The hold was lost after it was live.
@@ -101,6 +104,7 @@ impl Phase {
             Self::Released => 2,
             Self::Abandoned => 3,
             Self::Fast => 4,
+            Self::GivenOut => 5,
             Self::Lost(reason) => LOST | place(reason),
             Self::LostPending(reason) => LOST_PENDING | place(reason),
             Self::LostFast(reason) => LOST_FAST | place(reason),
@@ -118,6 +122,7 @@ impl Phase {
             (_, 1) => Self::Live,
             (_, 2) => Self::Released,
             (_, 4) => Self::Fast,
+            (_, 5) => Self::GivenOut,
             (_, _) => Self::Abandoned,
         }
     }
@@ -161,6 +166,31 @@ impl AtomicPhase {
     /// the label. Returns `false` if the hold has ended.
     pub(crate) fn pin(&self) -> bool {
         self.flag(PINNED)
+    }
+
+    /// Does the same for a caller that needs a hold which nothing has pinned. Returns `false` if the hold was pinned or
+    /// has ended.
+    pub(crate) fn pin_first(&self) -> bool {
+        let pinned =
+            |before| (Phase::of(before) == Phase::Live && before & PINNED == 0).then_some(before | PINNED);
+        self.byte.fetch_update(Ordering::AcqRel, Ordering::Acquire, pinned).is_ok()
+    }
+
+    /// Gives the hold out of this client. Returns `false` if a renewal is under way. Fails with the phase of an earlier
+    /// end.
+    pub(crate) fn give_out(&self) -> Result<bool, Phase> {
+        let mut before = self.byte.load(Ordering::Acquire);
+        loop {
+            match Phase::of(before) {
+                Phase::Live if before & RENEWING != 0 => return Ok(false),
+                Phase::Live => {}
+                ended => return Err(ended),
+            }
+            match self.swap(before, Phase::GivenOut) {
+                Ok(()) => return Ok(true),
+                Err(now) => before = now,
+            }
+        }
     }
 
     /// Notes that a renewal is about to be sent. Returns `false` if the hold has ended.
@@ -258,7 +288,7 @@ impl AtomicPhase {
 fn notify(signal: &LossSignal, phase: Phase) {
     match phase {
         Phase::Fast | Phase::Pending | Phase::Live => {}
-        Phase::Released | Phase::Abandoned => {
+        Phase::Released | Phase::GivenOut | Phase::Abandoned => {
             signal.released();
         }
         Phase::Lost(reason) | Phase::LostPending(reason) | Phase::LostFast(reason) => {
@@ -273,7 +303,8 @@ mod tests {
 
     #[test]
     fn every_phase_survives_its_byte() {
-        let plain = [Phase::Fast, Phase::Pending, Phase::Live, Phase::Released, Phase::Abandoned];
+        let plain =
+            [Phase::Fast, Phase::Pending, Phase::Live, Phase::Released, Phase::GivenOut, Phase::Abandoned];
         let lost = LossReason::ALL
             .iter()
             .flat_map(|r| [Phase::Lost(*r), Phase::LostPending(*r), Phase::LostFast(*r)]);

@@ -97,6 +97,26 @@ pub trait Backend: Debug + Display + Send + Sync + 'static {
         Err(Error::unsupported("label that can be changed"))
     }
 
+    /// Stops keeping the hold for this client, because another client [adopts](Self::adopt) it. After the call the hold
+    /// outlasts this backend. Must not block. The engine calls this only if [`Capabilities::portable`] is declared. It
+    /// can still release the hold, if the guard is lost at this moment.
+    fn forget(&self, hold: &HoldRef) {
+        let _ = hold;
+    }
+
+    /// Grants the request if and only if the hold `given`, by holder and token, still has the key. The grant has a greater
+    /// token, and waiters keep their order. If the holder of the request has the key already, a second call returns the
+    /// same grant, as for [`acquire`](Self::acquire). In every other case returns [`Attempt::Refused`] with
+    /// [`Lost`](leasehold_api::ErrorKind::Lost).
+    ///
+    /// After an error the engine repeats the call with the same holder id, or releases by it. Until then the backend must
+    /// leave the request alone. This client can have waiters for the key beside the adopted hold. By default
+    /// [`Unsupported`](leasehold_api::ErrorKind::Unsupported).
+    async fn adopt(&self, request: Request, given: HoldRef) -> Result<Attempt, Error> {
+        let _ = (request, given);
+        Ok(Attempt::Refused(Error::unsupported("hold that can be adopted")))
+    }
+
     /// Releases without I/O, if the store can. Must not block, because `Drop` calls it too. The engine does not
     /// call it if a cooldown has to end with the hold ([`HoldRef::unused`]). Such a release goes through
     /// [`release`](Self::release).

@@ -42,10 +42,7 @@ impl Events {
     pub fn wake(&self, key: &LockKey) {
         let Some(core) = self.core.upgrade() else { return };
         core.observers.wake(key);
-        let wakeup = core.queues.with(key, |owner| owner.wakeup.clone());
-        if let Some(wakeup) = wakeup.flatten() {
-            wakeup.notify_one();
-        }
+        core.wake_owner(key);
     }
 
     /// Reports that another client waits for the key. Callers of this client then no longer pass the present

@@ -89,6 +89,17 @@ pub trait SingleKey: Debug + Display + Send + Sync + 'static {
         Err(Error::unsupported("label that can be changed"))
     }
 
+    /// Stops keeping the hold for this client. See [`Backend::forget`].
+    fn forget(&self, hold: &HoldRef) {
+        let _ = hold;
+    }
+
+    /// Grants the request if the hold `given` still has the key. See [`Backend::adopt`].
+    async fn adopt(&self, request: Request, given: HoldRef) -> Result<Attempt, Error> {
+        let _ = (request, given);
+        Ok(Attempt::Refused(Error::unsupported("hold that can be adopted")))
+    }
+
     /// Releases the hold if that holder still has it.
     async fn release(&self, hold: HoldRef) -> Result<ReleaseReply, Error>;
 
@@ -159,6 +170,14 @@ impl<S: SingleKey> Backend for Single<S> {
 
     async fn relabel(&self, hold: HoldRef, label: Arc<str>) -> Result<Renewed, Error> {
         self.0.relabel(hold, label).await
+    }
+
+    fn forget(&self, hold: &HoldRef) {
+        self.0.forget(hold);
+    }
+
+    async fn adopt(&self, request: Request, given: HoldRef) -> Result<Attempt, Error> {
+        self.0.adopt(request, given).await
     }
 
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {

@@ -13,5 +13,6 @@ mod interleavings;
 mod life;
 mod look;
 mod outbox;
+mod portable;
 mod runtime;
 mod trouble;

@@ -87,6 +87,9 @@ impl Acquisition {
 
     /// Leaves keys that were just released here to the waiters of other clients for a while, or until one was served.
     async fn yield_to_remote(&mut self) -> Result<(), Refusal> {
+        if self.adopts.is_some() {
+            return Ok(());
+        }
         let core = Arc::clone(&self.core);
         let begun = Instant::now();
         let budget = match self.budget {

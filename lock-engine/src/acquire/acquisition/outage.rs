@@ -39,13 +39,15 @@ impl Acquisition {
             may_be_granted && entry.hold.has_cooldown()
         };
         let cooling = self.entries[self.first_untaken()..].iter().any(may_cool);
-        is_passing(error.kind()) && !cooling && !self.gives_up && !self.budget.is_over()
+        is_passing(error.kind()) && !cooling && self.can_repeat() && !self.gives_up && !self.budget.is_over()
     }
 
     /// Releases possible grants, and pauses before the next attempt.
     pub(super) async fn retry(&mut self, error: Error) -> Result<(), Refusal> {
         let from = self.first_untaken();
-        self.hand_to_driver(from);
+        if self.adopts.is_none() {
+            self.hand_to_driver(from);
+        }
         let Some(key) = self.first_key(from).cloned() else { return Ok(()) };
         if self.outage.is_none() {
             tracing::warn!(%key, store = %self.core.name, %error, "the store fails; it is asked again until the wait budget ends");
@@ -83,7 +85,7 @@ impl Acquisition {
     /// them give up on it.
     fn report_failure_to_waiters(&self, from: usize, error: &Error) {
         for entry in self.entries[from..].iter().filter(|entry| entry.permit.is_some()) {
-            let key = entry.hold.key();
+            let key = entry.hold.slot();
             let before = self.core.queues.with(key, |owner| owner.failure.replace(error.clone()));
             // Wakes the waiters at the first failure only, because after it no waiter is left that gives up.
             if matches!(before, Some(None)) {
@@ -98,7 +100,7 @@ impl Acquisition {
             return;
         }
         for entry in self.entries.iter().filter(|entry| entry.permit.is_some()) {
-            self.core.queues.with(entry.hold.key(), |owner| owner.failure = None);
+            self.core.queues.with(entry.hold.slot(), |owner| owner.failure = None);
         }
     }
 }

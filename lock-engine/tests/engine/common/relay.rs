@@ -25,6 +25,7 @@ pub enum Call {
     Renew(HolderId),
     Look(HolderId),
     Release(HolderId),
+    Forget(HolderId),
     Ask(HolderId),
     End(HolderId),
 }
@@ -195,6 +196,10 @@ impl Backend for Relay {
 
     async fn relabel(&self, hold: HoldRef, _: Arc<str>) -> Result<Renewed, Error> {
         Ok(if self.net.has(&hold) { Renewed::Extended } else { Renewed::Gone(LossReason::Gone) })
+    }
+
+    fn forget(&self, hold: &HoldRef) {
+        self.net.note(Call::Forget, std::slice::from_ref(hold));
     }
 
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
