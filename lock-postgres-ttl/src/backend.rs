@@ -67,6 +67,7 @@ fn capabilities(config: &TtlConfig) -> Capabilities {
     has.crash_release = Some(config.ttl + Duration::from_secs(1));
     has.cooldown = true;
     has.relabel = true;
+    has.portable = true;
     has.admin = AdminCapabilities::all();
     has
 }

@@ -34,6 +34,7 @@ pub(crate) const LEASES: Dialect = Dialect {
     renew: RENEW,
     confirm: CONFIRM,
     relabel: RELABEL,
+    adopt: Some(ADOPT),
     release_unawaited: RELEASE_UNAWAITED,
     release_one: RELEASE_ONE,
     release: RELEASE,
@@ -255,6 +256,25 @@ const RELABEL: &str = "\
 UPDATE {schema}.lease l SET label = $3::text
 WHERE l.key = $1::text AND l.holder = $2::text AND NOT l.released AND l.expires_at > clock_timestamp()
 RETURNING true";
+
+/// Locks the row for itself, because a transaction under a fence of the earlier grant must end first. Reads the clock
+/// after that. Keeps the waiter's mark and the label.
+const ADOPT: &str = "\
+WITH g AS MATERIALIZED (
+    SELECT l.key, l.expires_at AS until FROM {schema}.lease l
+    WHERE l.key = $1::text AND NOT l.released
+        AND ((l.holder = $2::text AND l.token = $3::bigint) OR l.holder = $4::text)
+    FOR UPDATE
+)
+UPDATE {schema}.lease l SET
+    holder = $4::text,
+    token = CASE WHEN l.holder = $4::text THEN l.token ELSE nextval({token}) END,
+    acquired_at = CASE WHEN l.holder = $4::text THEN l.acquired_at ELSE clock_timestamp() END,
+    ttl_us = $5::bigint,
+    expires_at = clock_timestamp() + $5::bigint * interval '1 microsecond',
+    owner = $6::text
+WHERE l.key = ANY (ARRAY(SELECT g.key FROM g WHERE g.until > clock_timestamp()))
+RETURNING l.token";
 
 /// Releases one hold without waiters. After a wait for a changed row, the server checks all conditions again.
 /// If the row is unchanged, no other client had the key since the first check. `ONLY` excludes tables that

@@ -5,6 +5,7 @@
 //! trip.
 
 mod admin;
+mod adoption;
 mod backend;
 mod common;
 mod db;

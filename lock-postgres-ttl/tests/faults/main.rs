@@ -10,6 +10,7 @@ mod chains;
 mod engine;
 mod fence;
 mod network;
+mod portable;
 mod pretending;
 mod server;
 mod statements;

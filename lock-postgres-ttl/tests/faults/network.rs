@@ -18,7 +18,7 @@ use crate::support::{config_of, connection};
 const SLACK: Duration = Duration::from_secs(30);
 
 /// Returns a client behind a proxy that uses one connection, and a direct client.
-async fn two_ways() -> (Proxy, Database, Engine, Engine) {
+pub(crate) async fn two_ways() -> (Proxy, Database, Engine, Engine) {
     let database = Cluster::shared().fresh_database().await;
     let direct = config_of(database.url()).connect().await.unwrap();
     let proxy = Proxy::start(Cluster::shared().address()).await;

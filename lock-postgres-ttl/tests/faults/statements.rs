@@ -11,7 +11,7 @@ use test_stores::windows;
 
 use crate::sql::LEASES;
 use crate::support::{
-    Came, config, connection, expire, holder, installed, key, release, renew, renew_early, renew_many,
+    Came, adopt, config, connection, expire, holder, installed, key, release, renew, renew_early, renew_many,
     request, take, text, token_of,
 };
 
@@ -45,6 +45,15 @@ where
 async fn a_renewal_that_waited_does_not_revive_an_ended_lease() {
     let renewing = |mut store| async move { renew(&mut store, LEASES.renew, "k", holder(1)).await };
     assert_eq!(after_waiting(renewing).await, (Came::Rows(0), false));
+}
+
+#[tokio::test]
+async fn an_adoption_that_waited_does_not_revive_an_ended_lease() {
+    let adopting = |mut store| async move {
+        let given = (holder(1), token_of(&mut store, "k").await);
+        adopt(&mut store, LEASES.adopt.unwrap(), "k", given, holder(2)).await
+    };
+    assert_eq!(after_waiting(adopting).await, (Came::Rows(0), false));
 }
 
 #[tokio::test]

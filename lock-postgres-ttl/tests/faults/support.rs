@@ -85,6 +85,19 @@ pub(crate) async fn take(
     came(query.bind(None::<i64>).bind(None::<&str>).bind("test").fetch_all(on).await)
 }
 
+/// Adopts the hold of `from`, whose row has the number `number`, by the template `statement`.
+pub(crate) async fn adopt(
+    on: &mut PgConnection,
+    statement: &str,
+    key: &str,
+    (from, number): (HolderId, i64),
+    to: HolderId,
+) -> Came {
+    let query = sqlx::query(text(statement)).bind(key).bind(from.to_string()).bind(number);
+    let query = query.bind(to.to_string()).bind(micros(Duration::from_secs(30))).bind("test");
+    came(query.fetch_all(on).await)
+}
+
 /// Acquires several keys by the template `statement`. Returns the granted keys. `None` if blocked.
 pub(crate) async fn take_all(
     on: &mut PgConnection,

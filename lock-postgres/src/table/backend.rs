@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_api::{Capabilities, Error, ErrorKind, HolderId, LockAdmin, LockKey, LossReason};
-use leasehold_engine::{Attempt, Backend, Events, HoldRef, ReleaseReply, Renewed, Request, Timing};
+use leasehold_engine::{Attempt, Backend, Events, HoldRef, ReleaseReply, Renewed, Request, Timing, token};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -15,7 +15,7 @@ use super::common::Common;
 use super::dialect::{Dialect, Extension, Statements};
 use super::hints::bloom::BloomFilter;
 use super::hints::contention::ContentionHints;
-use super::job::{PendingCall, TableJob, ask, only};
+use super::job::{Adoption, PendingCall, TableJob, ask, only};
 use super::registry::{HoldId, Registry, ReleaseRequest};
 use super::upkeep::{Upkeep, free};
 use super::values::micros;
@@ -245,6 +245,18 @@ impl Backend for TableBackend {
         let hold = hold_id(hold);
         let holder = hold.holder;
         Ok(self.still_held(holder, only(self.ask(TableJob::Relabel, vec![(hold, label)]).await)?))
+    }
+
+    fn forget(&self, hold: &HoldRef) {
+        self.common.registry.ended(hold.holder);
+    }
+
+    async fn adopt(&self, request: Request, given: HoldRef) -> Result<Attempt, Error> {
+        if self.common.statements.adopt.is_none() {
+            return Ok(Attempt::Refused(Error::unsupported("hold that can be adopted")));
+        }
+        let number = given.token.map_or(0, |token| token.as_i64() >> token::LOCAL_BITS);
+        only(self.ask(TableJob::Adopt, vec![Adoption { request, holder: given.holder, number }]).await)
     }
 
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {

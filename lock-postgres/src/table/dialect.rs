@@ -107,6 +107,11 @@ pub struct Dialect {
     /// - Parameters: `$1` key, `$2` holder, `$3` label.
     /// - Returns: a row if that holder has the key.
     pub relabel: &'static str,
+    /// Gives one hold to another holder, with a new token. If that holder has it already, renews it.
+    ///
+    /// - Parameters: `$1` key, `$2` holder, `$3` `token`, `$4` the new holder, `$5` `ttl_us`, `$6` owner.
+    /// - Returns: the new `token`.
+    pub adopt: Option<&'static str>,
     /// Releases one hold that no client waits for. It releases nothing if the row has a waiter's mark, and
     /// may read the clock before the row is locked.
     ///
@@ -179,6 +184,7 @@ pub(super) struct Statements {
     pub(super) renew: WaitOrSkip,
     pub(super) confirm: Arc<str>,
     pub(super) relabel: Arc<str>,
+    pub(super) adopt: Option<Arc<str>>,
     pub(super) release_unawaited: Arc<str>,
     pub(super) release_one: Arc<str>,
     pub(super) release: WaitOrSkip,
@@ -253,6 +259,7 @@ impl Statements {
             renew: wait_or_skip(dialect.renew),
             confirm: render(dialect.confirm),
             relabel: render(dialect.relabel),
+            adopt: dialect.adopt.map(render),
             release_unawaited: render(dialect.release_unawaited),
             release_one: render(dialect.release_one),
             release: WaitOrSkip { waits: render(dialect.release), skips: render(dialect.release_unlocked) },

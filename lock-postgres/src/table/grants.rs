@@ -43,14 +43,14 @@ enum GrantReply {
 
 /// The numbers of one grant: the number in its row, and further numbers for hand-overs.
 #[derive(Clone, Debug)]
-struct Drawn {
+pub(super) struct Drawn {
     number: i64,
     further: Vec<i64>,
 }
 
 impl Drawn {
     /// Reads the numbers of a grant from the columns that begin at `at`.
-    fn read(row: &PgRow, at: usize, draws_more: bool) -> Result<Self, StatementFailure> {
+    pub(super) fn read(row: &PgRow, at: usize, draws_more: bool) -> Result<Self, StatementFailure> {
         let number = row.try_get(at).map_err(unreadable)?;
         let further = if draws_more { row.try_get(at + 1).map_err(unreadable)? } else { Vec::new() };
         Ok(Self { number, further })
@@ -71,7 +71,7 @@ pub(super) async fn grant(
     let named = requests.iter().map(|request| name(request)).collect();
     let in_flight = common.registry.in_flight(named, requester.doubt_period);
     let asked = Instant::now();
-    let mut answers = Grants { db, common, owner: &requester.owner }.grant_in_rounds(&requests).await?;
+    let answers = Grants { db, common, owner: &requester.owner }.grant_in_rounds(&requests).await?;
     for (request, answer) in requests.iter().zip(&answers) {
         if matches!(answer, Ok(Attempt::Granted(_))) {
             common.registry.granted(name(request), asked);
@@ -79,19 +79,30 @@ pub(super) async fn grant(
         }
     }
     in_flight.answered();
+    deliver(db, common, calls, answers, |request| request).await
+}
+
+/// Replies to the callers, and releases the grants that no caller gets.
+pub(super) async fn deliver<Q>(
+    db: &mut Db<'_>,
+    common: &Common,
+    calls: Vec<PendingCall<Q, Attempt>>,
+    mut answers: Vec<Result<Attempt, Error>>,
+    request_of: fn(&Q) -> &Request,
+) -> Result<(), Error> {
     let mut unheard = Vec::new();
     if common.is_closing() {
         // Releases the grants here, because after a close no caller could release them.
-        for (request, answer) in requests.iter().zip(&mut answers) {
+        for (item, answer) in calls.iter().flat_map(|call| &call.items).zip(&mut answers) {
             if matches!(answer, Ok(Attempt::Granted(_))) {
                 *answer = Err(Error::closed());
-                unheard.push(name(request));
+                unheard.push(name(request_of(item)));
             }
         }
     }
-    hand_out(calls, answers, |request, answer| {
+    hand_out(calls, answers, |item, answer| {
         if matches!(answer, Ok(Attempt::Granted(_))) {
-            unheard.push(name(request));
+            unheard.push(name(request_of(item)));
         }
     });
     if !unheard.is_empty() {
@@ -101,6 +112,20 @@ pub(super) async fn grant(
     Ok(())
 }
 
+/// Returns the reply to a request with the numbers of its grant.
+pub(super) fn granted(common: &Common, request: &Request, drawn: &Drawn) -> Result<Attempt, Error> {
+    let number = drawn.number;
+    let token = u64::try_from(number).ok().filter(|number| *number > 0);
+    let token = token.and_then(token::from_store_number).ok_or_else(|| {
+        Error::new(ErrorKind::Capacity, "this schema has drawn every fencing token there is; use a new one")
+    })?;
+    let further = drawn.further.iter().filter_map(|number| u64::try_from(*number).ok());
+    let reserved = Reserved::rest_of(token).and_numbers(further);
+    let mut granted = Granted::with_token(Some(token)).reserved(reserved);
+    granted.extension = common.extension.as_ref().map(|make| make(&request.key, request.holder, number));
+    Ok(Attempt::Granted(granted))
+}
+
 /// The session that sends the requests.
 pub(super) struct Requester {
     /// Description of the client for operators.
@@ -108,7 +133,7 @@ pub(super) struct Requester {
     pub(super) doubt_period: DoubtPeriod,
 }
 
-fn name(request: &Request) -> HoldId {
+pub(super) fn name(request: &Request) -> HoldId {
     HoldId { key: request.key.clone(), holder: request.holder }
 }
 
@@ -137,7 +162,7 @@ impl Grants<'_, '_> {
                     self.common.contention.add(&request.key);
                 }
                 answers[at] = Some(match result {
-                    Ok(GrantReply::Granted(drawn)) => self.granted(request, &drawn),
+                    Ok(GrantReply::Granted(drawn)) => granted(self.common, request, &drawn),
                     Ok(GrantReply::Unmarked(contended)) if request.waits && round < ROUNDS => {
                         unmarked.push(at);
                         Ok(Attempt::Contended(contended))
@@ -166,23 +191,6 @@ impl Grants<'_, '_> {
             Err(Error::new(ErrorKind::OutcomeUnknown, "the server answered fewer requests than it was sent"))
         };
         Ok(answers.into_iter().map(|answer| answer.unwrap_or_else(missing)).collect())
-    }
-
-    fn granted(&self, request: &Request, drawn: &Drawn) -> Result<Attempt, Error> {
-        let number = drawn.number;
-        let token = u64::try_from(number).ok().filter(|number| *number > 0);
-        let token = token.and_then(token::from_store_number).ok_or_else(|| {
-            Error::new(
-                ErrorKind::Capacity,
-                "this schema has drawn every fencing token there is; use a new one",
-            )
-        })?;
-        let further = drawn.further.iter().filter_map(|number| u64::try_from(*number).ok());
-        let reserved = Reserved::rest_of(token).and_numbers(further);
-        let mut granted = Granted::with_token(Some(token)).reserved(reserved);
-        granted.extension =
-            self.common.extension.as_ref().map(|make| make(&request.key, request.holder, number));
-        Ok(Attempt::Granted(granted))
     }
 
     /// Grants keys with free rows, which is nearly always all of them. Requests the rest by the statement that inserts
@@ -442,7 +450,7 @@ fn unreadable(error: sqlx::Error) -> StatementFailure {
     StatementFailure::OutcomeUnknown(store_error(error, "acquire"))
 }
 
-fn ttl(request: &Request) -> i64 {
+pub(super) fn ttl(request: &Request) -> i64 {
     request.ttl.map_or(0, micros)
 }
 

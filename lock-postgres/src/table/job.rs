@@ -22,6 +22,7 @@ pub(super) enum TableJob {
     Served(PendingCall<HoldId, bool>),
     /// Replaces the labels of holds. Replies for each whether it is still held.
     Relabel(PendingCall<(HoldId, Arc<str>), bool>),
+    Adopt(PendingCall<Adoption, Attempt>),
     List(PendingCall<ListRequest, ListPage>),
     Force(PendingCall<HoldId, bool>),
     Ask(PendingCall<HoldId, bool>),
@@ -32,6 +33,14 @@ pub(super) enum TableJob {
     NoteUpkeep(PendingCall<Note, ()>),
     /// Ends sessions in doubt. Replies for each whether it is gone.
     End(PendingCall<Process, bool>),
+}
+
+/// A request that takes over the hold of `holder` with the token of `number`.
+#[derive(Clone, Debug)]
+pub(super) struct Adoption {
+    pub(super) request: Request,
+    pub(super) holder: HolderId,
+    pub(super) number: i64,
 }
 
 /// A page to list: at most `rows` rows with `from <= key < to`.
@@ -137,6 +146,7 @@ impl TableJob {
             Self::Renew(call) => call.caller_gone(),
             Self::Confirm(call) | Self::Served(call) => call.caller_gone(),
             Self::Relabel(call) => call.caller_gone(),
+            Self::Adopt(call) => call.caller_gone(),
             Self::List(call) => call.caller_gone(),
             Self::Force(call) => call.caller_gone(),
             Self::Ask(call) => call.caller_gone(),
@@ -207,6 +217,7 @@ impl Job for TableJob {
             Self::Release(call) => call.fail(&error),
             Self::Confirm(call) | Self::Served(call) => call.fail(&error),
             Self::Relabel(call) => call.fail(&error),
+            Self::Adopt(call) => call.fail(&error),
             Self::List(call) => call.fail(&error),
             Self::Force(call) => call.fail(&error),
             Self::Ask(call) => call.fail(&error),

@@ -69,6 +69,7 @@ pub(super) struct UnconfirmedGrant {
     pub(super) session: Option<Process>,
     /// Time until which the server might still run the request.
     until: Instant,
+    left_to_engine: bool,
 }
 
 /// How long a request might still run after its connection broke: while its session exists on the server, and for some
@@ -77,6 +78,8 @@ pub(super) struct UnconfirmedGrant {
 pub(super) struct DoubtPeriod {
     pub(super) session: Option<Process>,
     pub(super) time: Duration,
+    /// Whether the engine repeats or releases the request, so it must not be released in the background.
+    pub(super) left_to_engine: bool,
 }
 
 impl Registry {
@@ -133,26 +136,32 @@ impl Registry {
     }
 
     fn end_later(&self, releases: impl Iterator<Item = ReleaseRequest>, period: DoubtPeriod) {
-        let DoubtPeriod { session, time } = period;
+        let DoubtPeriod { session, time, left_to_engine } = period;
         let until = Instant::now() + time;
         let mut state = self.state();
         for release in releases {
             state.held.remove(&release.hold.holder);
-            state.unconfirmed.push(UnconfirmedGrant { release, session, until });
+            state.unconfirmed.push(UnconfirmedGrant { release, session, until, left_to_engine });
         }
         drop(state);
         self.changed.notify_one();
     }
 
-    /// Returns the unconfirmed grants. Each stays until it is [settled](Self::settle).
+    /// Returns the unconfirmed grants to release. Each stays until it is [settled](Self::settle).
     pub(super) fn unconfirmed(&self) -> Vec<UnconfirmedGrant> {
-        self.state().unconfirmed.clone()
+        self.state().unconfirmed.iter().filter(|grant| !grant.left_to_engine).cloned().collect()
     }
 
     /// Returns whether the server might still run the request for this hold. If so, a missing row does not mean that
     /// the hold was released.
     pub(super) fn is_undecided(&self, hold: &HoldId) -> bool {
-        self.state().unconfirmed.iter().any(|grant| grant.session.is_some() && grant.release.hold == *hold)
+        let now = Instant::now();
+        self.state().unconfirmed.iter().any(|grant| {
+            // Without a known session, the background repeats its release until the time has passed, but the engine
+            // does not.
+            let may_run = grant.session.is_some() || grant.left_to_engine && grant.until > now;
+            may_run && grant.release.hold == *hold
+        })
     }
 
     /// Marks a session to be ended because its connection broke or was too slow.
@@ -187,11 +196,12 @@ impl Registry {
         }
     }
 
-    /// Removes the grants in `freed`, which were released by requests sent at `asked` or later, if they are no longer
-    /// in doubt.
+    /// Removes the grants in `freed`, which were released by requests sent at `asked` or later, and the requests left to
+    /// the engine, if they are no longer in doubt.
     pub(super) fn settle(&self, freed: &[HoldId], asked: Instant) {
         self.state().unconfirmed.retain(|grant| {
-            grant.session.is_some() || grant.until > asked || !freed.contains(&grant.release.hold)
+            let is_settled = grant.left_to_engine || freed.contains(&grant.release.hold);
+            grant.session.is_some() || grant.until > asked || !is_settled
         });
     }
 
@@ -254,5 +264,29 @@ impl Drop for InFlight<'_> {
             self.registry.add_unconfirmed(std::mem::take(&mut self.holds), self.period);
         }
         self.registry.state().in_flight -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_left_to_the_engine_is_undecided_for_its_time_and_not_released_here() {
+        let registry = Registry::new(None);
+        let hold = HoldId { key: LockKey::new("k").unwrap(), holder: HolderId::from_parts(1, 1) };
+        let time = Duration::from_secs(6);
+        // A pooler hides the session.
+        let period = DoubtPeriod { session: None, time, left_to_engine: true };
+        drop(registry.in_flight(vec![hold.clone()], period));
+        let state = || {
+            registry.settle(&[], Instant::now());
+            (registry.unconfirmed().len(), registry.is_undecided(&hold), registry.needs_cleanup())
+        };
+        assert_eq!(state(), (0, true, true));
+        tokio::time::advance(time).await;
+        assert_eq!(state(), (0, false, false));
+        drop(registry.in_flight(vec![hold.clone()], DoubtPeriod { left_to_engine: false, ..period }));
+        assert_eq!(state(), (1, false, true), "released in the background until its time has passed");
     }
 }

@@ -140,6 +140,7 @@ pub(super) async fn free(common: &Common, queue: &JobQueue<TableJob>) -> bool {
     let releases: Vec<ReleaseRequest> =
         common.registry.unconfirmed().into_iter().map(|grant| grant.release).collect();
     if releases.is_empty() {
+        common.registry.settle(&[], asked);
         return true;
     }
     let answers = ask(queue, TableJob::Release, releases.clone()).await;

@@ -16,7 +16,7 @@ use super::db::{Db, Pooled};
 use super::grants::Requester;
 use super::job::{PendingCall, TableJob};
 use super::registry::{HoldId, Process, ReleaseRequest};
-use super::{grants, holds, maintenance, sql};
+use super::{adoption, grants, holds, maintenance, sql};
 use crate::error::store_error;
 use crate::job_queue::Job as _;
 use crate::schema::Access;
@@ -182,6 +182,7 @@ impl Batch {
                 TableJob::Served(call) => holds::served(db, common, call).await?,
                 TableJob::List(call) => maintenance::list(db, common, call).await?,
                 TableJob::Relabel(call) => maintenance::relabel(db, common, call).await?,
+                TableJob::Adopt(call) => adoption::adopt(db, common, requester, call).await?,
                 TableJob::Force(call) => maintenance::force(db, common, call).await?,
                 TableJob::Ask(call) => maintenance::ask(db, common, call).await?,
                 TableJob::Purge(call) => maintenance::purge(db, common, call).await?,

@@ -61,6 +61,14 @@ impl<B: Backend> Backend for Counting<B> {
         self.backend.relabel(hold, label).await
     }
 
+    fn forget(&self, hold: &HoldRef) {
+        self.backend.forget(hold);
+    }
+
+    async fn adopt(&self, request: Request, given: HoldRef) -> Result<Attempt, Error> {
+        self.backend.adopt(request, given).await
+    }
+
     fn release_now(&self, key: &LockKey, holder: HolderId) -> Option<Result<ReleaseReply, Error>> {
         let answer = self.backend.release_now(key, holder);
         self.released.fetch_add(usize::from(answer.is_some()), Ordering::SeqCst);

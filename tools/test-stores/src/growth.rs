@@ -63,6 +63,7 @@ fn statements(dialect: &Dialect, more: &[(&'static str, &str)], schema: &str) ->
         renew,
         confirm,
         relabel,
+        adopt,
         release_unawaited,
         release_one,
         release,
@@ -97,7 +98,8 @@ fn statements(dialect: &Dialect, more: &[(&'static str, &str)], schema: &str) ->
         ("inspect", (*list).to_owned()),
         ("purge", (*purge).to_owned()),
     ];
-    let early = renew_early.map(|text| ("renew_early", text.to_owned()));
+    let some = [("renew_early", renew_early), ("adopt", adopt)];
+    let some = some.into_iter().filter_map(|(statement, text)| Some((statement, (*text)?.to_owned())));
     let more = more.iter().map(|(statement, text)| (*statement, (*text).to_owned()));
     let render = |(statement, text): (&'static str, String)| {
         let token = format!("'{schema}.token'::regclass");
@@ -105,7 +107,7 @@ fn statements(dialect: &Dialect, more: &[(&'static str, &str)], schema: &str) ->
             text.replace("{schema}", schema).replace("{token}", &token).replace("{channel}", "'growth'");
         Probe::new(statement, text, &values_of(statement))
     };
-    all.into_iter().chain(early).chain(more).map(render).collect()
+    all.into_iter().chain(some).chain(more).map(render).collect()
 }
 
 /// Returns the parameters with which a statement is measured, as SQL.
@@ -127,6 +129,7 @@ fn values_of(statement: &str) -> Vec<&'static str> {
         "release" | "release_unlocked" => vec![KEYS, HOLDERS, "ARRAY['holder-2']"],
         "release_unawaited" | "release_one" => vec!["'held-1'", "'holder-1'", "true"],
         "force" | "ask" | "served" => vec!["'held-1'", "'holder-1'"],
+        "adopt" => vec!["'held-1'", "'holder-1'", "1", "'me'", "1000000", "'owner'"],
         "relabel" => vec!["'held-1'", "'holder-1'", "'label'"],
         "mark" | "mark skipping" => vec![KEYS, "1000000"],
         // A start after which the scan finds no row for a long time.

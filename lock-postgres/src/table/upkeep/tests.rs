@@ -22,6 +22,7 @@ const PURGES: Dialect = Dialect {
     renew: "",
     confirm: "",
     relabel: "",
+    adopt: None,
     ask: "",
     release_unawaited: "",
     release_one: "",
