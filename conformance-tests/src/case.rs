@@ -98,6 +98,8 @@ pub enum Need {
     Inspect,
     /// Labels that a holder can change.
     Relabel,
+    /// Holds that one client gives out and another one adopts.
+    Portable,
     /// Listing of holds.
     List,
     /// Forced release.
@@ -179,6 +181,7 @@ impl Need {
             Self::Cooldown => !has.cooldown,
             Self::Inspect => !has.admin.inspect,
             Self::Relabel => !has.relabel,
+            Self::Portable => !has.portable,
             Self::List => !has.admin.list,
             Self::ForceRelease => !has.admin.force_release,
             Self::Ask => !has.admin.ask,
@@ -251,6 +254,7 @@ impl Need {
             Self::Cooldown => "cooldowns",
             Self::Inspect => "inspection",
             Self::Relabel => "labels that can be changed",
+            Self::Portable => "portable holds",
             Self::List => "listing",
             Self::ForceRelease => "forced release",
             Self::Ask => "requests to release",
@@ -260,13 +264,24 @@ impl Need {
 
     /// Asserts that the store refuses the use of the undeclared capability.
     pub(crate) async fn assert_refused(self, cx: &Context) {
-        use leasehold_api::{ErrorKind, HolderId, ListQuery};
+        use leasehold_api::{ErrorKind, FencingToken, HolderId, ListQuery, PortableHold};
         let lock = cx.client().await;
         let key = cx.key();
         let refused = match self {
             Self::Lease => lock.key(&key).ttl(cx.ttl()).acquire().await.map(drop),
             Self::Cooldown => lock.key(&key).cooldown(cx.ttl()).acquire().await.map(drop),
             Self::Relabel => cx.take(&lock, &key).await.relabel("new").await,
+            Self::Portable => {
+                let guard = cx.take(&lock, &key).await;
+                let token = guard.token().unwrap_or(FencingToken::from_u64(1));
+                let portable = PortableHold::new(&key, guard.stored_holder(), token, cx.ttl());
+                match lock.adopt(portable.expose()).await {
+                    Ok(_) => panic!("portable holds are not declared, yet one was adopted"),
+                    Err(error) => assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}"),
+                }
+                cx.assert_valid(&guard);
+                guard.into_ref(cx.ttl()).await.map(drop)
+            }
             Self::Tokens | Self::DurableTokens => {
                 let guard = cx.take(&lock, &key).await;
                 assert_eq!(guard.token(), None, "a token from a store that declares none");
@@ -287,7 +302,10 @@ impl Need {
             Ok(()) => panic!("{} are not declared, yet the store answered Ok", self.capability()),
             Err(error) => assert_eq!(error.kind(), ErrorKind::Unsupported, "{error}"),
         }
-        // The refused call must leave nothing behind, so the key is free.
-        drop(cx.take(&lock, &key).await);
+        // The refused call must leave nothing behind, so the key is free, also after a call that consumes its guard.
+        drop(match self {
+            Self::Portable => cx.free_within(&lock, &key, cx.capabilities().undo).await,
+            _ => cx.take(&lock, &key).await,
+        });
     }
 }

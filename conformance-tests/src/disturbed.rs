@@ -389,6 +389,22 @@ impl<B: Backend> Backend for Disturbed<B> {
         answer
     }
 
+    fn forget(&self, hold: &HoldRef) {
+        self.inner.forget(hold);
+    }
+
+    /// Meets the faults of an acquire.
+    async fn adopt(&self, request: Request, given: HoldRef) -> Result<Attempt, Error> {
+        if let Some(failure) = InjectedFailure::instead(self.script.fault_of(Op::Acquire, &request.key)) {
+            return failure.attempt();
+        }
+        let call = || {
+            let (inner, request, given) = (Arc::clone(&self.inner), request.clone(), given.clone());
+            async move { inner.adopt(request, given).await }
+        };
+        self.script.through(Op::Acquire, self.latency, call).await.unwrap_or_else(InjectedFailure::attempt)
+    }
+
     fn release_now(&self, key: &LockKey, holder: HolderId) -> Option<Result<ReleaseReply, Error>> {
         self.without_io(Op::Release, || self.inner.release_now(key, holder))
     }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold_api::{
     AcquireOptions, BoxFuture, Capabilities, Error, FencingToken, Grant, HolderId, Lock, LockAdmin,
-    LockGuard, LockKey, Lost, MultiGuard, Release, Validity, Wait,
+    LockGuard, LockKey, Lost, MultiGuard, PortableHold, Release, Validity, Wait,
 };
 use tokio::time::Instant;
 
@@ -192,6 +192,16 @@ impl Lock for Recorder {
         }
     }
 
+    async fn adopt(&self, text: &str) -> Result<LockGuard, Error> {
+        // A text that cannot be read names no key to record.
+        let Ok(hold) = text.parse::<PortableHold>() else { return self.inner.adopt(text).await };
+        let call = self.ask(hold.key(), None);
+        match self.inner.adopt(text).await {
+            Ok(guard) => Ok(call.granted(guard)),
+            Err(error) => Err(call.failed(error)),
+        }
+    }
+
     async fn close(&self) -> Result<(), Error> {
         self.inner.close().await
     }
@@ -334,6 +344,19 @@ impl Grant for RecordedGrant {
             let relabelled = Arc::clone(&self.inner).relabel(label).await;
             self.note_loss();
             relabelled
+        })
+    }
+
+    fn into_ref(self: Arc<Self>, ttl: Duration) -> BoxFuture<'static, Result<PortableHold, Error>> {
+        Box::pin(async move {
+            let given_out = Arc::clone(&self.inner).into_ref(ttl).await;
+            self.note_loss();
+            if given_out.is_ok() {
+                // Another client can be granted the key from now on.
+                self.write(EventKind::Dropped { holder: self.inner.holder() });
+                self.recorder.log.0.open.fetch_sub(1, Ordering::AcqRel);
+            }
+            given_out
         })
     }
 

@@ -163,6 +163,7 @@ fn list(has: &Capabilities, harness: &dyn Harness, time: Time, child_test: bool)
         (has.admin.list, Need::List),
         (has.admin.force_release, Need::ForceRelease),
         (has.admin.ask, Need::Ask),
+        (has.portable, Need::Portable),
     ] {
         if has {
             declarations.push((need.capability().to_owned(), Needs(need), [None, None]));

@@ -84,6 +84,7 @@ pub(crate) async fn undeclared_is_unsupported(cx: &Context) {
         (!has.admin.list, Need::List),
         (!has.admin.force_release, Need::ForceRelease),
         (!has.admin.ask, Need::Ask),
+        (!has.portable, Need::Portable),
     ];
     for (missing, need) in missing {
         if missing {

@@ -44,7 +44,7 @@ impl SmallBackend {
     pub(crate) fn new(connection: Arc<Connection>, queues: bool) -> Self {
         let fault = connection.server().fault();
         let mut capabilities = capabilities(fault);
-        capabilities.relabel = true;
+        (capabilities.relabel, capabilities.portable) = (true, true);
         if queues {
             capabilities.fairness = Fairness::Fifo;
         }
@@ -272,6 +272,29 @@ impl Backend for SmallBackend {
         Ok(self.connection.server().relabel(self.connection.requester(), &hold, label))
     }
 
+    fn forget(&self, hold: &HoldRef) {
+        self.connection.server().forget(self.connection.client(), hold);
+        if self.fault == Fault::OldProcessRenews {
+            let (connection, hold) = (Arc::clone(&self.connection), hold.clone());
+            let every = hold.ttl.unwrap_or(POLL) / 3;
+            tokio::spawn(async move {
+                let server = connection.server();
+                while server.renew(connection.requester(), &hold) == Renewed::Extended {
+                    tokio::time::sleep(every).await;
+                }
+            });
+        }
+    }
+
+    async fn adopt(&self, request: Request, given: HoldRef) -> Result<Attempt, Error> {
+        if let Some(kind) = self.connection.refusal(Op::Acquire).await {
+            return Ok(Attempt::Refused(self.error(kind)));
+        }
+        let adopt = |server: &Server, requester| server.adopt(requester, &request, &given);
+        let adopted = self.connection.call(Op::Acquire, adopt).await.map_err(|kind| self.error(kind))?;
+        Ok(self.fenced(&request, adopted))
+    }
+
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
         if self.fault == Fault::ReleaseIsLate {
             let (connection, late) = (Arc::clone(&self.connection), holds.clone());
@@ -301,6 +324,9 @@ impl Backend for SmallBackend {
     }
 
     async fn close(&self) {
+        if self.fault == Fault::OldProcessEnds {
+            self.connection.abort();
+        }
         self.connection.server().leave_all(self.connection.client());
     }
 

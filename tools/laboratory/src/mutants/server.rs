@@ -4,6 +4,7 @@
 //! delivered to clients after the mutex is unlocked.
 
 mod admin;
+mod adoption;
 pub(crate) mod fence;
 mod record;
 mod tokens;
@@ -116,18 +117,6 @@ impl Server {
         let sink = self.lock().sinks.get(&client).cloned();
         if let Some(sink) = sink {
             sink.lost(key, holder, reason);
-        }
-    }
-
-    /// Restarts the store. Holds survive, but waiters are forgotten and must retry.
-    pub(crate) fn restart(&self) {
-        let state = &mut *self.lock();
-        for record in state.records.values_mut() {
-            record.queue.clear();
-            record.refused.clear();
-        }
-        if self.fault == Fault::TokenSavedAtTheEnd {
-            state.drawn = state.saved;
         }
     }
 

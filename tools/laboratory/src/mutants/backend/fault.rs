@@ -110,6 +110,11 @@ pub(crate) enum BackendFault {
     FifoIsPolled,
     ReservesTooFew,
     TellsOfNoRemoteWaiter,
+    AdoptsExpired,
+    AdoptsTwice,
+    TokenKept,
+    OldProcessRenews,
+    OldProcessEnds,
 }
 
 use BackendFault as F;
@@ -218,6 +223,11 @@ impl BackendFault {
         (F::FifoIsPolled, "fifo-is-polled", &["C12", "C16"]),
         (F::ReservesTooFew, "reserves-too-few", &["C21"]),
         (F::TellsOfNoRemoteWaiter, "tells-of-no-remote-waiter", &["C21"]),
+        (F::AdoptsExpired, "adopts-expired", &["C22"]),
+        (F::AdoptsTwice, "adopts-twice", &["C22"]),
+        (F::TokenKept, "token-kept", &["C22"]),
+        (F::OldProcessRenews, "old-process-renews", &["C22"]),
+        (F::OldProcessEnds, "old-process-ends", &["C22"]),
     ];
 
     /// Returns whether the store reserves tokens for local callers.

@@ -10,6 +10,18 @@ use tokio::time::Instant;
 use super::{Fault, Requester, Server, ServerState, StoredHold, ends};
 
 impl Server {
+    /// Restarts the store. Holds survive, but waiters are forgotten and must retry.
+    pub(crate) fn restart(&self) {
+        let state = &mut *self.lock();
+        for record in state.records.values_mut() {
+            record.queue.clear();
+            record.refused.clear();
+        }
+        if self.fault == Fault::TokenSavedAtTheEnd {
+            state.drawn = state.saved;
+        }
+    }
+
     pub(crate) fn inspect(&self, key: &LockKey) -> KeyInfo {
         let mut state = self.lock();
         let name = self.name(0, key);
