@@ -193,7 +193,7 @@ impl Lock for Recorder {
     }
 
     async fn adopt(&self, text: &str) -> Result<LockGuard, Error> {
-        // A text that cannot be read names no key to record.
+        // An unreadable text has no key to record.
         let Ok(hold) = text.parse::<PortableHold>() else { return self.inner.adopt(text).await };
         let call = self.ask(hold.key(), None);
         match self.inner.adopt(text).await {
@@ -352,7 +352,7 @@ impl Grant for RecordedGrant {
             let given_out = Arc::clone(&self.inner).into_ref(ttl).await;
             self.note_loss();
             if given_out.is_ok() {
-                // Another client can be granted the key from now on.
+                // After this another client can be granted the key.
                 self.write(EventKind::Dropped { holder: self.inner.holder() });
                 self.recorder.log.0.open.fetch_sub(1, Ordering::AcqRel);
             }

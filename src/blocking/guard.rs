@@ -106,7 +106,7 @@ impl LockGuard {
         self.runtime.block_on(crate::LockGuard::relabel(self, label))?
     }
 
-    /// Gives the hold out of this client, so that another process can release it ([`Lock::adopt`](super::Lock::adopt)).
+    /// Gives the hold out of this client for another process, which releases it ([`Lock::adopt`](super::Lock::adopt)).
     /// See the async [`into_ref`](crate::LockGuard::into_ref).
     ///
     /// # Errors
