@@ -105,11 +105,6 @@ impl Hold {
         &self.request.key
     }
 
-    /// Returns the key of the slot in which the hold has its permit.
-    pub(crate) fn slot(&self) -> &LockKey {
-        self.slot.as_ref().unwrap_or(&self.request.key)
-    }
-
     /// Returns the request, for the call of the store that requests this hold. Every later call names the
     /// [`stored_id`](Self::stored_id).
     pub(crate) fn request(&self) -> &Request {
@@ -205,10 +200,10 @@ impl Hold {
     ) -> Result<LockGuard, Error> {
         let sent = granted.asked_at.unwrap_or(sent);
         // An adopted hold is not passed on, because callers of its client wait in another slot.
-        if self.slot.is_none() {
-            if let Some(place) = Place::first(&self.core, self.id(), &mut granted, sent) {
-                let _ = self.place.set(place);
-            }
+        if self.slot.is_none()
+            && let Some(place) = Place::first(&self.core, self.id(), &mut granted, sent)
+        {
+            let _ = self.place.set(place);
         }
         if granted.extension.is_some() || granted.state.is_some() {
             let _ = self.extras.set(Arc::new(Extras { extension: granted.extension, state: granted.state }));
@@ -309,8 +304,7 @@ impl Hold {
         self.is_pending() && self.delivery.is_sent()
     }
 
-    /// Returns whether the hold is pending without a request at the store, or was given out. Then the engine has no
-    /// request to undo.
+    /// Returns whether the hold has no request to undo, because none was sent, or because the hold was given out.
     pub(crate) fn is_unsent(&self) -> bool {
         self.is_pending() && !self.delivery.is_sent() || self.phase.get() == Phase::GivenOut
     }

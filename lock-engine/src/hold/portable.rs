@@ -18,6 +18,11 @@ impl Hold {
         Arc::new(Self { slot: Some(slot), ..Self::make(core, request, None, Phase::Pending) })
     }
 
+    /// Returns the key of the slot in which the hold has its permit.
+    pub(crate) fn slot(&self) -> &LockKey {
+        self.slot.as_ref().unwrap_or(&self.request.key)
+    }
+
     /// Renews the hold for `ttl` and takes it out of this client. In every other case the guard releases it.
     pub(crate) async fn give_out(self: Arc<Self>, ttl: Duration) -> Result<PortableHold, Error> {
         let given_out = Arc::clone(&self).try_give_out(ttl).await;
