@@ -398,6 +398,9 @@ macro_rules! for_each_case {
                 is_not_ended_by_a_maximum_hold [C9 C22] [Portable Virtual];
                 ends_with_its_ttl_if_nobody_adopts_it [C10 C22] [Portable];
                 is_adopted_once [C2 C22] [Portable];
+                is_adopted_by_one_of_two_clients_at_once [C1 C22] [Portable];
+                is_not_adopted_before_it_is_given_out [C1 C22] [Portable];
+                is_not_adopted_with_a_part_of_another_hold [C22] [Portable];
                 is_not_adopted_after_a_forced_release [C22] [Portable ForceRelease];
                 has_a_greater_token_with_each_adoption [C8 C22] [Portable];
                 is_one_grant_after_a_lost_answer [C2 C22] [Portable Script];
@@ -405,13 +408,15 @@ macro_rules! for_each_case {
                 is_free_after_its_adoption_failed [C5 C22] [Portable Script];
                 is_released_if_it_cannot_be_given_out [C5 C7 C22] [Portable Script];
                 is_adopted_beside_a_waiter_of_the_same_client [C11 C22] [Portable];
+                is_free_for_a_try_after_its_guard_was_dropped [C3 C22] [Portable];
+                is_held_beside_a_key_with_the_name_of_its_holder [C14 C22] [Portable];
                 is_renewed_and_ends_with_the_client_that_adopted_it [C7 C10 C17 C22] [Portable];
                 is_lost_by_the_client_that_adopted_it [C9 C22] [Portable Lose];
                 can_be_asked_for_after_its_adoption [C18 C22] [Portable Ask];
                 has_a_lease_that_the_store_accepts [C15 C22] [Portable];
                 has_no_cooldown [C16 C22] [Portable Cooldown];
                 is_not_fenced [C8 C22] [Portable Fence];
-                is_not_adopted_from_a_text_that_was_changed [C15 C22] [Portable];
+                is_not_adopted_from_a_text_that_was_cut [C15 C22] [Portable];
                 stays_in_its_namespace [C14 C22] [Portable];
             }
             stress {

@@ -389,8 +389,16 @@ impl<B: Backend> Backend for Disturbed<B> {
         answer
     }
 
-    fn forget(&self, hold: &HoldRef) {
-        self.inner.forget(hold);
+    /// Meets the faults of a renewal.
+    async fn give_out(&self, hold: HoldRef) -> Result<Renewed, Error> {
+        if let Some(failure) = InjectedFailure::instead(self.script.fault_of(Op::Renew, &hold.key)) {
+            return failure.error();
+        }
+        let call = || {
+            let (inner, hold) = (Arc::clone(&self.inner), hold.clone());
+            async move { inner.give_out(hold).await }
+        };
+        self.script.through(Op::Renew, self.latency, call).await.unwrap_or_else(InjectedFailure::error)
     }
 
     /// Meets the faults of an acquire.

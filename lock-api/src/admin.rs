@@ -331,7 +331,8 @@ pub struct HoldInfo {
     pub since: Option<SystemTime>,
     /// The time until the lease ends by itself. `None` without a lease.
     pub expires_in: Option<Duration>,
-    /// The holder as the operating system or the server sees it, such as a process or a client address.
+    /// The holder as the operating system or the server sees it, such as a process or a client address. `None` also while
+    /// the hold is on its way to another process ([`LockGuard::into_ref`](crate::LockGuard::into_ref)).
     pub owner: Option<String>,
     /// Whether the holder has a request to release ([`LockAdmin::ask`]). False on stores without such requests.
     pub asked: bool,

@@ -349,8 +349,9 @@ impl LockGuard {
     /// Gives the hold out of this client, because another process releases it. Returns a text, from which
     /// [`Lock::adopt`](crate::Lock::adopt) makes a guard there ([example](PortableHold)).
     ///
-    /// The call renews the hold once. After that the hold lasts for `ttl` or until its adoption, also if this client is
-    /// closed, and its maximum hold is void. Handles of this guard read ended.
+    /// The call renews the hold once, and marks it at the store as given out. After that the hold lasts for `ttl` or
+    /// until its adoption, also if this client is closed, and its maximum hold is void. Handles of this guard read ended.
+    /// A request to release that arrives before the adoption lapses with it.
     ///
     /// # Errors
     ///
@@ -362,7 +363,7 @@ impl LockGuard {
     ///   lease, with a cooldown, or whose [`extension`](Self::extension) (a fence) or [`relabel`](Self::relabel) was used.
     /// - [`Lost`](crate::ErrorKind::Lost) if the grant has ended.
     /// - [`Unavailable`](crate::ErrorKind::Unavailable) or [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown) if the
-    ///   grant is in doubt, or the store did not confirm the renewal.
+    ///   grant is in doubt, the store did not confirm the call, or an earlier renewal for another TTL is unanswered.
     ///
     /// # Cancel safety
     ///

@@ -153,6 +153,13 @@ impl LockKey {
         &self.text
     }
 
+    /// Makes a name that no key has, because it begins with NUL. For tables that have keys and other entries.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn outside_of_keys(name: impl fmt::Display) -> Self {
+        Self::from_valid(format!("\0{name}").into())
+    }
+
     pub(crate) fn from_valid(text: Arc<str>) -> Self {
         let hash = SEED.get_or_init(|| Seed::Random(RandomState::new())).hash(&text);
         Self { text, hash }

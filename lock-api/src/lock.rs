@@ -191,10 +191,9 @@ pub trait Lock: Debug + Display + Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// - [`Lost`](crate::ErrorKind::Lost) if the hold of the text has ended or was adopted, or is of another store or
-    ///   [namespace](crate::Namespaced): acquire the key again.
-    /// - [`InvalidOption`](crate::ErrorKind::InvalidOption) if the text was cut or changed, or its TTL is out of the
-    ///   store's bounds.
+    /// - [`Lost`](crate::ErrorKind::Lost) if the hold of the text has ended, was adopted or never given out, or is of
+    ///   another store or [namespace](crate::Namespaced): acquire the key again.
+    /// - [`InvalidOption`](crate::ErrorKind::InvalidOption) if the text was cut, or its TTL is out of the store's bounds.
     /// - [`Unsupported`](crate::ErrorKind::Unsupported) unless [`Capabilities::portable`] is declared.
     /// - Otherwise the store's failure. The hold is then released, unless it was not adopted.
     ///

@@ -169,8 +169,8 @@ impl Driver {
                 self.finish(call, holds);
             }
         }
-        for (hold, ttl, reply) in batch.renew {
-            self.renew_for(RenewalRequest::new(hold, ttl, reply));
+        for request in batch.renew {
+            self.renew_for(request);
         }
         self.chains.extend(batch.chains.into_iter().map(|(key, id, ends)| ((ends, id), key)));
     }

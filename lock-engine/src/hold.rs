@@ -46,7 +46,7 @@ pub(crate) struct Hold {
     /// The place in a chain of callers that pass the store's hold to each other. Not set if the store grants each
     /// hold by itself.
     place: OnceLock<Place>,
-    /// The key of the hold's slot, if it is not the hold's own key. See [`adopting`](Self::adopting).
+    /// The name of the hold's slot, if it is not the hold's key. See [`adopting`](Self::adopting).
     slot: Option<LockKey>,
     /// The times of the hold's renewal, doubt and end. `None` if only a release can end the hold.
     pub(crate) lease: Option<Box<LeaseClock>>,
@@ -199,10 +199,7 @@ impl Hold {
         permit: Option<Permit>,
     ) -> Result<LockGuard, Error> {
         let sent = granted.asked_at.unwrap_or(sent);
-        // An adopted hold is not passed on, because callers of its client wait in another slot.
-        if self.slot.is_none()
-            && let Some(place) = Place::first(&self.core, self.id(), &mut granted, sent)
-        {
+        if let Some(place) = Place::first(&self.core, self.id(), &mut granted, sent) {
             let _ = self.place.set(place);
         }
         if granted.extension.is_some() || granted.state.is_some() {
@@ -304,7 +301,7 @@ impl Hold {
         self.is_pending() && self.delivery.is_sent()
     }
 
-    /// Returns whether the hold has no request to undo, because none was sent, or because the hold was given out.
+    /// Returns whether the engine has to undo no request of the hold: it was never sent, or the hold was given out.
     pub(crate) fn is_unsent(&self) -> bool {
         self.is_pending() && !self.delivery.is_sent() || self.phase.get() == Phase::GivenOut
     }

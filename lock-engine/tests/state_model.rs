@@ -286,16 +286,15 @@ fn a_hold_is_given_out_or_lost_or_released_and_never_renewed_afterwards() {
 }
 
 #[test]
-fn a_hold_is_given_out_or_has_an_extension_from_before_not_both() {
+fn a_hold_is_given_out_or_has_an_extension_not_both() {
     model(|| {
         let state = Arc::new(AtomicPhase::new(Phase::Live));
         let extending = in_thread(&state, AtomicPhase::pin);
-        let leaves = state.pin_first();
-        assert!(extending.join().unwrap());
-        assert!(!state.pin_first(), "it is pinned");
-        if leaves {
-            assert_eq!(state.give_out(), Ok(true));
-            assert!(!state.pin(), "it has left");
+        let given_out = state.give_out();
+        match extending.join().unwrap() {
+            true => assert_eq!((given_out, state.get()), (Err(Phase::Live), Phase::Live)),
+            false => assert_eq!((given_out, state.get()), (Ok(true), Phase::GivenOut)),
         }
+        assert_eq!(state.is_pinned(), given_out.is_err());
     });
 }

@@ -226,8 +226,15 @@ impl Backend for MemoryBackend {
         Ok(self.store.relabel(&hold, label))
     }
 
-    fn forget(&self, hold: &HoldRef) {
-        self.store.forget(hold);
+    async fn give_out(&self, hold: HoldRef) -> Result<Renewed, Error> {
+        let reply = match self.peer.faults.before(Op::Renew).await {
+            Ok(reply) => reply,
+            Err(unsent) => return Err(unsent.error()),
+        };
+        let mut answer = [self.check_open().map(|()| self.store.give_out(&hold))];
+        self.after(reply, &mut answer).await;
+        let [answer] = answer;
+        answer
     }
 
     async fn adopt(&self, request: Request, given: HoldRef) -> Result<Attempt, Error> {

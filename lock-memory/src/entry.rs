@@ -114,7 +114,7 @@ impl DeferredWakeups {
 pub(crate) struct PeerId(pub(crate) u64);
 
 impl PeerId {
-    /// Stands for *no client*, because clients are counted from zero.
+    /// Stands for *no client*, because clients are counted from zero. Marks a hold as given out.
     pub(crate) const NONE: Self = Self(u64::MAX);
 }
 
@@ -234,6 +234,11 @@ impl MemoryHold {
         self.expires.is_none_or(|e| e > now.get())
     }
 
+    /// Returns whether the hold was given out and no client has adopted it.
+    pub(crate) fn is_given_out(&self) -> bool {
+        self.peer == PeerId::NONE
+    }
+
     /// Returns whether this is the grant of `given`, by holder and token.
     pub(crate) fn is(&self, given: &HoldRef) -> bool {
         self.holder == given.holder && Some(self.token) == given.token
@@ -247,7 +252,7 @@ impl MemoryHold {
         info.label.clone_from(&self.label);
         info.since = Some(self.since);
         info.expires_in = self.expires.map(|e| e.since(now.get()));
-        info.owner = Some(format!("pid {}", std::process::id()));
+        info.owner = (!self.is_given_out()).then(|| format!("pid {}", std::process::id()));
         info.asked = self.asked;
         info
     }

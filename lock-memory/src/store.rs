@@ -124,6 +124,15 @@ impl Store {
     }
 
     pub(crate) fn renew(&self, hold: &HoldRef) -> Renewed {
+        self.renew_and(hold, |_| ())
+    }
+
+    /// Renews the hold, and keeps it for whichever client adopts it, and no longer for the client that had it.
+    pub(crate) fn give_out(&self, hold: &HoldRef) -> Renewed {
+        self.renew_and(hold, |live| live.peer = PeerId::NONE)
+    }
+
+    fn renew_and(&self, hold: &HoldRef, change: impl FnOnce(&mut MemoryHold)) -> Renewed {
         let now = &Now::of(&self.clock);
         let mut state = self.lock();
         let Some(entry) = state.find(&hold.key) else { return Renewed::Gone(LossReason::Gone) };
@@ -131,6 +140,7 @@ impl Store {
             return Renewed::Gone(LossReason::Gone);
         };
         live.expires = hold.ttl.map(|ttl| now.get().after(ttl));
+        change(live);
         let mut wakeups = DeferredWakeups::default();
         // Wakes the next waiter, because the TTL may be shorter than the one it waits for.
         if entry.has_queue() {
@@ -153,17 +163,7 @@ impl Store {
         Renewed::Extended
     }
 
-    /// Keeps the hold for whichever client adopts it, and no longer for the client that had it.
-    pub(crate) fn forget(&self, hold: &HoldRef) {
-        let now = &Now::of(&self.clock);
-        let mut state = self.lock();
-        let live = state.find(&hold.key).and_then(|entry| entry.live(now));
-        if let Some(live) = live.filter(|live| live.holder == hold.holder) {
-            live.peer = PeerId::NONE;
-        }
-    }
-
-    /// Grants the request if the hold `given` has the key.
+    /// Grants the request if the hold `given` has the key and is given out.
     pub(crate) fn adopt(
         &self,
         request: &Request,
@@ -173,17 +173,22 @@ impl Store {
         let now = &Now::of(&self.clock);
         let mut state = self.lock();
         let (entry, drawn) = state.entry(&request.key, now);
-        if let Some(granted) = entry.repeated(request, now) {
-            return Ok(granted);
+        match entry.live(now) {
+            Some(live) if live.is_given_out() && live.is(given) => {
+                let mut request = request.clone();
+                request.label.clone_from(&live.label);
+                return entry.grant(drawn, &request, peer, now).map(Attempt::Granted);
+            }
+            // A repetition that arrives after the adopted hold was given out again changes nothing.
+            Some(live) if !live.is_given_out() => {
+                if let Some(granted) = entry.repeated(request, now) {
+                    return Ok(granted);
+                }
+            }
+            _ => {}
         }
-        let is_given = |live: &&mut MemoryHold| live.is(given);
-        let Some(live) = entry.live(now).filter(is_given) else {
-            state.tidy(&request.key);
-            return Ok(Attempt::Refused(Error::lost(LossReason::Gone)));
-        };
-        let mut request = request.clone();
-        request.label.clone_from(&live.label);
-        entry.grant(drawn, &request, peer, now).map(Attempt::Granted)
+        state.tidy(&request.key);
+        Ok(Attempt::Refused(Error::lost(LossReason::Gone)))
     }
 
     /// Sends the holder a request to release, if it has the key. Returns whether it does.

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_api::{ErrorKind, HolderId, Lock, LockExt, LockKey, LossReason, Validity};
-use leasehold_engine::{Attempt, Backend as _, Request};
+use leasehold_api::{Error, ErrorKind, HolderId, Lock, LockExt, LockKey, LossReason, Validity};
+use leasehold_engine::{Attempt, Backend as _, HoldRef, Renewed, Request};
 use leasehold_memory::{ClientSetup, Fault, MemoryStore, Op};
 
 #[tokio::test(start_paused = true)]
@@ -135,4 +135,49 @@ async fn a_release_of_a_lease_that_has_ended_at_the_store_alone_is_lost() {
         assert_eq!(error.kind(), ErrorKind::Lost, "{cooldown:?}: {error}");
         a.faults.skew_behind(Duration::ZERO);
     }
+}
+
+/// Calls the store without an engine, because an engine repeats no request that was answered.
+#[tokio::test(start_paused = true)]
+async fn an_adoption_that_arrives_again_never_shortens_the_lease() {
+    let backend = MemoryStore::new().backend();
+    let (key, minute) = (LockKey::new("k").unwrap(), Duration::from_secs(60));
+    let request = |serial| {
+        let mut request = Request::new(key.clone(), HolderId::from_parts(1, serial));
+        request.ttl = Some(minute);
+        request
+    };
+    let lasting = |hold: &HoldRef, ttl| {
+        let mut hold = hold.clone();
+        hold.ttl = Some(ttl);
+        hold
+    };
+    let granted = |attempt: Result<Attempt, Error>| match attempt {
+        Ok(Attempt::Granted(granted)) => granted.token,
+        Ok(Attempt::Refused(error)) if error.kind() == ErrorKind::Lost => None,
+        other => panic!("{other:?}"),
+    };
+    let first = request(1);
+    let mut given = first.hold();
+    given.token = granted(backend.acquire(vec![first]).await.remove(0));
+    let adopted = async || granted(backend.adopt(request(2), given.clone()).await);
+    let shown = async || {
+        let info = backend.admin().unwrap().inspect(&key).await.unwrap();
+        let hold = info.holder().unwrap().clone();
+        (hold.expires_in.unwrap(), hold.owner.is_some())
+    };
+    assert_eq!((adopted().await, shown().await), (None, (minute, true)), "it was not given out");
+    assert_eq!(backend.give_out(given.clone()).await.unwrap(), Renewed::Extended);
+    assert_eq!(shown().await, (minute, false), "on its way it has no owner");
+    let token = adopted().await;
+    assert!(token > given.token);
+    let second = request(2).hold();
+    assert_eq!(
+        backend.renew(vec![lasting(&second, minute * 60)]).await.remove(0).unwrap(),
+        Renewed::Extended
+    );
+    assert_eq!((adopted().await, shown().await), (token, (minute * 60, true)), "the same grant");
+    // The same request after its hold has left again.
+    assert_eq!(backend.give_out(lasting(&second, minute / 2)).await.unwrap(), Renewed::Extended);
+    assert_eq!((adopted().await, shown().await), (None, (minute / 2, false)));
 }

@@ -24,6 +24,7 @@ pub(crate) const MUTEXES: Dialect = Dialect {
     renew: RENEW,
     confirm: CONFIRM,
     relabel: RELABEL,
+    give_out: None,
     adopt: None,
     release_unawaited: RELEASE_UNAWAITED,
     release_one: RELEASE_ONE,

@@ -34,6 +34,7 @@ pub(crate) const LEASES: Dialect = Dialect {
     renew: RENEW,
     confirm: CONFIRM,
     relabel: RELABEL,
+    give_out: Some(GIVE_OUT),
     adopt: Some(ADOPT),
     release_unawaited: RELEASE_UNAWAITED,
     release_one: RELEASE_ONE,
@@ -257,21 +258,37 @@ UPDATE {schema}.lease l SET label = $3::text
 WHERE l.key = $1::text AND l.holder = $2::text AND NOT l.released AND l.expires_at > clock_timestamp()
 RETURNING true";
 
+/// A row without an owner is given out. Locks the row before it reads the clock, like [`RENEW`].
+const GIVE_OUT: &str = "\
+WITH g AS MATERIALIZED (
+    SELECT l.key, l.expires_at AS until FROM {schema}.lease l
+    WHERE l.key = $1::text AND l.holder = $2::text AND NOT l.released
+    FOR NO KEY UPDATE
+)
+UPDATE {schema}.lease l SET
+    owner = NULL,
+    ttl_us = $3::bigint,
+    expires_at = clock_timestamp() + $3::bigint * interval '1 microsecond'
+WHERE l.key = ANY (ARRAY(SELECT g.key FROM g WHERE g.until > clock_timestamp()))
+RETURNING true";
+
 /// Locks the row for itself, because a transaction under a fence of the earlier grant must end first. Reads the clock
-/// after that. Keeps the waiter's mark and the label.
+/// after that. Keeps the waiter's mark and the label. A repeated request finds its own hold, unless that was given out
+/// since, and leaves it the longer lease, because the request can arrive after a renewal.
 const ADOPT: &str = "\
 WITH g AS MATERIALIZED (
     SELECT l.key, l.expires_at AS until FROM {schema}.lease l
-    WHERE l.key = $1::text AND NOT l.released
-        AND ((l.holder = $2::text AND l.token = $3::bigint) OR l.holder = $4::text)
+    WHERE l.key = $1::text AND NOT l.released AND CASE WHEN l.owner IS NULL
+        THEN l.holder = $2::text AND l.token = $3::bigint ELSE l.holder = $4::text END
     FOR UPDATE
 )
 UPDATE {schema}.lease l SET
     holder = $4::text,
     token = CASE WHEN l.holder = $4::text THEN l.token ELSE nextval({token}) END,
     acquired_at = CASE WHEN l.holder = $4::text THEN l.acquired_at ELSE clock_timestamp() END,
-    ttl_us = $5::bigint,
-    expires_at = clock_timestamp() + $5::bigint * interval '1 microsecond',
+    ttl_us = CASE WHEN l.holder = $4::text THEN l.ttl_us ELSE $5::bigint END,
+    expires_at = greatest(CASE WHEN l.holder = $4::text THEN l.expires_at END,
+        clock_timestamp() + $5::bigint * interval '1 microsecond'),
     owner = $6::text
 WHERE l.key = ANY (ARRAY(SELECT g.key FROM g WHERE g.until > clock_timestamp()))
 RETURNING l.token";

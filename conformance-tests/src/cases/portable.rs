@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_api::{
-    AcquireOptions, End, Error, ErrorKind, Lock, LockGuard, LockKey, LossReason, Namespaced, PortableHold, Validity,
+    AcquireOptions, End, Error, ErrorKind, Lock, LockGuard, LockKey, LossReason, Namespaced, PortableHold,
+    Validity,
 };
 
 use super::inspection::admin;
@@ -142,6 +143,59 @@ pub(crate) async fn is_adopted_once(cx: &Context) {
     cx.give(next).await;
 }
 
+pub(crate) async fn is_adopted_by_one_of_two_clients_at_once(cx: &Context) {
+    let a = cx.client().await;
+    let (b, c) = cx.two().await;
+    for _ in 0..4 {
+        let portable = taken(cx, &a, &cx.key()).await;
+        let (guard, refused) = match tokio::join!(b.adopt(portable.expose()), c.adopt(portable.expose())) {
+            (Ok(_), Ok(_)) => panic!("two clients have adopted the same hold"),
+            (Ok(guard), refused) | (refused, Ok(guard)) => (guard, refused),
+            (Err(error), Err(_)) => call_failed("one of two adoptions must be granted", &error),
+        };
+        fails(refused, &[ErrorKind::Lost]);
+        guard.confirm().await.answered("held until now");
+        cx.give(guard).await;
+    }
+}
+
+pub(crate) async fn is_not_adopted_before_it_is_given_out(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let text_of = |guard: &LockGuard| {
+        let token = guard.token().expect("the store declares tokens");
+        PortableHold::new(&key, guard.stored_holder(), token, long(cx))
+    };
+    let guard = cx.take_with(&a, &key, &cx.leased()).await;
+    for lock in [&a, &b] {
+        is_lost(lock, &text_of(&guard)).await;
+    }
+    guard.confirm().await.answered("held until now");
+    let guard = adopt(&b, &give_out(cx, guard).await).await;
+    is_lost(&a, &text_of(&guard)).await;
+    guard.confirm().await.answered("held until now");
+    cx.give(guard).await;
+}
+
+pub(crate) async fn is_not_adopted_with_a_part_of_another_hold(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let (one, other) = (taken(cx, &a, &cx.key()).await, taken(cx, &a, &cx.key()).await);
+    let mixed = |key: &LockKey, holder: &PortableHold, token: &PortableHold| {
+        PortableHold::new(key, holder.holder(), token.token(), one.ttl())
+    };
+    for portable in [
+        mixed(one.key(), &one, &other),
+        mixed(one.key(), &other, &one),
+        mixed(one.key(), &other, &other),
+        mixed(other.key(), &one, &one),
+    ] {
+        is_lost(&b, &portable).await;
+    }
+    for portable in [one, other] {
+        cx.give(adopt(&b, &portable).await).await;
+    }
+}
+
 pub(crate) async fn is_not_adopted_after_a_forced_release(cx: &Context) {
     let (a, b) = cx.two().await;
     let key = cx.key();
@@ -256,6 +310,29 @@ pub(crate) async fn is_adopted_beside_a_waiter_of_the_same_client(cx: &Context) 
     cx.give(behind.granted(cx, cx.handover()).await).await;
 }
 
+pub(crate) async fn is_free_for_a_try_after_its_guard_was_dropped(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    drop(adopt(&b, &taken(cx, &a, &key).await).await);
+    match b.try_acquire(&key, &AcquireOptions::new()).await.answered("the store answers") {
+        Some(guard) => cx.give(guard).await,
+        None => panic!("the try did not wait for the release by its own client"),
+    }
+}
+
+/// The waiter has the permit of the key, so the adopted hold has a separate one.
+pub(crate) async fn is_held_beside_a_key_with_the_name_of_its_holder(cx: &Context) {
+    let (a, b) = cx.two().await;
+    let key = cx.key();
+    let portable = taken(cx, &a, &key).await;
+    let waiter = cx.queue_with(&b, &key, cx.patient()).await;
+    let guard = adopt(&b, &portable).await;
+    let named = LockKey::new(guard.holder().to_string()).expect("an id is a valid key");
+    cx.give(cx.take(&b, &named).await).await;
+    cx.give(guard).await;
+    cx.give(waiter.granted(cx, cx.handover()).await).await;
+}
+
 pub(crate) async fn is_renewed_and_ends_with_the_client_that_adopted_it(cx: &Context) {
     let (a, b) = cx.two().await;
     let key = cx.key();
@@ -325,7 +402,7 @@ pub(crate) async fn is_not_fenced(cx: &Context) {
     stays(cx, &lock, guard, long(cx)).await;
 }
 
-pub(crate) async fn is_not_adopted_from_a_text_that_was_changed(cx: &Context) {
+pub(crate) async fn is_not_adopted_from_a_text_that_was_cut(cx: &Context) {
     let (a, b) = cx.two().await;
     let key = cx.key();
     let portable = taken(cx, &a, &key).await;

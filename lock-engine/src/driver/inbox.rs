@@ -1,7 +1,6 @@
 //! Messages to the driver. Callers and guards send them from any thread, without waiting.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use leasehold_api::{Error, LockKey};
 use tokio::sync::{Notify, oneshot};
@@ -9,7 +8,7 @@ use tokio::sync::{Notify, oneshot};
 use crate::acquire::entry::StoreCall;
 use crate::clock::Moment;
 use crate::driver::outbox::PendingRelease;
-use crate::hold::Hold;
+use crate::driver::renewal::RenewalRequest;
 use crate::hold::tenure::StoredId;
 
 /// The reply to a caller that waits for a renewal.
@@ -30,8 +29,8 @@ pub(crate) struct InboxBatch {
     pub(crate) releases: Vec<PendingRelease>,
     /// Abandoned calls to finish, and the holds to release after them.
     pub(crate) abandoned: Vec<(StoreCall, Vec<PendingRelease>)>,
-    /// Renewals that a caller waits for: the hold, its new TTL, and the reply.
-    pub(crate) renew: Vec<(Arc<Hold>, Option<Duration>, RenewReply)>,
+    /// Renewals that a caller waits for.
+    pub(crate) renew: Vec<RenewalRequest>,
     /// Chains of callers that pass a hold to each other: the key, the store's id of the hold, and the end of the chain.
     pub(crate) chains: Vec<(LockKey, StoredId, Moment)>,
     /// Whether to close, because `close` was called or the last user of the engine is gone.
@@ -74,8 +73,8 @@ impl Inbox {
     }
 
     /// Requests a renewal of a hold now. Returns whether the inbox took the message.
-    pub(crate) fn renew(&self, hold: Arc<Hold>, ttl: Option<Duration>, reply: RenewReply) -> bool {
-        self.push(|batch| batch.renew.push((hold, ttl, reply)))
+    pub(crate) fn renew(&self, request: RenewalRequest) -> bool {
+        self.push(|batch| batch.renew.push(request))
     }
 
     /// Requests that the driver releases the hold if no caller has picked it up when its chain ends.

@@ -17,7 +17,7 @@ use crate::driver::inbox::RenewReply;
 use crate::hold::Hold;
 use crate::hold::lease_clock::LeaseClock;
 use crate::metrics::Event;
-use crate::store::backend::{Backend, Renewed};
+use crate::store::backend::{Backend, HoldRef, Renewed};
 use crate::store::missing_replies_error;
 
 /// The calls that are due now.
@@ -34,6 +34,8 @@ pub(crate) struct Renewal {
     /// The new TTL, or the time until an unconfirmed hold counts as lost.
     window: Duration,
     replies: Vec<RenewReply>,
+    /// Whether the call also marks the hold as given out. Such a hold has a call for itself.
+    gives_out: bool,
 }
 
 /// One call of [`Backend::renew`]: when it was sent, its renewals, and its answers (`None` if it timed out or
@@ -53,6 +55,7 @@ pub(crate) struct RenewalRequest {
     hold: Arc<Hold>,
     ttl: Option<Duration>,
     replies: Vec<RenewReply>,
+    gives_out: bool,
 }
 
 /// Holds whose windows (TTLs) differ by a larger factor are renewed in separate calls. A call may take a
@@ -83,7 +86,8 @@ impl Core {
             } else if hold.is_live() {
                 let by = if any_renewal { now.after(lease.interval() / 2) } else { now };
                 if lease.is_renewed_by(by) {
-                    renewals.push(Renewal { window: lease.window(), hold, replies: Vec::new() });
+                    let window = lease.window();
+                    renewals.push(Renewal { window, hold, replies: Vec::new(), gives_out: false });
                 } else {
                     looks.push(hold);
                 }
@@ -103,16 +107,16 @@ impl Core {
         request: RenewalRequest,
         waiting: &mut QueuedRenewals,
     ) -> Option<Vec<Renewal>> {
-        let RenewalRequest { hold, ttl, mut replies } = request;
+        let RenewalRequest { hold, ttl, mut replies, gives_out } = request;
         // Skips the renewal if no caller waits, or if the hold has ended.
         replies.retain(|reply| !reply.is_closed());
         let lease = hold.lease.as_ref().filter(|_| !replies.is_empty() && hold.is_live())?;
         if hold.phase.is_renewing() {
-            waiting.add(RenewalRequest { hold, ttl, replies });
+            waiting.add(RenewalRequest { hold, ttl, replies, gives_out });
             return None;
         }
         let window = ttl.unwrap_or_else(|| lease.window());
-        Some(vec![Renewal { hold, window, replies }])
+        Some(vec![Renewal { hold, window, replies, gives_out }])
     }
 
     /// Makes one call for all `renewals` whose holds are still live. A hold is in at most one call at a time. `None` if
@@ -128,6 +132,7 @@ impl Core {
         }
         let mut limit = self.timing.request_timeout;
         let mut holds = Vec::with_capacity(renewals.len());
+        let gives_out = renewals.iter().any(|renewal| renewal.gives_out);
         let sent = self.clock.now();
         for Renewal { hold, window, .. } in &renewals {
             let mut reference = hold.reference();
@@ -145,7 +150,7 @@ impl Core {
         let backend = Arc::clone(&self.backend);
         Some(async move {
             // Catches panics, also those before the first await: a panic counts as no answer.
-            let call = async { timeout(limit, Arc::<dyn Backend>::clone(&backend).renew(holds)).await };
+            let call = async { timeout(limit, renew_or_give_out(backend, holds, gives_out)).await };
             let answers = AssertUnwindSafe(call).catch_unwind().await.ok().and_then(Result::ok);
             RenewalCall { sent, renewals, answers }
         })
@@ -160,7 +165,7 @@ impl Core {
         let mut answers = answers.map(Vec::into_iter);
         // All holds get the same jitter, which keeps them together in the next call.
         let jitter = 1.0 - fastrand::f64() / 10.0;
-        for Renewal { hold, window, replies } in renewals {
+        for Renewal { hold, window, replies, .. } in renewals {
             let answer = match &mut answers {
                 Some(answers) => answers.next().unwrap_or_else(|| Err(missing_replies_error())),
                 None => Err(Error::new(
@@ -242,9 +247,25 @@ impl QueuedRenewals {
 }
 
 impl RenewalRequest {
-    pub(crate) fn new(hold: Arc<Hold>, ttl: Option<Duration>, reply: RenewReply) -> Self {
-        Self { hold, ttl, replies: vec![reply] }
+    pub(crate) fn new(hold: Arc<Hold>, ttl: Option<Duration>, gives_out: bool, reply: RenewReply) -> Self {
+        Self { hold, ttl, gives_out, replies: vec![reply] }
     }
+}
+
+/// Makes the call of the store for `holds`, which are one hold if it is given out.
+async fn renew_or_give_out(
+    backend: Arc<dyn Backend>,
+    holds: Vec<HoldRef>,
+    gives_out: bool,
+) -> Vec<Result<Renewed, Error>> {
+    if !gives_out {
+        return backend.renew(holds).await;
+    }
+    let mut answers = Vec::with_capacity(holds.len());
+    for hold in holds {
+        answers.push(backend.give_out(hold).await);
+    }
+    answers
 }
 
 /// Splits renewals into calls. The windows (TTLs) of one call have about the same length.

@@ -21,6 +21,7 @@ use tokio_util::context::TokioContext;
 use crate::acquire::queue::GrantOutcome;
 use crate::clock::Moment;
 use crate::driver::outbox::PendingRelease;
+use crate::driver::renewal::RenewalRequest;
 use crate::hold::Hold;
 use crate::metrics::Event;
 use crate::store::backend::ReleaseReply;
@@ -134,7 +135,8 @@ impl Grant for Hold {
 }
 
 impl Hold {
-    /// Renews through the driver, because the driver keeps the renewals of one hold in order.
+    /// Renews through the driver, because the driver keeps the renewals of one hold in order. For
+    /// [`GiveOut`](Operation::GiveOut) the store also marks the hold as given out.
     pub(crate) async fn renew_now(
         self: Arc<Self>,
         ttl: Option<Duration>,
@@ -163,7 +165,8 @@ impl Hold {
             return Err(named(ended()));
         }
         let (reply, answer) = oneshot::channel();
-        if !self.core.inbox.renew(Arc::clone(&self), ttl, reply) {
+        let gives_out = operation == Operation::GiveOut;
+        if !self.core.inbox.renew(RenewalRequest::new(Arc::clone(&self), ttl, gives_out, reply)) {
             return Err(named(ended()));
         }
         let lost = self.phase.watch();
@@ -198,13 +201,13 @@ impl Hold {
                 self.core.yield_if_remote_waiters(self.key(), self.stored_id(), freed);
                 if freed.was_held {
                     self.core.metrics.publish(Event::Released);
-                    self.core.queues.pass_on(self.slot(), GrantOutcome::Released);
+                    self.pass_on(GrantOutcome::Released);
                     return Ok(());
                 }
                 if !self.core.closing.is_cancelled() {
                     self.core.metrics.found_lost(self.key());
                 }
-                self.core.queues.pass_on(self.slot(), GrantOutcome::Ended);
+                self.pass_on(GrantOutcome::Ended);
                 Err(self.was_not_held())
             }
             Err(error) => {

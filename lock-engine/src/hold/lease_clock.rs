@@ -209,6 +209,12 @@ impl LeaseClock {
         (self.kept_by == KeptBy::Lease).then(|| Duration::from_nanos(self.longest.load(Ordering::Acquire)))
     }
 
+    /// Returns whether the store counts `ttl`, also if an unanswered renewal still arrives.
+    pub(crate) fn is_sure_of(&self, ttl: Duration) -> bool {
+        let was_answered = self.shortest_unknown.load(Ordering::Acquire) == u64::MAX;
+        self.ttl() == Some(ttl) && (was_answered || self.longest() == Some(ttl))
+    }
+
     pub(crate) fn max_hold(&self) -> Option<Duration> {
         self.max_hold
     }

@@ -12,15 +12,24 @@ use crate::hold::state::Phase;
 use crate::store::backend::Request;
 
 impl Hold {
-    /// Makes the hold of a request that adopts another client's hold. It has its permit in `slot`, because other callers
-    /// of this client can hold or await its key.
+    /// Makes the hold of a request that adopts another client's hold. It has its permit in `slot`, because another caller
+    /// of this client has the permit of its key.
     pub(crate) fn adopting(core: &Arc<Alive>, request: Request, slot: LockKey) -> Arc<Self> {
         Arc::new(Self { slot: Some(slot), ..Self::make(core, request, None, Phase::Pending) })
     }
 
-    /// Returns the key of the slot in which the hold has its permit.
+    /// Returns the name of the slot in which the hold has its permit.
     pub(crate) fn slot(&self) -> &LockKey {
         self.slot.as_ref().unwrap_or(&self.request.key)
+    }
+
+    /// Passes on the permit of a released hold.
+    pub(crate) fn pass_on(&self, outcome: GrantOutcome) {
+        self.core.queues.pass_on(self.slot(), outcome);
+        // A caller with the key's own permit can be waiting for this hold.
+        if self.slot.is_some() {
+            self.core.wake_owner(self.key());
+        }
     }
 
     /// Renews the hold for `ttl` and takes it out of this client. In every other case the guard releases it.
@@ -31,23 +40,19 @@ impl Hold {
 
     async fn try_give_out(self: Arc<Self>, ttl: Duration) -> Result<PortableHold, Error> {
         self.check_portable()?;
-        // An acquirer must not take the hold over while this call waits for the store.
-        if !self.phase.pin_first() {
-            self.check_held()?;
-            return Err(stays("its extension (a fence) or its label was used"));
-        }
+        // If this call fails, no caller here gets the hold, because the store has possibly marked it as given out.
+        self.end_chain();
         loop {
             // The store counts the hold of the text from this renewal.
             Arc::clone(&self).renew_now(Some(ttl), Operation::GiveOut).await.map_err(not_renewed)?;
             self.check_held()?;
             let hold = self.reference();
-            let (Some(token), true) = (hold.token, hold.ttl == Some(ttl)) else {
+            let is_sure = self.lease.as_ref().is_some_and(|lease| lease.is_sure_of(ttl));
+            let (Some(token), true) = (hold.token, is_sure) else {
                 return Err(in_doubt(
-                    "an earlier renewal for a shorter time had no answer and may still arrive",
+                    "an earlier renewal for another time had no answer and may still arrive",
                 ));
             };
-            // Before the hold is out, because a backend that closes ends every hold that it keeps.
-            self.core.backend.forget(&hold);
             match self.phase.give_out() {
                 Ok(true) => {
                     self.core.schedule.forget(&self);
@@ -57,6 +62,7 @@ impl Hold {
                 }
                 // A renewal was sent since, which would renew the hold after it has left.
                 Ok(false) => {}
+                Err(Phase::Live) => return Err(pinned()),
                 Err(_) => self.check_held()?,
             }
         }
@@ -70,7 +76,8 @@ impl Hold {
         if self.has_cooldown() {
             return Err(stays("it has a cooldown"));
         }
-        self.check_held()
+        self.check_held()?;
+        if self.phase.is_pinned() { Err(pinned()) } else { Ok(()) }
     }
 
     /// Fails unless the hold is valid.
@@ -87,6 +94,10 @@ fn stays(why: &str) -> Error {
     let message =
         format!("this hold cannot be given to another process, because {why}; the guard is released");
     Error::new(ErrorKind::InvalidOption, message)
+}
+
+fn pinned() -> Error {
+    stays("its extension (a fence) or its label was used")
 }
 
 fn in_doubt(why: &str) -> Error {

@@ -20,8 +20,8 @@
 //! Two flags stand in the same byte, because a release decides by them whether the store's hold may pass to the
 //! next caller. [`PINNED`]: a part of the grant outlives the guard, such as a transaction under a fence or a new
 //! label. [`RENEWING`]: a renewal is under way, whose outcome the next caller would not know. Both can be set only
-//! while the hold is live. So either the release sees the flag, or setting it fails. A hold is given out only between
-//! two renewals, because this client must not renew it afterwards.
+//! while the hold is live. So either the release sees the flag, or setting it fails. A hold is given out only without
+//! both flags, because this client must not renew or fence it afterwards.
 //!
 //! `tests/state_model.rs` checks this file with loom.
 
@@ -168,20 +168,18 @@ impl AtomicPhase {
         self.flag(PINNED)
     }
 
-    /// Does the same for a caller that needs a hold which nothing has pinned. Returns `false` if the hold was pinned or
-    /// has ended.
-    pub(crate) fn pin_first(&self) -> bool {
-        let pinned =
-            |before| (Phase::of(before) == Phase::Live && before & PINNED == 0).then_some(before | PINNED);
-        self.byte.fetch_update(Ordering::AcqRel, Ordering::Acquire, pinned).is_ok()
+    /// Returns whether [`pin`](Self::pin) was called.
+    pub(crate) fn is_pinned(&self) -> bool {
+        self.byte.load(Ordering::Acquire) & PINNED != 0
     }
 
     /// Gives the hold out of this client. Returns `false` if a renewal is under way. Fails with the phase of an earlier
-    /// end.
+    /// end, and with `Live` if [`pin`](Self::pin) keeps the hold.
     pub(crate) fn give_out(&self) -> Result<bool, Phase> {
         let mut before = self.byte.load(Ordering::Acquire);
         loop {
             match Phase::of(before) {
+                Phase::Live if before & PINNED != 0 => return Err(Phase::Live),
                 Phase::Live if before & RENEWING != 0 => return Ok(false),
                 Phase::Live => {}
                 ended => return Err(ended),

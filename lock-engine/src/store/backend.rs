@@ -97,17 +97,20 @@ pub trait Backend: Debug + Display + Send + Sync + 'static {
         Err(Error::unsupported("label that can be changed"))
     }
 
-    /// Stops keeping the hold for this client, because another client [adopts](Self::adopt) it. After the call the hold
-    /// outlasts this backend. Must not block. The engine calls this only if [`Capabilities::portable`] is declared. It
-    /// can still release the hold, if the guard is lost at this moment.
-    fn forget(&self, hold: &HoldRef) {
+    /// Renews the hold as [`renew`](Self::renew) does, and marks it as given out, if and only if its holder still has it.
+    /// After that another client can [adopt](Self::adopt) the hold, and it outlasts this backend. The engine can still
+    /// renew and release it, for example after a lost reply. Called only if [`Capabilities::portable`] is declared, and
+    /// dropped as a call of `renew`. By default [`Unsupported`](leasehold_api::ErrorKind::Unsupported).
+    async fn give_out(&self, hold: HoldRef) -> Result<Renewed, Error> {
         let _ = hold;
+        Err(Error::unsupported("hold that another process can adopt"))
     }
 
-    /// Grants the request if and only if the hold `given`, by holder and token, still has the key. The grant has a greater
-    /// token, and waiters keep their order. If the holder of the request has the key already, a second call returns the
-    /// same grant, as for [`acquire`](Self::acquire). In every other case returns [`Attempt::Refused`] with
-    /// [`Lost`](leasehold_api::ErrorKind::Lost).
+    /// Grants the request if and only if the hold `given`, by holder and token, has the key and is
+    /// [given out](Self::give_out). The grant has a greater token, and waiters keep their order. If the holder of the
+    /// request has the key already and has not given it out, a repeated call returns the same grant. Its lease then lasts
+    /// as for a second [`acquire`](Self::acquire), but never shorter than before, because the repetition can arrive after
+    /// a renewal. In every other case returns [`Attempt::Refused`] with [`Lost`](leasehold_api::ErrorKind::Lost).
     ///
     /// After an error the engine repeats the call with the same holder id, or releases by it. Until then the backend must
     /// leave the request alone. This client can have waiters for the key beside the adopted hold. By default

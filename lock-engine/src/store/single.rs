@@ -89,12 +89,13 @@ pub trait SingleKey: Debug + Display + Send + Sync + 'static {
         Err(Error::unsupported("label that can be changed"))
     }
 
-    /// Stops keeping the hold for this client. See [`Backend::forget`].
-    fn forget(&self, hold: &HoldRef) {
+    /// Renews the hold and marks it as given out. See [`Backend::give_out`].
+    async fn give_out(&self, hold: HoldRef) -> Result<Renewed, Error> {
         let _ = hold;
+        Err(Error::unsupported("hold that another process can adopt"))
     }
 
-    /// Grants the request if the hold `given` still has the key. See [`Backend::adopt`].
+    /// Grants the request if the hold `given` has the key and is given out. See [`Backend::adopt`].
     async fn adopt(&self, request: Request, given: HoldRef) -> Result<Attempt, Error> {
         let _ = (request, given);
         Ok(Attempt::Refused(Error::unsupported("hold that can be adopted")))
@@ -172,8 +173,8 @@ impl<S: SingleKey> Backend for Single<S> {
         self.0.relabel(hold, label).await
     }
 
-    fn forget(&self, hold: &HoldRef) {
-        self.0.forget(hold);
+    async fn give_out(&self, hold: HoldRef) -> Result<Renewed, Error> {
+        self.0.give_out(hold).await
     }
 
     async fn adopt(&self, request: Request, given: HoldRef) -> Result<Attempt, Error> {

@@ -4,21 +4,29 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use leasehold_api::{ErrorKind, Lock as _, LockExt as _, Operation, Validity};
-use leasehold_engine::Engine;
+use leasehold_api::{
+    Error, ErrorKind, FencingToken, HolderId, Lock as _, LockExt as _, LockKey, Operation, PortableHold,
+    Validity,
+};
+use leasehold_engine::{Attempt, Contended, Engine, Waiting};
 use leasehold_memory::{ClientSetup, Fault, MemoryStore, Op};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_test::{assert_pending, task};
 
 use crate::common::relay::{Call, Relay, RelayNet};
 
 const MINUTE: Duration = Duration::from_secs(60);
+const MOMENT: Duration = Duration::from_millis(1);
+
+fn relay(net: &Arc<RelayNet>) -> Relay {
+    let mut relay = Relay::new(net);
+    relay.capabilities.portable = true;
+    relay
+}
 
 fn client() -> (Engine, Arc<RelayNet>) {
     let net = Arc::new(RelayNet::default());
-    let mut relay = Relay::new(&net);
-    relay.capabilities.portable = true;
-    (relay.start(), net)
+    (relay(&net).start(), net)
 }
 
 #[tokio::test(start_paused = true)]
@@ -41,8 +49,8 @@ async fn a_hold_that_was_handed_over_leaves_under_the_id_and_token_of_the_store(
     drop(third);
     sleep(MINUTE * 10).await;
     lock.close().await.unwrap();
-    assert_eq!(net.calls()[..3], [Call::Acquire(id), Call::Renew(id), Call::Forget(id)]);
-    let later = &net.calls()[3..];
+    assert_eq!(net.calls()[..2], [Call::Acquire(id), Call::GiveOut(id)]);
+    let later = &net.calls()[2..];
     assert!(!later.contains(&Call::Renew(id)) && !later.contains(&Call::Release(id)), "{later:?}");
     assert_eq!(net.holder("k"), Some(id));
     assert_eq!((lock.counters().granted, lock.counters().lost, lock.active_keys()), (2, 0, 0));
@@ -66,22 +74,73 @@ async fn a_hold_whose_renewal_is_under_way_leaves_after_a_renewal_of_its_own() {
     net.renewals_wait.store(false, SeqCst);
     net.answers.notify_waiters();
     leaving.await.unwrap();
-    assert_eq!(net.calls(), [Call::Acquire(id), Call::Renew(id), Call::Renew(id), Call::Forget(id)]);
+    assert_eq!(net.calls(), [Call::Acquire(id), Call::Renew(id), Call::GiveOut(id)]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_hold_stays_that_an_unanswered_renewal_can_still_make_shorter() {
+async fn a_hold_stays_that_an_unanswered_renewal_can_still_make_shorter_or_longer() {
+    for (renewed_for, leaves) in [(MINUTE / 2, false), (MINUTE, true), (MINUTE * 2, false)] {
+        let (lock, net) = client();
+        let guard = lock.key("k").acquire().await.unwrap();
+        net.renewals_wait.store(true, SeqCst);
+        let error = guard.renew_for(renewed_for).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::OutcomeUnknown);
+        net.renewals_wait.store(false, SeqCst);
+        let given_out = guard.into_ref(MINUTE).await;
+        assert_eq!(given_out.is_ok(), leaves, "{renewed_for:?}: {given_out:?}");
+        if let Err(error) = given_out {
+            assert_eq!((error.kind(), error.operation()), (ErrorKind::Unavailable, Some(Operation::GiveOut)));
+            assert!(error.to_string().contains("another time"), "{error}");
+        }
+        sleep(MINUTE).await;
+        assert_eq!(net.is_free(), !leaves, "the guard was released");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_whose_extension_is_used_before_it_has_left_stays() {
     let (lock, net) = client();
     let guard = lock.key("k").acquire().await.unwrap();
+    let (id, handle) = (guard.holder(), guard.handle());
     net.renewals_wait.store(true, SeqCst);
-    let error = guard.renew_for(MINUTE / 2).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::OutcomeUnknown);
+    let mut leaving = task::spawn(guard.into_ref(MINUTE));
+    assert_pending!(leaving.poll());
+    sleep(MOMENT).await;
+    assert_eq!(handle.extension::<HolderId>(), Some(&id));
     net.renewals_wait.store(false, SeqCst);
-    let error = guard.into_ref(MINUTE).await.unwrap_err();
-    assert_eq!((error.kind(), error.operation()), (ErrorKind::Unavailable, Some(Operation::GiveOut)));
-    assert!(error.to_string().contains("shorter"), "{error}");
-    sleep(MINUTE).await;
-    assert!(net.is_free(), "the guard was released");
+    net.answers.notify_waiters();
+    let error = leaving.await.unwrap_err();
+    assert_eq!((error.kind(), error.operation()), (ErrorKind::InvalidOption, Some(Operation::GiveOut)));
+    sleep(MOMENT).await;
+    assert_eq!(net.calls(), [Call::Acquire(id), Call::GiveOut(id), Call::Release(id)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hold_whose_extension_was_used_is_not_given_out_at_the_store() {
+    let (lock, net) = client();
+    let guard = lock.key("k").acquire().await.unwrap();
+    let id = guard.holder();
+    assert_eq!(guard.extension::<HolderId>(), Some(&id));
+    assert_eq!(guard.into_ref(MINUTE).await.unwrap_err().kind(), ErrorKind::InvalidOption);
+    sleep(MOMENT).await;
+    assert_eq!(net.calls(), [Call::Acquire(id), Call::Release(id)]);
+}
+
+/// The store has marked the hold, and the call that gives it out is dropped before it sees the answer.
+#[tokio::test(start_paused = true)]
+async fn a_hold_that_the_store_has_given_out_does_not_pass_to_a_caller_here() {
+    let (lock, net) = client();
+    let guard = lock.key("k").acquire().await.unwrap();
+    let id = guard.holder();
+    let mut next = task::spawn(lock.key("k").acquire());
+    assert_pending!(next.poll());
+    let mut leaving = task::spawn(guard.into_ref(MINUTE));
+    assert_pending!(leaving.poll());
+    sleep(MOMENT).await;
+    drop(leaving);
+    let next = next.await.unwrap();
+    let expected = [Call::Acquire(id), Call::GiveOut(id), Call::Release(id), Call::Acquire(next.holder())];
+    assert_eq!(net.calls(), expected);
 }
 
 #[tokio::test(start_paused = true)]
@@ -110,6 +169,54 @@ async fn a_store_that_declares_no_portable_holds_is_not_asked() {
     assert_eq!(guard.into_ref(MINUTE).await.unwrap_err().kind(), ErrorKind::Unsupported);
     sleep(Duration::from_millis(1)).await;
     assert_eq!(net.calls(), [Call::Acquire(id), Call::Release(id)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_waits_beside_an_adopted_hold_is_served_at_its_release() {
+    let (a, net) = client();
+    let portable = a.key("k").acquire().await.unwrap().into_ref(MINUTE).await.unwrap();
+    let b = Arc::new(relay(&net).start());
+    let waiting = tokio::spawn({
+        let b = Arc::clone(&b);
+        async move { b.key("k").acquire().await }
+    });
+    // The store sends no hints, so the caller would poll again after a hundred times as long.
+    sleep(MOMENT).await;
+    b.adopt(portable.expose()).await.unwrap().release().await.unwrap();
+    let next = timeout(MOMENT, waiting).await.expect("served by its next poll").unwrap().unwrap();
+    next.release().await.unwrap();
+    assert_eq!(b.active_keys(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_adoption_that_the_store_calls_contended_does_not_wait_for_the_key() {
+    let net = Arc::new(RelayNet::default());
+    let mut relay = relay(&net);
+    // This store has no queue, so a wait in it would fail.
+    relay.timing.waiting = Waiting::Store;
+    let lock = relay.start();
+    let portable = lock.key("k").acquire().await.unwrap().into_ref(MINUTE).await.unwrap();
+    net.adoptions.lock().unwrap().push_back(Ok(Attempt::Contended(Contended::new())));
+    let guard = lock.adopt(portable.expose()).await.unwrap();
+    let adopted = Call::Adopt(guard.holder());
+    assert_eq!(net.calls()[2..], [adopted, adopted], "the same request again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_adoption_is_undone_if_one_of_its_requests_had_no_answer() {
+    let unavailable = || Error::new(ErrorKind::Unavailable, "no answer");
+    for (first, is_undone) in [(Ok(Attempt::Refused(unavailable())), false), (Err(unavailable()), true)] {
+        let (lock, net) = client();
+        let (key, holder) = (LockKey::new("k").unwrap(), HolderId::from_parts(1, 1));
+        let ended = PortableHold::new(&key, holder, FencingToken::from_u64(1), MINUTE);
+        net.adoptions.lock().unwrap().push_back(first);
+        assert_eq!(lock.adopt(ended.expose()).await.unwrap_err().kind(), ErrorKind::Lost);
+        sleep(MOMENT).await;
+        let calls = net.calls();
+        assert!(matches!(calls[..2], [Call::Adopt(one), Call::Adopt(again)] if one == again), "{calls:?}");
+        let releases = calls.iter().filter(|call| matches!(call, Call::Release(_))).count();
+        assert_eq!((calls.len(), releases), (2 + releases, usize::from(is_undone)));
+    }
 }
 
 #[tokio::test(start_paused = true)]

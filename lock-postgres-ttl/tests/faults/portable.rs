@@ -2,16 +2,23 @@
 
 use std::env;
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::LONG;
 use leasehold_api::{ErrorKind, Lock as _, LockExt as _, PortableHold};
-use sqlx::Connection as _;
+use leasehold_engine::{Attempt, Backend as _, token};
+use sqlx::{Connection as _, Executor as _, PgConnection};
 use test_bounds::within;
+use test_servers::{Cluster, Proxy};
+use tokio::task::JoinSet;
 
 use crate::network::two_ways;
 use crate::sql::{FENCE, LEASES};
-use crate::support::{Came, adopt, config_of, connection, holder, installed, take, text, token_of};
+use crate::support::{
+    Came, adopt, config_of, connection, give_out, holder, installed, key, micros, request, take, text,
+    token_of,
+};
 
 /// The database of the first process.
 const URL: &str = "LEASEHOLD_FIRST_PROCESS_URL";
@@ -43,7 +50,13 @@ async fn a_hold_outlives_its_first_process() {
     let portable = output.lines().find_map(|line| line.strip_prefix(GIVEN_OUT)).unwrap();
     let portable: PortableHold = portable.parse().unwrap();
     assert!(second.key("k").try_acquire().await.unwrap().is_none(), "the lease lasts");
+    let has_owner = async || {
+        let info = second.admin().unwrap().inspect(&key("k")).await.unwrap();
+        info.holder().unwrap().owner.is_some()
+    };
+    assert!(!has_owner().await, "an operator sees that it is on its way");
     let guard = second.adopt(portable.expose()).await.unwrap();
+    assert!(has_owner().await);
     assert!(guard.token() > Some(portable.token()));
     assert_eq!(second.adopt(portable.expose()).await.unwrap_err().kind(), ErrorKind::Lost);
     guard.release().await.unwrap();
@@ -95,6 +108,7 @@ async fn an_adoption_waits_for_the_end_of_a_fenced_transaction() {
         let key = format!("k{n}");
         assert_eq!(take(&mut store, LEASES.grant_one, &key, holder(n), LONG).await, Came::Rows(1));
         let given = (holder(n), token_of(&mut store, &key).await);
+        assert_eq!(give_out(&mut store, &key, holder(n), LONG).await, Came::Rows(1));
         let mut tx = user.begin().await.unwrap();
         let fence = sqlx::query(text(FENCE)).bind(&key).bind(holder(n).to_string()).bind(given.1);
         fence.execute(&mut *tx).await.unwrap();
@@ -107,6 +121,75 @@ async fn an_adoption_waits_for_the_end_of_a_fenced_transaction() {
             assert_eq!(came, Came::Rows(rows), "{to}");
         }
     }
+}
+
+/// Returns the rest of the lease of `k` in seconds, its TTL in seconds, and whether its row has an owner.
+async fn lease(on: &mut PgConnection) -> (i64, i64, bool) {
+    let row = "SELECT extract(epoch FROM expires_at - clock_timestamp())::bigint, ttl_us / 1000000, owner IS NOT NULL
+        FROM leasehold.lease WHERE key = 'k'";
+    sqlx::query_as(row).fetch_one(on).await.unwrap()
+}
+
+#[tokio::test]
+async fn an_adoption_that_arrives_again_never_shortens_the_lease() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    let database = installed().await;
+    let mut store = connection(&database).await;
+    assert_eq!(take(&mut store, LEASES.grant_one, "k", holder(1), LONG).await, Came::Rows(1));
+    let given = (holder(1), token_of(&mut store, "k").await);
+    let again =
+        async |store: &mut PgConnection| adopt(store, LEASES.adopt.unwrap(), "k", given, holder(2)).await;
+    assert_eq!(again(&mut store).await, Came::Rows(0), "it was not given out");
+    assert_eq!(give_out(&mut store, "k", holder(1), LONG).await, Came::Rows(1));
+    assert_eq!(again(&mut store).await, Came::Rows(1));
+    let token = token_of(&mut store, "k").await;
+    let renew = sqlx::query(text(LEASES.renew)).bind(vec!["k"]).bind(vec![holder(2).to_string()]);
+    renew.bind(micros(HOUR)).execute(&mut store).await.unwrap();
+    assert_eq!(again(&mut store).await, Came::Rows(1), "the same grant");
+    assert_eq!(token_of(&mut store, "k").await, token);
+    let (left, ttl, has_owner) = lease(&mut store).await;
+    // Half an hour for a machine that stands still.
+    assert!(left > 1800 && ttl == 3600 && has_owner, "{left} {ttl} {has_owner}");
+    // The same request after its hold has left again.
+    assert_eq!(give_out(&mut store, "k", holder(2), Duration::from_secs(20)).await, Came::Rows(1));
+    assert_eq!(again(&mut store).await, Came::Rows(0));
+    let (left, ttl, has_owner) = lease(&mut store).await;
+    assert!(left <= 20 && ttl == 20 && !has_owner, "{left} {ttl} {has_owner}");
+}
+
+/// Each adoption of a locked row costs the whole `lock_timeout`, during which its session renews nothing.
+#[tokio::test]
+async fn of_many_adoptions_of_locked_rows_only_a_few_are_tried() {
+    let database = Cluster::shared().fresh_database().await;
+    let proxy = Proxy::start(Cluster::shared().address()).await;
+    let behind = config_of(&proxy.url(database.url())).connections(1).backend().await.unwrap();
+    let behind = Arc::new(behind);
+    let (mut store, mut user) = (connection(&database).await, connection(&database).await);
+    let mut requests = Vec::new();
+    for n in 0..12 {
+        let name = format!("k{n}");
+        assert_eq!(take(&mut store, LEASES.grant_one, &name, holder(n), LONG).await, Came::Rows(1));
+        assert_eq!(give_out(&mut store, &name, holder(n), LONG).await, Came::Rows(1));
+        let mut given = request(&name, n).hold();
+        given.token = token::from_store_number(token_of(&mut store, &name).await.unsigned_abs());
+        requests.push((request(&name, n + 100), given));
+    }
+    let mut tx = user.begin().await.unwrap();
+    tx.execute("SELECT 1 FROM leasehold.lease FOR UPDATE").await.unwrap();
+    let before = proxy.traffic().round_trips;
+    let mut adopting = JoinSet::new();
+    for (request, given) in requests {
+        let behind = Arc::clone(&behind);
+        adopting.spawn(async move { behind.adopt(request, given).await });
+    }
+    for answer in adopting.join_all().await {
+        let is_refused =
+            matches!(&answer, Ok(Attempt::Refused(error)) if error.kind() == ErrorKind::Unavailable);
+        assert!(is_refused, "{answer:?}");
+    }
+    let trips = proxy.traffic().round_trips - before;
+    assert!((4..10).contains(&trips), "{trips} round trips");
+    tx.rollback().await.unwrap();
 }
 
 /// Returns a wrong statement, whose lock does not wait for a fence.

@@ -11,8 +11,8 @@ use test_stores::windows;
 
 use crate::sql::LEASES;
 use crate::support::{
-    Came, adopt, config, connection, expire, holder, installed, key, release, renew, renew_early, renew_many,
-    request, take, text, token_of,
+    Came, adopt, config, connection, expire, give_out, holder, installed, key, release, renew, renew_early,
+    renew_many, request, take, text, token_of,
 };
 
 const SHORT: Duration = Duration::from_millis(400);
@@ -29,6 +29,8 @@ where
     let (mut store, mut user) = (connection(&database).await, connection(&database).await);
     store.execute("SET lock_timeout = 0").await.unwrap();
     assert_eq!(take(&mut store, LEASES.grant_one, "k", holder(1), LEASE).await, Came::Rows(1));
+    // Marks the row as given out, so that it can be adopted. Renewals ignore the mark.
+    store.execute("UPDATE leasehold.lease SET owner = NULL").await.unwrap();
     // Locks the row without a change, because a plain UPDATE rechecks only changed rows.
     let mut tx = user.begin().await.unwrap();
     tx.execute("SELECT 1 FROM leasehold.lease WHERE key = 'k' FOR UPDATE").await.unwrap();
@@ -45,6 +47,12 @@ where
 async fn a_renewal_that_waited_does_not_revive_an_ended_lease() {
     let renewing = |mut store| async move { renew(&mut store, LEASES.renew, "k", holder(1)).await };
     assert_eq!(after_waiting(renewing).await, (Came::Rows(0), false));
+}
+
+#[tokio::test]
+async fn a_hold_whose_lease_ended_during_the_wait_is_not_given_out() {
+    let giving_out = |mut store| async move { give_out(&mut store, "k", holder(1), SHORT).await };
+    assert_eq!(after_waiting(giving_out).await, (Came::Rows(0), false));
 }
 
 #[tokio::test]

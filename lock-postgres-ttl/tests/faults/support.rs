@@ -85,6 +85,12 @@ pub(crate) async fn take(
     came(query.bind(None::<i64>).bind(None::<&str>).bind("test").fetch_all(on).await)
 }
 
+/// Gives the hold of `by` out for `ttl`.
+pub(crate) async fn give_out(on: &mut PgConnection, key: &str, by: HolderId, ttl: Duration) -> Came {
+    let query = sqlx::query(text(LEASES.give_out.unwrap())).bind(key).bind(by.to_string());
+    came(query.bind(micros(ttl)).fetch_all(on).await)
+}
+
 /// Adopts the hold of `from`, whose row has the number `number`, by the template `statement`.
 pub(crate) async fn adopt(
     on: &mut PgConnection,

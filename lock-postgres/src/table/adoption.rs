@@ -5,28 +5,34 @@ use leasehold_engine::Attempt;
 use tokio::time::Instant;
 
 use super::common::Common;
-use super::db::{Db, Statement, StatementFailure};
-use super::grants::{Drawn, Requester, deliver, granted, name, ttl};
+use super::db::{Db, Statement, StatementFailure, locked_error};
+use super::grants::{Drawn, FEW, Requester, deliver, granted, name, ttl};
 use super::job::{Adoption, PendingCall};
-use super::registry::DoubtPeriod;
 use super::values::HolderText;
 
 /// Takes over a hold for each request of `call`, and replies as a grant does. A request without an answer is repeated
-/// or released by the engine alone.
+/// or released by the engine, if its caller still waits. `locked_in_a_row` counts the locked rows that the last adoptions
+/// of the batch ran into.
 pub(super) async fn adopt(
     db: &mut Db<'_>,
     common: &Common,
     requester: &Requester,
     call: PendingCall<Adoption, Attempt>,
+    locked_in_a_row: &mut usize,
 ) -> Result<(), Error> {
     let Some(text) = common.statements.adopt.as_ref().filter(|_| !common.is_closing()) else {
-        call.fail(&Error::closed());
+        call.refuse(&Error::closed(), |adoption| &adoption.request);
         return Ok(());
     };
+    if *locked_in_a_row >= FEW {
+        call.refuse(&locked_error(), |adoption| &adoption.request);
+        return Ok(());
+    }
+    let is_awaited = || !call.caller_gone();
     let mut answers = Vec::with_capacity(call.items.len());
     for Adoption { request, holder, number } in &call.items {
-        let period = DoubtPeriod { left_to_engine: true, ..requester.doubt_period };
-        let in_flight = common.registry.in_flight(vec![name(request)], period);
+        let in_flight = common.registry.in_flight(vec![name(request)], requester.doubt_period);
+        let in_flight = in_flight.left_to_engine_if(&is_awaited);
         let asked = Instant::now();
         let bind = |query: Statement| {
             let query = query.bind(request.key.as_str()).bind(HolderText(*holder)).bind(*number);
@@ -34,6 +40,8 @@ pub(super) async fn adopt(
         };
         let row = db.row_drawing_token("adopt", text, &common.config.schema, &bind).await;
         let drawn = row.and_then(|row| row.map(|row| Drawn::read(&row, 0, false)).transpose());
+        let is_locked = matches!(drawn, Err(StatementFailure::Locked { .. }));
+        *locked_in_a_row = if is_locked { *locked_in_a_row + 1 } else { 0 };
         answers.push(match drawn {
             Ok(Some(drawn)) => {
                 common.registry.granted(name(request), asked);

@@ -247,8 +247,12 @@ impl Backend for TableBackend {
         Ok(self.still_held(holder, only(self.ask(TableJob::Relabel, vec![(hold, label)]).await)?))
     }
 
-    fn forget(&self, hold: &HoldRef) {
-        self.common.registry.ended(hold.holder);
+    async fn give_out(&self, hold: HoldRef) -> Result<Renewed, Error> {
+        let (holder, ttl) = (hold.holder, hold.ttl.map_or(0, micros));
+        let is_held = only(self.ask(TableJob::GiveOut, vec![(hold_id(hold), ttl)]).await)?;
+        // Forgets the hold, because a client that closes releases every hold in its registry.
+        self.common.registry.ended(holder);
+        Ok(self.still_held(holder, is_held))
     }
 
     async fn adopt(&self, request: Request, given: HoldRef) -> Result<Attempt, Error> {

@@ -60,7 +60,7 @@ impl Common {
     /// pooler), until the pooler notices the client's end, plus a statement's limit. A commit has no limit.
     pub(super) fn doubt_period(&self, session: Option<Process>) -> DoubtPeriod {
         let arrives = session.map_or(self.config.liveness.server_gives_up, |_| Duration::from_secs(1));
-        DoubtPeriod { session, time: arrives + self.config.statement_timeout, left_to_engine: false }
+        DoubtPeriod { session, time: arrives + self.config.statement_timeout }
     }
 
     /// Returns whether grants have stopped because the client is closing.

@@ -107,7 +107,13 @@ pub struct Dialect {
     /// - Parameters: `$1` key, `$2` holder, `$3` label.
     /// - Returns: a row if that holder has the key.
     pub relabel: &'static str,
-    /// Gives one hold to another holder, with a new token. If that holder has it already, renews it.
+    /// Renews one hold, and marks it as given out.
+    ///
+    /// - Parameters: `$1` key, `$2` holder, `$3` `ttl_us`.
+    /// - Returns: a row if that holder has the key.
+    pub give_out: Option<&'static str>,
+    /// Gives one hold that is marked as given out to another holder, with a new token, and removes the mark. If that
+    /// holder has the hold already, and it is not marked, only extends its lease, and keeps its `ttl_us`.
     ///
     /// - Parameters: `$1` key, `$2` holder, `$3` `token`, `$4` the new holder, `$5` `ttl_us`, `$6` owner.
     /// - Returns: the new `token`.
@@ -184,6 +190,7 @@ pub(super) struct Statements {
     pub(super) renew: WaitOrSkip,
     pub(super) confirm: Arc<str>,
     pub(super) relabel: Arc<str>,
+    pub(super) give_out: Option<Arc<str>>,
     pub(super) adopt: Option<Arc<str>>,
     pub(super) release_unawaited: Arc<str>,
     pub(super) release_one: Arc<str>,
@@ -259,6 +266,7 @@ impl Statements {
             renew: wait_or_skip(dialect.renew),
             confirm: render(dialect.confirm),
             relabel: render(dialect.relabel),
+            give_out: dialect.give_out.map(render),
             adopt: dialect.adopt.map(render),
             release_unawaited: render(dialect.release_unawaited),
             release_one: render(dialect.release_one),

@@ -24,7 +24,7 @@ const MOST_KEYS: usize = 512;
 
 /// Number of locked rows, found one after another, after which the remaining keys are not tried. Each costs
 /// the whole `lock_timeout`.
-const FEW: usize = 4;
+pub(super) const FEW: usize = 4;
 
 /// How often a request is sent at most, if its row changes during the statement.
 const ROUNDS: u32 = 4;

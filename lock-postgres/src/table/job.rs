@@ -22,6 +22,8 @@ pub(super) enum TableJob {
     Served(PendingCall<HoldId, bool>),
     /// Replaces the labels of holds. Replies for each whether it is still held.
     Relabel(PendingCall<(HoldId, Arc<str>), bool>),
+    /// Renews holds for a TTL and marks them as given out. Replies for each whether it is still held.
+    GiveOut(PendingCall<(HoldId, i64), bool>),
     Adopt(PendingCall<Adoption, Attempt>),
     List(PendingCall<ListRequest, ListPage>),
     Force(PendingCall<HoldId, bool>),
@@ -128,10 +130,10 @@ impl<Q, A> PendingCall<Q, A> {
     }
 }
 
-impl PendingCall<Request, Attempt> {
+impl<Q> PendingCall<Q, Attempt> {
     /// Replies that no request was sent, so there is no grant to release.
-    pub(super) fn refuse(self, error: &Error) {
-        let refused = |request: &Request| Ok(Attempt::Refused(error.clone().with_key(&request.key)));
+    pub(super) fn refuse(self, error: &Error, request_of: fn(&Q) -> &Request) {
+        let refused = |item: &Q| Ok(Attempt::Refused(error.clone().with_key(&request_of(item).key)));
         let answers = self.items.iter().map(refused).collect();
         let _ = self.reply.send(answers);
     }
@@ -146,6 +148,7 @@ impl TableJob {
             Self::Renew(call) => call.caller_gone(),
             Self::Confirm(call) | Self::Served(call) => call.caller_gone(),
             Self::Relabel(call) => call.caller_gone(),
+            Self::GiveOut(call) => call.caller_gone(),
             Self::Adopt(call) => call.caller_gone(),
             Self::List(call) => call.caller_gone(),
             Self::Force(call) => call.caller_gone(),
@@ -212,12 +215,13 @@ impl Job for TableJob {
 
     fn fail(self, error: Error) {
         match self {
-            Self::Acquire(call) => call.refuse(&error),
+            Self::Acquire(call) => call.refuse(&error, |request| request),
             Self::Renew(call) => call.fail(&error),
             Self::Release(call) => call.fail(&error),
             Self::Confirm(call) | Self::Served(call) => call.fail(&error),
             Self::Relabel(call) => call.fail(&error),
-            Self::Adopt(call) => call.fail(&error),
+            Self::GiveOut(call) => call.fail(&error),
+            Self::Adopt(call) => call.refuse(&error, |adoption| &adoption.request),
             Self::List(call) => call.fail(&error),
             Self::Force(call) => call.fail(&error),
             Self::Ask(call) => call.fail(&error),
@@ -273,6 +277,15 @@ mod tests {
         assert_eq!(then, ["release a"]);
         let (now, then) = parted(vec![release("a", 1), release("b", 2), other()]);
         assert_eq!((now.len(), then.len()), (3, 0), "there is nothing to part");
+    }
+
+    #[tokio::test]
+    async fn an_adoption_that_was_not_sent_is_refused() {
+        let request = Request::new(LockKey::new("k").unwrap(), HolderId::from_parts(1, 2));
+        let (call, answer) =
+            PendingCall::new(vec![Adoption { request, holder: HolderId::from_parts(1, 1), number: 7 }]);
+        TableJob::Adopt(call).fail(Error::new(ErrorKind::Unavailable, "not connected"));
+        assert!(matches!(answer.await.unwrap()[..], [Ok(Attempt::Refused(_))]));
     }
 
     #[test]

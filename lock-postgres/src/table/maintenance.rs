@@ -70,6 +70,20 @@ pub(super) async fn relabel(
     one_by_one(db, "change a label", &common.statements.relabel, call, bind, read).await
 }
 
+/// Renews holds and marks them as given out.
+pub(super) async fn give_out(
+    db: &mut Db<'_>,
+    common: &Common,
+    call: PendingCall<(HoldId, i64), bool>,
+) -> Result<(), Error> {
+    let Some(text) = &common.statements.give_out else {
+        call.fail(&Error::unsupported("hold that another process can adopt"));
+        return Ok(());
+    };
+    let bind = |(hold, ttl): &(HoldId, i64), query: Statement| bind_hold(hold, query).bind(*ttl);
+    one_by_one(db, "give a hold out", text, call, bind, |rows| Ok(!rows.is_empty())).await
+}
+
 /// Ends this client's abandoned sessions. Replies for each whether it is gone.
 pub(super) async fn end(db: &mut Db<'_>, call: PendingCall<Process, bool>) -> Result<(), Error> {
     const DOING: &str = "end a session in doubt";

@@ -69,6 +69,7 @@ pub(super) struct UnconfirmedGrant {
     pub(super) session: Option<Process>,
     /// Time until which the server might still run the request.
     until: Instant,
+    /// Whether the engine repeats or releases the request, so it must not be released in the background.
     left_to_engine: bool,
 }
 
@@ -78,8 +79,6 @@ pub(super) struct UnconfirmedGrant {
 pub(super) struct DoubtPeriod {
     pub(super) session: Option<Process>,
     pub(super) time: Duration,
-    /// Whether the engine repeats or releases the request, so it must not be released in the background.
-    pub(super) left_to_engine: bool,
 }
 
 impl Registry {
@@ -126,17 +125,21 @@ impl Registry {
 
     /// Releases `holds` in the background, because it is unknown whether they were granted or no caller received them.
     pub(super) fn add_unconfirmed(&self, holds: impl IntoIterator<Item = HoldId>, period: DoubtPeriod) {
-        self.end_later(holds.into_iter().map(|hold| ReleaseRequest { hold, unused: true }), period);
+        self.end_later(holds.into_iter().map(|hold| ReleaseRequest { hold, unused: true }), period, false);
     }
 
     /// Releases all remaining holds in the background.
     pub(super) fn end_all(&self) {
         let held = self.held().into_iter().map(|hold| ReleaseRequest { hold, unused: false });
-        self.end_later(held, DoubtPeriod::default());
+        self.end_later(held, DoubtPeriod::default(), false);
     }
 
-    fn end_later(&self, releases: impl Iterator<Item = ReleaseRequest>, period: DoubtPeriod) {
-        let DoubtPeriod { session, time, left_to_engine } = period;
+    fn end_later(
+        &self,
+        releases: impl Iterator<Item = ReleaseRequest>,
+        DoubtPeriod { session, time }: DoubtPeriod,
+        left_to_engine: bool,
+    ) {
         let until = Instant::now() + time;
         let mut state = self.state();
         for release in releases {
@@ -237,7 +240,7 @@ impl Registry {
     /// they are in doubt for `period`.
     pub(super) fn in_flight(&self, holds: Vec<HoldId>, period: DoubtPeriod) -> InFlight<'_> {
         self.state().in_flight += 1;
-        InFlight { registry: self, holds, period }
+        InFlight { registry: self, holds, period, is_awaited: None }
     }
 
     fn state(&self) -> MutexGuard<'_, RegistryState> {
@@ -250,9 +253,17 @@ pub(super) struct InFlight<'r> {
     registry: &'r Registry,
     holds: Vec<HoldId>,
     period: DoubtPeriod,
+    /// Returns whether the caller still waits. Set if the engine repeats or releases a request while its caller waits.
+    is_awaited: Option<&'r (dyn Fn() -> bool + Sync)>,
 }
 
-impl InFlight<'_> {
+impl<'r> InFlight<'r> {
+    /// Leaves requests without an answer to the engine, if their caller still waits at that time.
+    pub(super) fn left_to_engine_if(mut self, is_awaited: &'r (dyn Fn() -> bool + Sync)) -> Self {
+        self.is_awaited = Some(is_awaited);
+        self
+    }
+
     pub(super) fn answered(mut self) {
         self.holds.clear();
     }
@@ -260,8 +271,11 @@ impl InFlight<'_> {
 
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        if !self.holds.is_empty() {
-            self.registry.add_unconfirmed(std::mem::take(&mut self.holds), self.period);
+        let holds = std::mem::take(&mut self.holds);
+        if !holds.is_empty() {
+            let left_to_engine = self.is_awaited.is_some_and(|is_awaited| is_awaited());
+            let releases = holds.into_iter().map(|hold| ReleaseRequest { hold, unused: true });
+            self.registry.end_later(releases, self.period, left_to_engine);
         }
         self.registry.state().in_flight -= 1;
     }
@@ -272,13 +286,16 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_left_to_the_engine_is_undecided_for_its_time_and_not_released_here() {
+    async fn a_request_is_left_to_the_engine_and_undecided_for_its_time_if_its_caller_waits() {
         let registry = Registry::new(None);
         let hold = HoldId { key: LockKey::new("k").unwrap(), holder: HolderId::from_parts(1, 1) };
         let time = Duration::from_secs(6);
         // A pooler hides the session.
-        let period = DoubtPeriod { session: None, time, left_to_engine: true };
-        drop(registry.in_flight(vec![hold.clone()], period));
+        let period = DoubtPeriod { session: None, time };
+        let break_off = |is_awaited: bool| {
+            drop(registry.in_flight(vec![hold.clone()], period).left_to_engine_if(&|| is_awaited));
+        };
+        break_off(true);
         let state = || {
             registry.settle(&[], Instant::now());
             (registry.unconfirmed().len(), registry.is_undecided(&hold), registry.needs_cleanup())
@@ -286,7 +303,7 @@ mod tests {
         assert_eq!(state(), (0, true, true));
         tokio::time::advance(time).await;
         assert_eq!(state(), (0, false, false));
-        drop(registry.in_flight(vec![hold.clone()], DoubtPeriod { left_to_engine: false, ..period }));
-        assert_eq!(state(), (1, false, true), "released in the background until its time has passed");
+        break_off(false);
+        assert_eq!(state(), (1, false, true), "without a caller it is released here");
     }
 }

@@ -158,7 +158,7 @@ impl Batch {
         requester: &Requester,
     ) -> Result<(), Error> {
         if common.is_closing() {
-            self.acquires.drain(..).for_each(|call| call.refuse(&Error::closed()));
+            self.acquires.drain(..).for_each(|call| call.refuse(&Error::closed(), |request| request));
         }
         let late = self.take_late_releases();
         if !self.renewals.is_empty() {
@@ -177,12 +177,16 @@ impl Batch {
             holds::confirm(db, common, std::mem::take(&mut self.confirms)).await?;
         }
         self.others.reverse();
+        let mut locked_in_a_row = 0;
         while let Some(job) = self.others.pop() {
             match job {
                 TableJob::Served(call) => holds::served(db, common, call).await?,
                 TableJob::List(call) => maintenance::list(db, common, call).await?,
                 TableJob::Relabel(call) => maintenance::relabel(db, common, call).await?,
-                TableJob::Adopt(call) => adoption::adopt(db, common, requester, call).await?,
+                TableJob::GiveOut(call) => maintenance::give_out(db, common, call).await?,
+                TableJob::Adopt(call) => {
+                    adoption::adopt(db, common, requester, call, &mut locked_in_a_row).await?;
+                }
                 TableJob::Force(call) => maintenance::force(db, common, call).await?,
                 TableJob::Ask(call) => maintenance::ask(db, common, call).await?,
                 TableJob::Purge(call) => maintenance::purge(db, common, call).await?,
@@ -211,7 +215,7 @@ impl Batch {
     fn fail(self, error: &Error) {
         self.renewals.into_iter().for_each(|call| call.fail(error));
         self.releases.into_iter().for_each(|call| call.fail(error));
-        self.acquires.into_iter().for_each(|call| call.refuse(error));
+        self.acquires.into_iter().for_each(|call| call.refuse(error, |request| request));
         self.confirms.into_iter().for_each(|call| call.fail(error));
         self.others.into_iter().for_each(|job| job.fail(error.clone()));
     }

@@ -98,6 +98,10 @@ const OUT_OF_REACH: [(&str, &[&str]); 24] = [
         &[
             "backend:adopts-expired",
             "backend:adopts-twice",
+            "backend:adopts-held",
+            "backend:adopts-by-key",
+            "backend:adopts-by-holder",
+            "backend:adopts-by-token",
             "backend:token-kept",
             "backend:old-process-renews",
             "backend:old-process-ends",

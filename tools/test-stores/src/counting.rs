@@ -61,8 +61,8 @@ impl<B: Backend> Backend for Counting<B> {
         self.backend.relabel(hold, label).await
     }
 
-    fn forget(&self, hold: &HoldRef) {
-        self.backend.forget(hold);
+    async fn give_out(&self, hold: HoldRef) -> Result<Renewed, Error> {
+        self.backend.give_out(hold).await
     }
 
     async fn adopt(&self, request: Request, given: HoldRef) -> Result<Attempt, Error> {

@@ -63,6 +63,7 @@ fn statements(dialect: &Dialect, more: &[(&'static str, &str)], schema: &str) ->
         renew,
         confirm,
         relabel,
+        give_out,
         adopt,
         release_unawaited,
         release_one,
@@ -98,7 +99,7 @@ fn statements(dialect: &Dialect, more: &[(&'static str, &str)], schema: &str) ->
         ("inspect", (*list).to_owned()),
         ("purge", (*purge).to_owned()),
     ];
-    let some = [("renew_early", renew_early), ("adopt", adopt)];
+    let some = [("renew_early", renew_early), ("give_out", give_out), ("adopt", adopt)];
     let some = some.into_iter().filter_map(|(statement, text)| Some((statement, (*text)?.to_owned())));
     let more = more.iter().map(|(statement, text)| (*statement, (*text).to_owned()));
     let render = |(statement, text): (&'static str, String)| {
@@ -129,6 +130,7 @@ fn values_of(statement: &str) -> Vec<&'static str> {
         "release" | "release_unlocked" => vec![KEYS, HOLDERS, "ARRAY['holder-2']"],
         "release_unawaited" | "release_one" => vec!["'held-1'", "'holder-1'", "true"],
         "force" | "ask" | "served" => vec!["'held-1'", "'holder-1'"],
+        "give_out" => vec!["'held-1'", "'holder-1'", "1000000"],
         "adopt" => vec!["'held-1'", "'holder-1'", "1", "'me'", "1000000", "'owner'"],
         "relabel" => vec!["'held-1'", "'holder-1'", "'label'"],
         "mark" | "mark skipping" => vec![KEYS, "1000000"],

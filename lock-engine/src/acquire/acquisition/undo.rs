@@ -50,6 +50,7 @@ impl Acquisition {
     /// Gives the entry a hold with a new id, which a late release of the old id cannot release. The entry keeps
     /// its permit, even if the old hold was lost. Returns the old hold.
     pub(super) fn replace_hold(&mut self, at: usize) -> Arc<Hold> {
+        debug_assert!(self.adopts.is_none(), "an adoption is repeated by its own id");
         let entry = &mut self.entries[at];
         let request = entry.hold.request();
         let request = Request { holder: self.core.new_holder_id(&request.key), ..request.clone() };

@@ -1,6 +1,6 @@
 //! A store with I/O that sets tokens aside for hand-overs. It logs its calls with the holder ids in them.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -25,7 +25,8 @@ pub enum Call {
     Renew(HolderId),
     Look(HolderId),
     Release(HolderId),
-    Forget(HolderId),
+    GiveOut(HolderId),
+    Adopt(HolderId),
     Ask(HolderId),
     End(HolderId),
 }
@@ -58,6 +59,8 @@ pub struct RelayNet {
     pub looks_for_served: Mutex<Vec<HolderId>>,
     /// The event before the next grants.
     pub early: Mutex<Option<Early>>,
+    /// The answers to the next adoptions, which then do nothing.
+    pub adoptions: Mutex<VecDeque<Result<Attempt, Error>>>,
     drawn: AtomicU64,
 }
 
@@ -85,6 +88,14 @@ impl RelayNet {
 
     fn has(&self, hold: &HoldRef) -> bool {
         self.rows.lock().unwrap().get(&hold.key) == Some(&hold.holder)
+    }
+
+    /// Makes a grant with the next token.
+    fn granted(&self, holder: HolderId, reserves: u64) -> Granted {
+        let token = token::from_store_number(self.drawn.fetch_add(1, SeqCst) + 1);
+        let mut granted = Granted::with_token(token).reserved(Reserved::following(reserves));
+        granted.extension = Some(Box::new(holder));
+        granted
     }
 }
 
@@ -161,9 +172,7 @@ impl Backend for Relay {
             if *rows.entry(request.key.clone()).or_insert(request.holder) != request.holder {
                 return Ok(Attempt::Contended(Contended::new()));
             }
-            let token = token::from_store_number(self.net.drawn.fetch_add(1, SeqCst) + 1);
-            let mut granted = Granted::with_token(token).reserved(Reserved::following(self.reserves));
-            granted.extension = Some(Box::new(request.holder));
+            let granted = self.net.granted(request.holder, self.reserves);
             let early = *self.net.early.lock().unwrap();
             self.net.tell(|events| match early {
                 Some(Early::Awaited) => events.awaited(&request.key),
@@ -198,8 +207,25 @@ impl Backend for Relay {
         Ok(if self.net.has(&hold) { Renewed::Extended } else { Renewed::Gone(LossReason::Gone) })
     }
 
-    fn forget(&self, hold: &HoldRef) {
-        self.net.note(Call::Forget, std::slice::from_ref(hold));
+    async fn give_out(&self, hold: HoldRef) -> Result<Renewed, Error> {
+        self.net.note(Call::GiveOut, std::slice::from_ref(&hold));
+        if self.net.renewals_wait.load(SeqCst) {
+            self.net.answers.notified().await;
+        }
+        Ok(if self.net.has(&hold) { Renewed::Extended } else { Renewed::Gone(LossReason::Gone) })
+    }
+
+    async fn adopt(&self, request: Request, given: HoldRef) -> Result<Attempt, Error> {
+        self.net.calls.lock().unwrap().push(Call::Adopt(request.holder));
+        let next = self.net.adoptions.lock().unwrap().pop_front();
+        if let Some(answer) = next {
+            return answer;
+        }
+        if !self.net.has(&given) {
+            return Ok(Attempt::Refused(Error::lost(LossReason::Gone)));
+        }
+        self.net.rows.lock().unwrap().insert(request.key, request.holder);
+        Ok(Attempt::Granted(self.net.granted(request.holder, self.reserves)))
     }
 
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {

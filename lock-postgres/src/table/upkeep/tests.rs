@@ -22,6 +22,7 @@ const PURGES: Dialect = Dialect {
     renew: "",
     confirm: "",
     relabel: "",
+    give_out: None,
     adopt: None,
     ask: "",
     release_unawaited: "",

@@ -272,8 +272,9 @@ impl Backend for SmallBackend {
         Ok(self.connection.server().relabel(self.connection.requester(), &hold, label))
     }
 
-    fn forget(&self, hold: &HoldRef) {
-        self.connection.server().forget(self.connection.client(), hold);
+    async fn give_out(&self, hold: HoldRef) -> Result<Renewed, Error> {
+        let give_out = |server: &Server, requester| server.give_out(requester, &hold);
+        let renewed = self.connection.call(Op::Renew, give_out).await.map_err(|kind| self.error(kind))?;
         if self.fault == Fault::OldProcessRenews {
             let (connection, hold) = (Arc::clone(&self.connection), hold.clone());
             let every = hold.ttl.unwrap_or(POLL) / 3;
@@ -284,6 +285,7 @@ impl Backend for SmallBackend {
                 }
             });
         }
+        Ok(renewed)
     }
 
     async fn adopt(&self, request: Request, given: HoldRef) -> Result<Attempt, Error> {

@@ -52,6 +52,7 @@ pub(super) struct StoredHold {
     pub(super) ends: Option<Instant>,
     pub(super) since: SystemTime,
     pub(super) request: Request,
+    pub(super) given_out: bool,
 }
 
 /// A waiter in the store's queue.
@@ -164,6 +165,7 @@ impl StoredHold {
             ends: request.ttl.and_then(|ttl| ends(fault, requester.now, ttl)),
             since: SystemTime::now(),
             request: request.clone(),
+            given_out: false,
         }
     }
 
