@@ -404,6 +404,7 @@ macro_rules! for_each_case {
                 is_not_adopted_after_a_forced_release [C22] [Portable ForceRelease];
                 has_a_greater_token_with_each_adoption [C8 C22] [Portable];
                 is_one_grant_after_a_lost_answer [C2 C22] [Portable Script];
+                outlasts_its_guard_after_a_lost_answer [C1 C9 C22] [Portable Script Silence Virtual];
                 is_free_after_its_adoption_was_dropped [C5 C22] [Portable Script];
                 is_free_after_its_adoption_failed [C5 C22] [Portable Script];
                 is_released_if_it_cannot_be_given_out [C5 C7 C22] [Portable Script];

@@ -7,6 +7,7 @@ use std::hash::{BuildHasherDefault, DefaultHasher};
 use std::sync::{Arc, OnceLock};
 
 use crate::error::{Error, ErrorKind};
+use crate::id::HolderId;
 
 /// The longest key, in bytes of UTF-8.
 pub const MAX_KEY_BYTES: usize = 512;
@@ -153,11 +154,11 @@ impl LockKey {
         &self.text
     }
 
-    /// Makes a name that no key has, because it begins with NUL. For tables that have keys and other entries.
+    /// Makes a name of `holder` that no key has, because it begins with NUL. For tables with keys and other entries.
     #[doc(hidden)]
     #[must_use]
-    pub fn outside_of_keys(name: impl fmt::Display) -> Self {
-        Self::from_valid(format!("\0{name}").into())
+    pub fn outside_of_keys(holder: HolderId) -> Self {
+        Self::from_valid(format!("\0{holder}").into())
     }
 
     pub(crate) fn from_valid(text: Arc<str>) -> Self {

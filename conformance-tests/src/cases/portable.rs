@@ -238,6 +238,20 @@ pub(crate) async fn is_one_grant_after_a_lost_answer(cx: &Context) {
     }
 }
 
+/// The guard counts from the repeated request, which was answered.
+pub(crate) async fn outlasts_its_guard_after_a_lost_answer(cx: &Context) {
+    let (a, b, key) = (cx.client().await, cx.faulty().await, cx.key());
+    let portable = taken(cx, &a, &key).await;
+    b.faults.script(Op::Acquire, Fault::LoseReply);
+    let guard = adopt(&b.lock, &portable).await;
+    b.faults.silence(true);
+    while guard.validity().is_held() {
+        cx.held(&a, &key).await;
+        cx.sleep(portable.ttl() / 50).await;
+    }
+    cx.give(cx.free_within(&a, &key, portable.ttl()).await).await;
+}
+
 pub(crate) async fn is_free_after_its_adoption_was_dropped(cx: &Context) {
     let a = cx.client().await;
     let late = Duration::from_millis(if cx.is_virtual() { 1_000 } else { 200 });

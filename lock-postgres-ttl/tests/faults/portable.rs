@@ -150,6 +150,12 @@ async fn an_adoption_that_arrives_again_never_shortens_the_lease() {
     let (left, ttl, has_owner) = lease(&mut store).await;
     // Half an hour for a machine that stands still.
     assert!(left > 1800 && ttl == 3600 && has_owner, "{left} {ttl} {has_owner}");
+    // A wrong statement, which forgets the renewal.
+    let longest = "greatest(CASE WHEN l.holder = $4::text THEN l.expires_at END,";
+    let mutant = LEASES.adopt.unwrap().replace(longest, "greatest(NULL,");
+    assert_ne!(mutant, LEASES.adopt.unwrap());
+    assert_eq!(adopt(&mut store, &mutant, "k", given, holder(2)).await, Came::Rows(1));
+    assert!(lease(&mut store).await.0 <= 30);
     // The same request after its hold has left again.
     assert_eq!(give_out(&mut store, "k", holder(2), Duration::from_secs(20)).await, Came::Rows(1));
     assert_eq!(again(&mut store).await, Came::Rows(0));

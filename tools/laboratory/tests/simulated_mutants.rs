@@ -102,6 +102,7 @@ const OUT_OF_REACH: [(&str, &[&str]); 24] = [
             "backend:adopts-by-key",
             "backend:adopts-by-holder",
             "backend:adopts-by-token",
+            "backend:adoption-again-shortens",
             "backend:token-kept",
             "backend:old-process-renews",
             "backend:old-process-ends",

@@ -39,7 +39,12 @@ impl Server {
         let token = FencingToken::from_u64(hold.token);
         if hold.holder == request.holder && !hold.given_out {
             let again = request.ttl.and_then(|ttl| ends(fault, requester.now, ttl));
-            hold.ends = hold.ends.zip(again).map(|(before, again)| before.max(again));
+            hold.ends = match fault {
+                Fault::AdoptionAgainShortens => {
+                    request.ttl.and_then(|ttl| ends(fault, requester.now, ttl / 2))
+                }
+                _ => hold.ends.zip(again).map(|(before, again)| before.max(again)),
+            };
             return Attempt::Granted(granted(fault, Some(token)));
         }
         let (is_holder, is_token) = (hold.holder == given.holder, Some(token) == given.token);
