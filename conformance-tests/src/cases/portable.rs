@@ -247,7 +247,7 @@ pub(crate) async fn outlasts_its_guard_after_a_lost_answer(cx: &Context) {
     b.faults.silence(true);
     while guard.validity().is_held() {
         cx.held(&a, &key).await;
-        cx.sleep(portable.ttl() / 50).await;
+        cx.sleep(portable.ttl() / 20).await;
     }
     cx.give(cx.free_within(&a, &key, portable.ttl()).await).await;
 }
