@@ -172,6 +172,31 @@ async fn a_store_that_declares_no_portable_holds_is_not_asked() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_try_after_the_drop_of_an_adopted_guard_waits_for_its_release() {
+    let client = MemoryStore::new().client_with(ClientSetup::new()).unwrap();
+    let key = client.lock.key("k").ttl(MINUTE);
+    let portable = key.acquire().await.unwrap().into_ref(MINUTE).await.unwrap();
+    let guard = client.lock.adopt(portable.expose()).await.unwrap();
+    client.faults.script(Op::Release, Fault::Delay(MOMENT));
+    drop(guard);
+    let next = client.lock.key("k").try_acquire().await.unwrap().expect("no other client has the key");
+    next.release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_adopted_hold_does_not_pass_to_the_next_caller() {
+    let (lock, net) = client();
+    let portable = lock.key("k").acquire().await.unwrap().into_ref(MINUTE).await.unwrap();
+    let guard = lock.adopt(portable.expose()).await.unwrap();
+    let adopted = guard.holder();
+    let mut next = task::spawn(lock.key("k").acquire());
+    assert_pending!(next.poll());
+    guard.release().await.unwrap();
+    let next = next.await.unwrap();
+    assert_eq!(net.calls()[3..], [Call::Release(adopted), Call::Acquire(next.holder())]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_caller_that_waits_beside_an_adopted_hold_is_served_at_its_release() {
     let (a, net) = client();
     let portable = a.key("k").acquire().await.unwrap().into_ref(MINUTE).await.unwrap();
