@@ -355,7 +355,8 @@ impl LockGuard {
     ///
     /// # Errors
     ///
-    /// After an error the guard is released, as if it had been dropped.
+    /// After an error the guard is released, as if it had been dropped. If the process ends before that, the store keeps
+    /// the hold for `ttl`.
     ///
     /// - [`Unsupported`](crate::ErrorKind::Unsupported) unless [`Capabilities::portable`](crate::Capabilities::portable)
     ///   is declared.
@@ -363,7 +364,8 @@ impl LockGuard {
     ///   lease, with a cooldown, or whose [`extension`](Self::extension) (a fence) or [`relabel`](Self::relabel) was used.
     /// - [`Lost`](crate::ErrorKind::Lost) if the grant has ended.
     /// - [`Unavailable`](crate::ErrorKind::Unavailable) or [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown) if the
-    ///   grant is in doubt, the store did not confirm the call, or an earlier renewal for another TTL is unanswered.
+    ///   grant is in doubt, the store did not confirm the call, or an earlier renewal for another TTL was unanswered,
+    ///   however long ago.
     ///
     /// # Cancel safety
     ///

@@ -187,7 +187,8 @@ pub trait Lock: Debug + Display + Send + Sync + 'static {
     ///
     /// One call of the store compares the text with the present hold, so each text is adopted once, and only while its
     /// hold lasts. The call does not queue behind callers of this client. A failure that can pass is retried for up to
-    /// [`DEFAULT_WAIT`](crate::DEFAULT_WAIT), and a repeated request is the same grant.
+    /// [`DEFAULT_WAIT`](crate::DEFAULT_WAIT), and a repeated request is the same grant. A request without any answer is
+    /// given up after the time limit of a call (10 s).
     ///
     /// # Errors
     ///
@@ -195,12 +196,13 @@ pub trait Lock: Debug + Display + Send + Sync + 'static {
     ///   another store or [namespace](crate::Namespaced): acquire the key again.
     /// - [`InvalidOption`](crate::ErrorKind::InvalidOption) if the text was cut, or its TTL is out of the store's bounds.
     /// - [`Unsupported`](crate::ErrorKind::Unsupported) unless [`Capabilities::portable`] is declared.
-    /// - Otherwise the store's failure. The hold is then released, unless it was not adopted.
+    /// - Otherwise the store's failure. To find out, call again: if the request was carried out, the hold was
+    ///   released, and the text is `Lost`.
     ///
     /// # Cancel safety
     ///
-    /// If dropped, the adoption is given up. If the store had carried it out, the hold is released within
-    /// [`Capabilities::undo`]. Otherwise the text can still be adopted.
+    /// If dropped, the request can still reach the store, for up to the time limit of a call. If it is carried out, the
+    /// hold is released within [`Capabilities::undo`], and the text is `Lost`. To keep the text, await the answer.
     async fn adopt(&self, text: &str) -> Result<LockGuard, Error> {
         let _ = text;
         Err(Error::unsupported("hold that can be adopted").with_operation(Operation::Adopt))

@@ -286,7 +286,10 @@ impl Acquisition {
                 // The entry stays `Asked` and is released later, because the store can have granted it.
                 Err(error) => error,
             };
-            core.metrics.count(Event::Failure);
+            // An adoption whose hold has ended is no failure of the store.
+            if error.kind() != ErrorKind::Lost {
+                core.metrics.count(Event::Failure);
+            }
             failure.get_or_insert(core.name_error(error, Some(entry.hold.key())));
         }
         match failure {

@@ -95,7 +95,8 @@ impl PendingRelease {
 
     /// Makes the release of a hold whose guard was released or dropped.
     pub(crate) fn guard_released(hold: &Hold, permit: Permit) -> Self {
-        Self { held: true, from_guard: true, ..Self::of(hold, hold.reference(), Some(permit)) }
+        let unconfirmed = hold.begin_release_beside();
+        Self { held: true, from_guard: true, unconfirmed, ..Self::of(hold, hold.reference(), Some(permit)) }
     }
 
     /// Notes that the store has granted the hold.

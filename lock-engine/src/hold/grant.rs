@@ -19,6 +19,7 @@ use tokio::time::timeout;
 use tokio_util::context::TokioContext;
 
 use crate::acquire::queue::GrantOutcome;
+use crate::acquire::unconfirmed::UnconfirmedAttempt;
 use crate::clock::Moment;
 use crate::driver::outbox::PendingRelease;
 use crate::driver::renewal::RenewalRequest;
@@ -96,7 +97,9 @@ impl Grant for Hold {
         }
         match self.release_now() {
             Some(answer) => Release::ready(self.released(answer)),
-            None => Release::pending(Releasing { hold: Some(self) }.run()),
+            None => {
+                Release::pending(Releasing { _beside: self.begin_release_beside(), hold: Some(self) }.run())
+            }
         }
     }
 
@@ -269,6 +272,7 @@ impl Drop for ReleasePanics<'_> {
 struct Releasing {
     /// `None` once the reply was settled.
     hold: Option<Arc<Hold>>,
+    _beside: Option<UnconfirmedAttempt>,
 }
 
 impl Releasing {

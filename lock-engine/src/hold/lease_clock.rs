@@ -209,6 +209,13 @@ impl LeaseClock {
         (self.kept_by == KeptBy::Lease).then(|| Duration::from_nanos(self.longest.load(Ordering::Acquire)))
     }
 
+    /// Returns whether the store surely counts `ttl` after an answered renewal for it: each earlier renewal was answered,
+    /// or was for this time too.
+    pub(crate) fn can_be_sure_of(&self, ttl: Duration) -> bool {
+        let (shortest, ttl) = (self.shortest_unknown.load(Ordering::Acquire), nanos(ttl));
+        shortest == u64::MAX || (shortest >= ttl && self.longest.load(Ordering::Acquire) <= ttl)
+    }
+
     /// Returns whether the store counts `ttl`, also if an unanswered renewal still arrives.
     pub(crate) fn is_sure_of(&self, ttl: Duration) -> bool {
         let was_answered = self.shortest_unknown.load(Ordering::Acquire) == u64::MAX;

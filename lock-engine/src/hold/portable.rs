@@ -6,6 +6,7 @@ use std::time::Duration;
 use leasehold_api::{Error, ErrorKind, LockKey, LossReason, Operation, PortableHold, Validity};
 
 use crate::acquire::queue::GrantOutcome;
+use crate::acquire::unconfirmed::UnconfirmedAttempt;
 use crate::core::Alive;
 use crate::hold::Hold;
 use crate::hold::state::Phase;
@@ -21,6 +22,12 @@ impl Hold {
     /// Returns the name of the slot in which the hold has its permit.
     pub(crate) fn slot(&self) -> &LockKey {
         self.slot.as_ref().unwrap_or(&self.request.key)
+    }
+
+    /// Notes that the release of a hold outside of its key's own slot begins, until the returned value is dropped. A try
+    /// finds that slot vacant, and must not take this hold for another client's.
+    pub(crate) fn begin_release_beside(&self) -> Option<UnconfirmedAttempt> {
+        self.slot.is_some().then(|| self.core.unconfirmed.begin(self.key()))
     }
 
     /// Passes on the permit of a released hold.
@@ -39,7 +46,7 @@ impl Hold {
     }
 
     async fn try_give_out(self: Arc<Self>, ttl: Duration) -> Result<PortableHold, Error> {
-        self.check_portable()?;
+        self.check_portable(ttl)?;
         // If this call fails, no caller here gets the hold, because the store has possibly marked it as given out.
         self.end_chain();
         loop {
@@ -49,9 +56,7 @@ impl Hold {
             let hold = self.reference();
             let is_sure = self.lease.as_ref().is_some_and(|lease| lease.is_sure_of(ttl));
             let (Some(token), true) = (hold.token, is_sure) else {
-                return Err(in_doubt(
-                    "an earlier renewal for another time had no answer and may still arrive",
-                ));
+                return Err(unanswered_before());
             };
             match self.phase.give_out() {
                 Ok(true) => {
@@ -69,7 +74,7 @@ impl Hold {
     }
 
     /// Makes the checks that need no call of the store.
-    fn check_portable(&self) -> Result<(), Error> {
+    fn check_portable(&self, ttl: Duration) -> Result<(), Error> {
         if !self.core.capabilities.portable {
             return Err(Error::unsupported("hold that another process can adopt"));
         }
@@ -77,7 +82,13 @@ impl Hold {
             return Err(stays("it has a cooldown"));
         }
         self.check_held()?;
-        if self.phase.is_pinned() { Err(pinned()) } else { Ok(()) }
+        if self.phase.is_pinned() {
+            return Err(pinned());
+        }
+        match &self.lease {
+            Some(lease) if !lease.can_be_sure_of(ttl) => Err(unanswered_before()),
+            _ => Ok(()),
+        }
     }
 
     /// Fails unless the hold is valid.
@@ -98,6 +109,10 @@ fn stays(why: &str) -> Error {
 
 fn pinned() -> Error {
     stays("its extension (a fence) or its label was used")
+}
+
+fn unanswered_before() -> Error {
+    in_doubt("an earlier renewal for another time had no answer and may still arrive")
 }
 
 fn in_doubt(why: &str) -> Error {

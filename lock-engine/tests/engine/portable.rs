@@ -11,7 +11,7 @@ use leasehold_api::{
 use leasehold_engine::{Attempt, Contended, Engine, Waiting};
 use leasehold_memory::{ClientSetup, Fault, MemoryStore, Op};
 use tokio::time::{sleep, timeout};
-use tokio_test::{assert_pending, task};
+use tokio_test::{assert_pending, assert_ready_ok, task};
 
 use crate::common::relay::{Call, Relay, RelayNet};
 
@@ -86,8 +86,15 @@ async fn a_hold_stays_that_an_unanswered_renewal_can_still_make_shorter_or_longe
         let error = guard.renew_for(renewed_for).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::OutcomeUnknown);
         net.renewals_wait.store(false, SeqCst);
+        let (renewed, id) = (guard.renew().await, guard.holder());
+        assert_eq!(
+            renewed.map_err(|error| error.kind()),
+            Ok(()),
+            "an answer to a later renewal changes nothing"
+        );
         let given_out = guard.into_ref(MINUTE).await;
         assert_eq!(given_out.is_ok(), leaves, "{renewed_for:?}: {given_out:?}");
+        assert_eq!(net.calls().contains(&Call::GiveOut(id)), leaves, "the store marks no hold that stays");
         if let Err(error) = given_out {
             assert_eq!((error.kind(), error.operation()), (ErrorKind::Unavailable, Some(Operation::GiveOut)));
             assert!(error.to_string().contains("another time"), "{error}");
@@ -181,6 +188,33 @@ async fn a_try_after_the_drop_of_an_adopted_guard_waits_for_its_release() {
     drop(guard);
     let next = client.lock.key("k").try_acquire().await.unwrap().expect("no other client has the key");
     next.release().await.unwrap();
+}
+
+/// The caller that had the key's permit during the adoption has gone.
+#[tokio::test(start_paused = true)]
+async fn a_try_beside_the_release_of_an_adopted_guard_blames_no_other_client() {
+    for is_awaited in [false, true] {
+        let store = MemoryStore::new();
+        let (a, b) = (store.client().unwrap(), store.client_with(ClientSetup::new()).unwrap());
+        let portable = a.key("k").ttl(MINUTE).acquire().await.unwrap().into_ref(MINUTE).await.unwrap();
+        let mut waiting = task::spawn(b.lock.key("k").acquire());
+        assert_pending!(waiting.poll());
+        sleep(MOMENT).await;
+        let guard = b.lock.adopt(portable.expose()).await.unwrap();
+        drop(waiting);
+        sleep(MOMENT).await;
+        b.faults.script(Op::Release, Fault::Delay(MOMENT * 2));
+        let mut releasing = is_awaited.then_some(guard).map(|guard| task::spawn(guard.release()));
+        releasing.iter_mut().for_each(|releasing| assert_pending!(releasing.poll()));
+        let tried = b.lock.key("k").try_acquire().await;
+        assert_eq!(
+            tried.map(|guard| guard.is_some()).map_err(|error| error.kind()),
+            Err(ErrorKind::Unavailable)
+        );
+        sleep(MINUTE / 2).await;
+        releasing.iter_mut().for_each(|releasing| assert_ready_ok!(releasing.poll()));
+        b.lock.key("k").try_acquire().await.unwrap().expect("released").release().await.unwrap();
+    }
 }
 
 #[tokio::test(start_paused = true)]

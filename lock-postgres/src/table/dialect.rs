@@ -25,7 +25,7 @@ use crate::upkeep;
 /// |---|---|---|
 /// | `key`, `holder` | text | the key and the holder; arrays if the name is plural |
 /// | `ttl_us`, `cooldown_us` | bigint | the TTL and the cooldown in microseconds; no cooldown if NULL |
-/// | `label`, `owner` | text | the label, or NULL; the client, for operators |
+/// | `label`, `owner` | text | the label, or NULL; the client, for operators, and NULL while a hold is given out |
 /// | `token` | bigint | the fencing token |
 /// | `unused` | boolean | whether the cooldown that the grant started ends with the release |
 ///

@@ -125,23 +125,25 @@ impl Registry {
 
     /// Releases `holds` in the background, because it is unknown whether they were granted or no caller received them.
     pub(super) fn add_unconfirmed(&self, holds: impl IntoIterator<Item = HoldId>, period: DoubtPeriod) {
-        self.end_later(holds.into_iter().map(|hold| ReleaseRequest { hold, unused: true }), period, false);
+        self.end_later(holds.into_iter().map(|hold| ReleaseRequest { hold, unused: true }), period, || false);
     }
 
     /// Releases all remaining holds in the background.
     pub(super) fn end_all(&self) {
         let held = self.held().into_iter().map(|hold| ReleaseRequest { hold, unused: false });
-        self.end_later(held, DoubtPeriod::default(), false);
+        self.end_later(held, DoubtPeriod::default(), || false);
     }
 
     fn end_later(
         &self,
         releases: impl Iterator<Item = ReleaseRequest>,
         DoubtPeriod { session, time }: DoubtPeriod,
-        left_to_engine: bool,
+        left_to_engine: impl FnOnce() -> bool,
     ) {
         let until = Instant::now() + time;
         let mut state = self.state();
+        // Asks under the lock, because a caller that goes after this releases the request, and must find it here.
+        let left_to_engine = left_to_engine();
         for release in releases {
             state.held.remove(&release.hold.holder);
             state.unconfirmed.push(UnconfirmedGrant { release, session, until, left_to_engine });
@@ -273,7 +275,7 @@ impl Drop for InFlight<'_> {
     fn drop(&mut self) {
         let holds = std::mem::take(&mut self.holds);
         if !holds.is_empty() {
-            let left_to_engine = self.is_awaited.is_some_and(|is_awaited| is_awaited());
+            let left_to_engine = || self.is_awaited.is_some_and(|is_awaited| is_awaited());
             let releases = holds.into_iter().map(|hold| ReleaseRequest { hold, unused: true });
             self.registry.end_later(releases, self.period, left_to_engine);
         }

@@ -179,6 +179,9 @@ impl Batch {
         self.others.reverse();
         let mut locked_in_a_row = 0;
         while let Some(job) = self.others.pop() {
+            if job.can_skip() {
+                continue;
+            }
             match job {
                 TableJob::Served(call) => holds::served(db, common, call).await?,
                 TableJob::List(call) => maintenance::list(db, common, call).await?,
