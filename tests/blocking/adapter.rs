@@ -160,8 +160,9 @@ impl Grant for AdaptedGrant {
     }
 
     fn abandon(self: Arc<Self>) {
-        // Outside of any runtime, where the drop of a guard waits. `None` after a failed `into_ref`.
+        // Outside of any runtime, where the drop of a guard waits, and before the next call of the case. `None` after a
+        // failed `into_ref`.
         let guard = self.guard.lock().unwrap().take();
-        std::thread::spawn(move || drop(guard));
+        let _ = std::thread::spawn(move || drop(guard)).join();
     }
 }
