@@ -41,6 +41,8 @@ async fn what_is_held_or_awaited_keeps_the_sessions_of_an_idle_client() {
         let waiting_for = waiter(lock, key);
         waiting.push(tokio::spawn(async move { waiting_for.await.unwrap().unwrap().release().await }));
     }
+    let are_open = async || cluster.backends(database.name()).await.len() >= 4;
+    until("a second session of each client, for the waiters", are_open).await;
     let before = Instant::now();
     while before.elapsed() < IDLE * 4 {
         let sessions = cluster.backends(database.name()).await;
