@@ -299,8 +299,8 @@ impl Error {
     /// Returns whether repeating the same unchanged call can succeed and does no harm.
     ///
     /// False for a release, a hold given out, and a body that has started ([`Operation::Release`],
-    /// [`Operation::GiveOut`], [`Operation::Run`]), because the guard is gone and the work under it may be done. True for a loss ([`ErrorKind::Lost`]) while
-    /// several keys were being acquired, because no body has run yet.
+    /// [`Operation::GiveOut`], [`Operation::Run`]), because the guard is gone and the work under it may be done. True for
+    /// a loss ([`ErrorKind::Lost`]) while several keys were being acquired, because no body has run yet.
     ///
     /// ```
     /// use leasehold_api::{Error, ErrorKind, Operation};

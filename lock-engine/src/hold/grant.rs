@@ -272,6 +272,7 @@ impl Drop for ReleasePanics<'_> {
 struct Releasing {
     /// `None` once the reply was settled.
     hold: Option<Arc<Hold>>,
+    /// Set for a hold outside of its key's own slot, until the reply was settled.
     _beside: Option<UnconfirmedAttempt>,
 }
 
