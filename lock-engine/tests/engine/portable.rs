@@ -279,6 +279,15 @@ async fn an_adoption_is_undone_if_one_of_its_requests_had_no_answer() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn an_adoption_of_an_ended_hold_is_no_failure_of_the_store() {
+    let (lock, _net) = client();
+    let portable = lock.key("k").acquire().await.unwrap().into_ref(MINUTE).await.unwrap();
+    lock.adopt(portable.expose()).await.unwrap().release().await.unwrap();
+    assert_eq!(lock.adopt(portable.expose()).await.unwrap_err().kind(), ErrorKind::Lost);
+    assert_eq!(lock.counters().failures, 0);
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_adoption_that_ends_without_an_answer_is_undone() {
     let store = MemoryStore::new();
     let (a, b) = (store.client().unwrap(), store.client_with(ClientSetup::new()).unwrap());
