@@ -13,6 +13,9 @@ pub(crate) struct Failure {
 /// Message of a panic whose payload is not a string, such as a [`test_bounds::BoundPassed`].
 const NO_TEXT: &str = "Box<dyn Any>";
 
+/// Place and first words of the last panic of a conformance case that the machine was too slow to decide.
+const INCONCLUSIVE: (&str, &str) = ("conformance-tests/src/runner.rs:", "INCONCLUSIVE after ");
+
 /// Returns the failed tests in the output of a test program.
 pub(crate) fn failures(output: &str) -> Vec<Failure> {
     let mut failures: Vec<(&str, Vec<&str>)> = Vec::new();
@@ -30,10 +33,18 @@ pub(crate) fn failures(output: &str) -> Vec<Failure> {
     failures.into_iter().map(|(test, lines)| Failure { test: test.to_owned(), late: late(&lines) }).collect()
 }
 
-/// Returns the first exceeded bound if each panic of the test is about such a bound.
+/// Returns the first exceeded bound if each panic of the test is about such a bound, or the message of an inconclusive
+/// conformance case.
 fn late(lines: &[&str]) -> Option<String> {
     let is_panic = |at: &usize| lines[*at].starts_with("thread '") && lines[*at].contains(" panicked at ");
     let panics: Vec<usize> = (0..lines.len()).filter(is_panic).collect();
+    // The runner of the suite panics last, after each attempt has failed in its own way.
+    if let Some([place, message]) = panics.last().and_then(|at| lines.get(*at..at + 2))
+        && place.contains(INCONCLUSIVE.0)
+        && message.starts_with(INCONCLUSIVE.1)
+    {
+        return Some((*message).to_owned());
+    }
     let bounds: Vec<&str> = lines.iter().filter_map(|line| line.strip_prefix(MARK)).collect();
     let is_bound = |at: &usize| lines.get(at + 1) == Some(&NO_TEXT);
     let is_all = !panics.is_empty() && panics.iter().all(is_bound) && bounds.len() == panics.len();
@@ -83,6 +94,19 @@ test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; 
         let said = OUTPUT.replace("Box<dyn Any>", "assertion failed");
         assert!(failures(&said).iter().all(|failure| failure.late.is_none()), "a line of text is no bound");
         assert_eq!(failures("error: the process was killed"), []);
+    }
+
+    #[test]
+    fn an_inconclusive_case_of_the_suite_is_late() {
+        let last = "thread 'b::c' (72) panicked at conformance-tests/src/runner.rs:82:50:\nINCONCLUSIVE after 3 attempts";
+        let output = OUTPUT.replace("\nfailures:\n    a", &format!("\n{last}\n\nfailures:\n    a"));
+        let late = |output: &str| failures(output).pop().unwrap().late;
+        assert_eq!(late(&output), Some("INCONCLUSIVE after 3 attempts".to_owned()), "{output}");
+        let elsewhere = output.replace("conformance-tests/src/runner.rs", "tests/a.rs");
+        assert_eq!(late(&elsewhere), None, "only the runner of the suite decides so");
+        let next = format!("{last}\n\nthread 'b::c' (72) panicked at tests/a.rs:9:5:\ntwo holders");
+        assert_eq!(late(&output.replace(last, &next)), None, "another panic follows");
+        assert_eq!(late(&output.replace("INCONCLUSIVE", "C1")), None, "a broken rule is not late");
     }
 
     /// Passes unless [`a_bound_that_really_passes_is_recognised`] runs it in a separate process.
