@@ -142,6 +142,8 @@ pub enum Need {
     HandOverOff,
     /// A store with a fence.
     Fence,
+    /// A harness that can hold requests of a client back on their way to the store.
+    LateRequests,
 }
 
 /// The decision whether a case runs.
@@ -242,6 +244,9 @@ impl Need {
                 fault(set.hand_over_off, "turn the hand-over of a client off")
             }
             Self::Fence if harness.fences().is_none() => Some("the harness names no fence".into()),
+            Self::LateRequests => {
+                fault(set.late_requests, "hold requests of a client back on their way to the store")
+            }
             _ => None,
         }
     }

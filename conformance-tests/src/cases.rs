@@ -101,6 +101,7 @@ macro_rules! for_each_case {
                 a_request_that_arrives_twice_is_one_grant [C2 C8] [Script];
                 a_renewal_that_arrives_twice_is_one [C2 C10] [Lease Script];
                 undoing_an_attempt_spares_the_holder [C2 C5] [Script];
+                a_copy_that_arrives_after_its_release_is_refused [C23] [LateRequests];
             }
             expiry {
                 an_unrenewed_lease_ends_on_time [C1 C9 C11] [Lease Silence];

@@ -14,7 +14,7 @@ use leasehold_engine::{
 };
 use tokio::sync::watch;
 
-use crate::harness::{ClientFaults, Fault, FaultSet, Op};
+use crate::harness::{ClientFaults, Fault, FaultSet, Op, Wire};
 
 /// A backend whose calls can be delayed, failed, lost and counted. It provides [`ClientFaults`] for any
 /// store.
@@ -46,6 +46,14 @@ impl<B: Backend> Disturbed<B> {
     #[must_use]
     pub fn latency(mut self, each_way: Duration) -> Self {
         self.latency = each_way;
+        self
+    }
+
+    /// Sets the wire that the backend sends its requests over, which the harness made for
+    /// [`ClientSetup::holds_requests_back`](crate::ClientSetup::holds_requests_back).
+    #[must_use]
+    pub fn wire(self, wire: Arc<dyn Wire>) -> Self {
+        let _ = self.script.wire.set(wire);
         self
     }
 
@@ -132,8 +140,11 @@ struct Script {
     /// The faults of single keys.
     keyed: Mutex<Vec<(Op, LockKey, Fault)>>,
     calls: [AtomicU64; Op::ALL.len()],
+    /// The number of releases that the backend has answered without an error.
+    released: AtomicU64,
     silent: watch::Sender<bool>,
     events: OnceLock<Events>,
+    wire: OnceLock<Arc<dyn Wire>>,
 }
 
 impl Default for Script {
@@ -142,8 +153,10 @@ impl Default for Script {
             queued: Default::default(),
             keyed: Mutex::default(),
             calls: Default::default(),
+            released: AtomicU64::new(0),
             silent: watch::Sender::new(false),
             events: OnceLock::new(),
+            wire: OnceLock::new(),
         }
     }
 }
@@ -199,6 +212,11 @@ impl Script {
 
     fn count(&self, op: Op) {
         self.calls[op as usize].fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn count_released(&self, answers: &[Result<ReleaseReply, Error>]) {
+        let released = answers.iter().filter(|answer| answer.is_ok()).count();
+        self.released.fetch_add(released as u64, Ordering::AcqRel);
     }
 
     fn queue(&self, op: Op) -> MutexGuard<'_, VecDeque<Fault>> {
@@ -268,6 +286,14 @@ impl ClientFaults for Script {
 
     fn calls(&self, op: Op) -> u64 {
         self.calls[op as usize].load(Ordering::Acquire)
+    }
+
+    fn released(&self) -> u64 {
+        self.released.load(Ordering::Acquire)
+    }
+
+    fn wire(&self) -> Option<&dyn Wire> {
+        self.wire.get().map(|wire| &**wire)
     }
 }
 
@@ -414,7 +440,9 @@ impl<B: Backend> Backend for Disturbed<B> {
     }
 
     fn release_now(&self, key: &LockKey, holder: HolderId) -> Option<Result<ReleaseReply, Error>> {
-        self.without_io(Op::Release, || self.inner.release_now(key, holder))
+        let answer = self.without_io(Op::Release, || self.inner.release_now(key, holder));
+        self.script.count_released(answer.as_slice());
+        answer
     }
 
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
@@ -422,7 +450,9 @@ impl<B: Backend> Backend for Disturbed<B> {
             let inner = Arc::clone(&self.inner);
             async move { inner.release(holds).await }
         };
-        self.each(Op::Release, holds, |hold| &hold.key, call, InjectedFailure::error).await
+        let answers = self.each(Op::Release, holds, |hold| &hold.key, call, InjectedFailure::error).await;
+        self.script.count_released(&answers);
+        answers
     }
 
     async fn release_on_new_runtime(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {

@@ -203,6 +203,8 @@ pub struct FaultSet {
     pub late_losses: bool,
     /// Whether clients follow [`ClientSetup::without_hand_over`].
     pub hand_over_off: bool,
+    /// Whether clients with [`ClientSetup::holds_requests_back`] have a [`Wire`].
+    pub late_requests: bool,
 }
 
 impl FaultSet {
@@ -222,6 +224,7 @@ impl FaultSet {
             keys: true,
             late_losses: true,
             hand_over_off: true,
+            late_requests: true,
         }
     }
 
@@ -241,6 +244,7 @@ impl FaultSet {
             keys: false,
             late_losses: false,
             hand_over_off: false,
+            late_requests: false,
         }
     }
 }
@@ -299,4 +303,28 @@ pub trait ClientFaults: Debug + Send + Sync {
         let _ = op;
         0
     }
+
+    /// Returns how many releases the store has answered without an error so far.
+    fn released(&self) -> u64 {
+        0
+    }
+
+    /// Returns the way of the client's requests to the store. Set if [`FaultSet::late_requests`] is declared and
+    /// the client was made with [`ClientSetup::holds_requests_back`].
+    fn wire(&self) -> Option<&dyn Wire> {
+        None
+    }
+}
+
+/// The way of one client's requests to the store, below its backend, for example a proxy in front of the server.
+pub trait Wire: Debug + Send + Sync {
+    /// Holds back the requests on the connections that are open now, also if the client closes these connections.
+    /// Requests on later connections arrive.
+    fn hold_back(&self);
+
+    /// Returns how many requests, or parts of them, were held back so far.
+    fn held_back(&self) -> u64;
+
+    /// Delivers what was held back, and ends the holding.
+    fn deliver(&self);
 }

@@ -35,7 +35,7 @@ pub use context::Context;
 pub use disturbed::Disturbed;
 pub use harness::{
     ClientFaults, ClientSetup, Factory, Fault, FaultSet, Faults, FaultyClient, Fences, Harness, Op, Skew,
-    Time,
+    Time, Wire,
 };
 pub use pace::pace;
 pub use program::main;

@@ -10,7 +10,7 @@ use crate::run::Run;
 const USAGE: &str = "\
 usage: [NAME or RULE ..] [--threads N] [--json FILE] [--badge FILE]
 
-Runs the cases of the suite, or those with such a name or of such a rule (C1 to C21), and prints the verdict.
+Runs the cases of the suite, or those with such a name or of such a rule (C1 to C23), and prints the verdict.
   --threads N    so many at a time (16); in real time they mostly wait
   --json FILE    one object per case, and one with the verdict
   --badge FILE   the verdict as an endpoint badge of shields.io

@@ -134,9 +134,11 @@ pub(crate) fn declared(factory: &dyn Factory, child_test: bool) -> Result<StoreD
 fn list(has: &Capabilities, harness: &dyn Harness, time: Time, child_test: bool) -> Vec<Declaration> {
     use TriedBy::{Group, Need as Needs, Rule};
     let elsewhere = (has.scope != Scope::Process).then_some(Need::Child);
+    // Only a network delivers a request after its sender has given up.
+    let late = (has.scope == Scope::Network).then_some(Need::LateRequests);
     let durable = (has.fencing == Fencing::Durable).then_some(Need::Restart);
     let mut declarations = vec![
-        (format!("scope = {:?}", has.scope), Rule("C1"), [elsewhere, None]),
+        (format!("scope = {:?}", has.scope), Rule("C1"), [elsewhere, late]),
         (format!("loss_detection = {:?}", has.loss_detection), Group("loss"), [Some(Need::Silence), None]),
         (format!("undo = {:?}", has.undo), Group("cancellation"), [Some(Need::Script), None]),
         (format!("handover = {:?}", has.handover), Rule("C11"), [None, None]),

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use leasehold_api::{AcquireOptions, ErrorKind, HolderId, LossReason};
 
-use crate::context::{NO_ANSWER, Context, attempt_at, fails};
-use crate::harness::{Fault, Op};
+use crate::context::{Context, NO_ANSWER, attempt_at, fails};
+use crate::harness::{ClientSetup, Fault, Op};
 use crate::inconclusive::Answered as _;
 
 pub(crate) async fn every_grant_has_a_fresh_id(cx: &Context) {
@@ -139,7 +139,9 @@ pub(crate) async fn a_request_that_arrives_twice_is_one_grant(cx: &Context) {
         a.faults.script(Op::Acquire, Fault::Twice);
         let guard = match attempt_at(&a.lock, &key).await {
             Ok(Some(guard)) => guard,
-            Ok(None) => panic!("the same holder id asked twice, and was told that somebody else holds {key:?}"),
+            Ok(None) => {
+                panic!("the same holder id asked twice, and was told that somebody else holds {key:?}")
+            }
             Err(error) => panic!("the same holder id asked twice: {error}"),
         };
         assert!(guard.token() >= last, "the token {:?} comes after {last:?}", guard.token());
@@ -165,4 +167,42 @@ pub(crate) async fn a_renewal_that_arrives_twice_is_one(cx: &Context) {
     }
     cx.give(guard).await;
     cx.give(cx.take(&b, &key).await).await;
+}
+
+/// A request is held back on its way until its caller has given up and the engine has released it over another
+/// connection. A store that then grants the request leaves a hold that no client knows.
+pub(crate) async fn a_copy_that_arrives_after_its_release_is_refused(cx: &Context) {
+    let b = cx.client().await;
+    let a = cx.faulty_with(ClientSetup::new().holds_requests_back()).await;
+    let wire = a.faults.wire().expect("a harness that declares late requests has a wire");
+    let key = cx.key();
+    let mut options = AcquireOptions::new();
+    // The end of this lease does not hide a late grant.
+    options.ttl =
+        cx.capabilities().lease.map(|bounds| Duration::from_secs(3600).clamp(bounds.min, bounds.max));
+    for _ in 0..3 {
+        // A first request can need several messages, for example to prepare a statement.
+        cx.give(cx.take_with(&a.lock, &key, &options).await).await;
+    }
+    let released = a.faults.released();
+    wire.hold_back();
+    match cx.within("a try that is held back", cx.call_limit(), a.lock.try_acquire(&key, &options)).await {
+        // The client has repeated its request over another connection.
+        Ok(Some(guard)) => cx.give(guard).await,
+        Ok(None) => panic!("{key:?} is free, yet it reads held"),
+        Err(error) => drop(fails(Err::<(), _>(error), &NO_ANSWER)),
+    }
+    assert!(wire.held_back() > 0, "the request was not held back");
+    let answered = async {
+        while a.faults.released() == released {
+            cx.sleep(cx.interval()).await;
+        }
+    };
+    cx.within("the answer to the release", cx.call_limit(), answered).await;
+    wire.deliver();
+    // The key is free all the time, because it is not known when the copy arrives.
+    for _ in 0..10 {
+        cx.settle().await;
+        cx.give(cx.free_within(&b, &key, cx.capabilities().undo).await).await;
+    }
 }

@@ -27,9 +27,14 @@ use crate::store::token::Reserved;
 ///   and `release` act on the hold of that id only.
 /// - **Calls run to their end.** The engine drops a call of [`acquire`](Self::acquire), [`wait`](Self::wait),
 ///   [`renew`](Self::renew) or [`release`](Self::release) only if the call exceeds its time limit or the
-///   runtime shuts down. A `release` with the same holder id then undoes whichever part the store has carried
-///   out. The engine may poll a call late, so a backend that shares a connection does its I/O in a separate
-///   task.
+///   runtime shuts down. A `release` with the same holder id then undoes the part that the store has carried
+///   out so far. The engine may poll a call late, so a backend that shares a connection does its I/O in a
+///   separate task.
+/// - **A late copy is refused.** The request of a dropped call can reach the store later, from a slow connection
+///   or a slow member of a cluster. After a `release` returned `Ok`, the store must not grant an earlier copy of
+///   that holder's request. A store ends the connection that carried the request, or compares a number that
+///   the release has changed. While a copy can still be granted, `release` returns an error, and the engine
+///   repeats it.
 /// - **Replies are per request.** One key's failure does not affect another key. Return one reply for each
 ///   request, in the order of the requests.
 /// - **An error means "not known to be held"**. The answer for a key that another client holds is
@@ -129,7 +134,8 @@ pub trait Backend: Debug + Display + Send + Sync + 'static {
     }
 
     /// Releases each hold if its holder still has it, and removes the holder from every queue of the store.
-    /// If the hold is [`unused`](HoldRef::unused), its cooldown ends. Repeating the call does no harm.
+    /// If the hold is [`unused`](HoldRef::unused), its cooldown ends. Repeating the call does no harm. `Ok` means
+    /// that no earlier copy of the holder's request will be granted.
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>>;
 
     /// Returns whether another client was granted the key since this client's `holder` released it, by a read that

@@ -61,6 +61,8 @@ pub struct ClientSetup {
     pub skew: Skew,
     /// Whether the client passes no hold from one of its callers to the next, as with `handover=off`.
     pub without_hand_over: bool,
+    /// Whether the case holds requests of the client back on their way to the store.
+    pub holds_requests_back: bool,
 }
 
 impl ClientSetup {
@@ -88,6 +90,13 @@ impl ClientSetup {
     #[must_use]
     pub fn without_hand_over(mut self) -> Self {
         self.without_hand_over = true;
+        self
+    }
+
+    /// Connects the client over a wire that can hold requests back.
+    #[must_use]
+    pub fn holds_requests_back(mut self) -> Self {
+        self.holds_requests_back = true;
         self
     }
 }

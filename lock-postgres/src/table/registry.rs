@@ -1,6 +1,6 @@
 //! The registry of this client's holds in the store, confirmed and unconfirmed.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fnv::FnvHashMap;
@@ -50,8 +50,8 @@ struct RegistryState {
     /// Sessions to end, because they can still have an effect. For example, a commit that waits for a standby
     /// keeps its rows locked.
     given_up: Vec<Process>,
-    /// Number of request batches sent and not answered.
-    in_flight: usize,
+    /// Requests that were sent and not answered, by batch.
+    in_flight: Vec<Arc<[HoldId]>>,
 }
 
 #[derive(Debug)]
@@ -67,6 +67,8 @@ pub(super) struct UnconfirmedGrant {
     pub(super) release: ReleaseRequest,
     /// Session that might still run or commit the request while the session exists on the server.
     pub(super) session: Option<Process>,
+    /// Whether a pooler hides the session.
+    is_hidden: bool,
     /// Time until which the server might still run the request.
     until: Instant,
     /// Whether the engine repeats or releases the request, so it must not be released in the background.
@@ -108,7 +110,7 @@ impl Registry {
     /// Returns whether a hold is held, in doubt, or requested.
     pub(super) fn is_used(&self) -> bool {
         let state = self.state();
-        let open = !state.unconfirmed.is_empty() || !state.given_up.is_empty() || state.in_flight > 0;
+        let open = !state.unconfirmed.is_empty() || !state.given_up.is_empty() || !state.in_flight.is_empty();
         open || state.held.values().any(|held| !self.is_lost(held))
     }
 
@@ -146,7 +148,8 @@ impl Registry {
         let left_to_engine = left_to_engine();
         for release in releases {
             state.held.remove(&release.hold.holder);
-            state.unconfirmed.push(UnconfirmedGrant { release, session, until, left_to_engine });
+            let is_hidden = session.is_none();
+            state.unconfirmed.push(UnconfirmedGrant { release, session, is_hidden, until, left_to_engine });
         }
         drop(state);
         self.changed.notify_one();
@@ -160,13 +163,14 @@ impl Registry {
     /// Returns whether the server might still run the request for this hold. If so, a missing row does not mean that
     /// the hold was released.
     pub(super) fn is_undecided(&self, hold: &HoldId) -> bool {
-        let now = Instant::now();
-        self.state().unconfirmed.iter().any(|grant| {
-            // Without a known session, the background repeats its release until the time has passed, but the engine
-            // does not.
-            let may_run = grant.session.is_some() || grant.left_to_engine && grant.until > now;
-            may_run && grant.release.hold == *hold
-        })
+        let (state, now) = (self.state(), Instant::now());
+        let is_in_flight = state.in_flight.iter().any(|batch| batch.contains(hold));
+        is_in_flight
+            || state.unconfirmed.iter().any(|grant| {
+                let waits = grant.is_hidden || grant.left_to_engine;
+                let may_run = grant.session.is_some() || waits && grant.until > now;
+                may_run && grant.release.hold == *hold
+            })
     }
 
     /// Marks a session to be ended because its connection broke or was too slow.
@@ -219,7 +223,7 @@ impl Registry {
     /// Returns whether all requests are answered, except requests that only a hidden session might still run.
     pub(super) fn is_quiet(&self) -> bool {
         let (state, now) = (self.state(), Instant::now());
-        state.in_flight == 0
+        state.in_flight.is_empty()
             && state.unconfirmed.iter().all(|grant| grant.session.is_none() && grant.until > now)
     }
 
@@ -241,8 +245,9 @@ impl Registry {
     /// Registers requests about to be sent. If the returned value is dropped before [`answered`](InFlight::answered),
     /// they are in doubt for `period`.
     pub(super) fn in_flight(&self, holds: Vec<HoldId>, period: DoubtPeriod) -> InFlight<'_> {
-        self.state().in_flight += 1;
-        InFlight { registry: self, holds, period, is_awaited: None }
+        let batch: Arc<[HoldId]> = holds.into();
+        self.state().in_flight.push(Arc::clone(&batch));
+        InFlight { registry: self, batch, is_answered: false, period, is_awaited: None }
     }
 
     fn state(&self) -> MutexGuard<'_, RegistryState> {
@@ -253,7 +258,8 @@ impl Registry {
 /// Requests that were sent and not answered. See [`Registry::in_flight`].
 pub(super) struct InFlight<'r> {
     registry: &'r Registry,
-    holds: Vec<HoldId>,
+    batch: Arc<[HoldId]>,
+    is_answered: bool,
     period: DoubtPeriod,
     /// Returns whether the caller still waits. Set if the engine repeats or releases a request while its caller waits.
     is_awaited: Option<&'r (dyn Fn() -> bool + Sync)>,
@@ -267,19 +273,18 @@ impl<'r> InFlight<'r> {
     }
 
     pub(super) fn answered(mut self) {
-        self.holds.clear();
+        self.is_answered = true;
     }
 }
 
 impl Drop for InFlight<'_> {
     fn drop(&mut self) {
-        let holds = std::mem::take(&mut self.holds);
-        if !holds.is_empty() {
+        if !self.is_answered && !self.batch.is_empty() {
             let left_to_engine = || self.is_awaited.is_some_and(|is_awaited| is_awaited());
-            let releases = holds.into_iter().map(|hold| ReleaseRequest { hold, unused: true });
+            let releases = self.batch.iter().map(|hold| ReleaseRequest { hold: hold.clone(), unused: true });
             self.registry.end_later(releases, self.period, left_to_engine);
         }
-        self.registry.state().in_flight -= 1;
+        self.registry.state().in_flight.retain(|batch| !Arc::ptr_eq(batch, &self.batch));
     }
 }
 
@@ -306,6 +311,27 @@ mod tests {
         tokio::time::advance(time).await;
         assert_eq!(state(), (0, false, false));
         break_off(false);
-        assert_eq!(state(), (1, false, true), "without a caller it is released here");
+        assert_eq!(state(), (1, true, true), "without a caller it is released here until its time has passed");
+        tokio::time::advance(time).await;
+        assert_eq!(state(), (1, false, true));
+    }
+
+    #[test]
+    fn a_request_under_way_is_undecided_until_its_answer_or_the_end_of_its_session() {
+        let registry = Registry::new(None);
+        let hold = HoldId { key: LockKey::new("k").unwrap(), holder: HolderId::from_parts(1, 1) };
+        let session = Process { pid: 1, started: 1 };
+        let period = DoubtPeriod { session: Some(session), time: Duration::ZERO };
+        let other = registry.in_flight(Vec::new(), period);
+        let answered = registry.in_flight(vec![hold.clone()], period);
+        assert!(registry.is_undecided(&hold));
+        answered.answered();
+        assert!(!registry.is_undecided(&hold));
+        drop(registry.in_flight(vec![hold.clone()], period));
+        assert!(registry.is_undecided(&hold), "the session might still run the request");
+        registry.gone(&[session]);
+        assert!(!registry.is_undecided(&hold));
+        drop(other);
+        assert!(registry.state().in_flight.is_empty());
     }
 }

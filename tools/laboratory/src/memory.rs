@@ -137,9 +137,9 @@ impl Harness for OneStore {
 impl Faults for OneStore {
     fn supports(&self) -> FaultSet {
         let mut set = FaultSet::all();
-        // The memory store loses its tokens on a restart. Its clients support no faults of single keys and no late
-        // losses, and `Disturbed` cannot mute hints.
-        set.restart = false;
+        // The memory store loses its tokens on a restart, and has no requests under way. Its clients support no faults
+        // of single keys and no late losses, and `Disturbed` cannot mute hints.
+        (set.restart, set.late_requests) = (false, false);
         (set.keys, set.late_losses, set.mute) = (self.remote, self.remote, !self.remote);
         set
     }

@@ -165,7 +165,10 @@ impl Fences for MutantStore {
 #[async_trait]
 impl Faults for MutantStore {
     fn supports(&self) -> FaultSet {
-        FaultSet::all()
+        let mut set = FaultSet::all();
+        // The small lock calls its server directly.
+        set.late_requests = matches!(self.kind, MutantKind::Backend { .. });
+        set
     }
 
     async fn client(&self, setup: ClientSetup) -> Result<FaultyClient, Error> {

@@ -124,7 +124,12 @@ const OUT_OF_REACH: [(&str, &[&str]); 24] = [
     ),
     (
         "the fault is in how the store answers to faults of its own link, which the wire of the simulation replaces",
-        &["backend:error-is-contended", "backend:neighbour-fails", "backend:renew-failure-is-extended"],
+        &[
+            "backend:error-is-contended",
+            "backend:neighbour-fails",
+            "backend:renew-failure-is-extended",
+            "backend:late-copy-is-granted",
+        ],
     ),
     (
         "the store of the mutants always tells of a hold that it ended, so nobody asks for one that has gone",

@@ -135,6 +135,13 @@ impl Database {
         &self.url
     }
 
+    /// Returns `HOST:PORT` of the server, for a [`crate::Proxy`].
+    #[must_use]
+    pub fn address(&self) -> String {
+        let url = parsed(&self.url);
+        format!("{}:{}", url.host_str().unwrap_or("127.0.0.1"), url.port().unwrap_or(5432))
+    }
+
     /// Returns the database with a URL of that role, which needs no password.
     #[must_use]
     pub fn used_by(mut self, role: &str) -> Self {

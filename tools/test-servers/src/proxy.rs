@@ -67,6 +67,8 @@ struct Shared {
 struct Faults {
     holds_requests: bool,
     holds_replies: bool,
+    /// Holds the requests of the connections with smaller numbers.
+    holds_requests_before: u64,
     delay: Duration,
 }
 
@@ -155,8 +157,8 @@ impl Proxy {
         self.listen_again();
     }
 
-    /// Undoes [`Self::cut`], [`Self::stall`], [`Self::stall_replies`], [`Self::delay`] and pending discards of
-    /// replies. Held data is forwarded.
+    /// Undoes [`Self::cut`], [`Self::stall`], [`Self::stall_replies`], [`Self::stall_open`], [`Self::delay`] and
+    /// pending discards of replies. Held data is forwarded.
     pub fn restore(&self) {
         lock(&self.shared.traps).clear();
         self.shared.faults.send_replace(Faults::default());
@@ -171,6 +173,13 @@ impl Proxy {
     /// Holds the server's replies. Requests still reach the server.
     pub fn stall_replies(&self) {
         self.shared.faults.send_modify(|faults| faults.holds_replies = true);
+    }
+
+    /// Holds the requests on the connections that are open now, including the end of a connection. Later connections
+    /// work.
+    pub fn stall_open(&self) {
+        let accepted = self.shared.counters.accepted.load(Ordering::SeqCst);
+        self.shared.faults.send_modify(|faults| faults.holds_requests_before = accepted);
     }
 
     /// Delays every byte by this much, each way.
@@ -276,8 +285,8 @@ fn accept_all(listener: std::net::TcpListener, shared: Arc<Shared>) -> AbortHand
             tokio::select! {
                 accepted = listener.accept() => {
                     if let Ok((client, _)) = accepted {
-                        shared.counters.accepted.fetch_add(1, Ordering::SeqCst);
-                        connections.spawn(connection(Open::new(&shared), client, shared.clone()));
+                        let number = shared.counters.accepted.fetch_add(1, Ordering::SeqCst);
+                        connections.spawn(connection(Open::new(&shared), number, client, shared.clone()));
                     }
                 }
                 Some(_) = connections.join_next() => {}
@@ -304,8 +313,8 @@ impl Drop for Open {
 }
 
 /// Serves a connection. `_open` is the first parameter because it is dropped last, after the sockets are closed.
-async fn connection(_open: Open, client: TcpStream, shared: Arc<Shared>) {
-    shared.pass(Way::ToServer).await;
+async fn connection(_open: Open, number: u64, client: TcpStream, shared: Arc<Shared>) {
+    shared.pass(Way::ToServer, number).await;
     let target = lock(&shared.target).clone();
     let Ok(server) = TcpStream::connect(target).await else { return };
     // Disables Nagle's algorithm, because it would add an unwanted delay.
@@ -314,8 +323,8 @@ async fn connection(_open: Open, client: TcpStream, shared: Arc<Shared>) {
     let is_asked = AtomicBool::new(false);
     // The first failure drops both directions, which closes both sockets.
     let _ = tokio::try_join!(
-        shared.pipe(Way::ToServer, from_client, to_server, &is_asked),
-        shared.pipe(Way::ToClient, from_server, to_client, &is_asked),
+        shared.pipe((Way::ToServer, number), from_client, to_server, &is_asked),
+        shared.pipe((Way::ToClient, number), from_server, to_client, &is_asked),
     );
 }
 
@@ -325,13 +334,13 @@ struct Chunk(Instant, Vec<u8>);
 impl Shared {
     async fn pipe(
         &self,
-        way: Way,
+        (way, number): (Way, u64),
         reader: OwnedReadHalf,
         writer: OwnedWriteHalf,
         is_asked: &AtomicBool,
     ) -> io::Result<()> {
         let (sender, receiver) = mpsc::channel(IN_FLIGHT);
-        tokio::join!(self.read(reader, sender), self.write(way, receiver, writer, is_asked)).1
+        tokio::join!(self.read(reader, sender), self.write((way, number), receiver, writer, is_asked)).1
     }
 
     /// Reads to the end or to an error, which counts as an end. The other side learns of it only once it can pass.
@@ -347,14 +356,14 @@ impl Shared {
 
     async fn write(
         &self,
-        way: Way,
+        (way, number): (Way, u64),
         mut chunks: mpsc::Receiver<Chunk>,
         mut writer: OwnedWriteHalf,
         is_asked: &AtomicBool,
     ) -> io::Result<()> {
         while let Some(Chunk(due, bytes)) = chunks.recv().await {
             tokio::time::sleep_until(due).await;
-            self.pass(way).await;
+            self.pass(way, number).await;
             if way == Way::ToClient && self.is_trapped(&bytes) {
                 return Err(io::ErrorKind::ConnectionAborted.into());
             }
@@ -362,15 +371,15 @@ impl Shared {
             self.counters.count(way, bytes.len(), is_asked);
             writer.write_all(&bytes).await?;
         }
-        self.pass(way).await;
+        self.pass(way, number).await;
         writer.shutdown().await
     }
 
-    /// Waits while this direction is held.
-    async fn pass(&self, way: Way) {
+    /// Waits while this direction of the connection `number` is held.
+    async fn pass(&self, way: Way, number: u64) {
         let mut faults = self.faults.subscribe();
         let is_open = |faults: &Faults| match way {
-            Way::ToServer => !faults.holds_requests,
+            Way::ToServer => !faults.holds_requests && number >= faults.holds_requests_before,
             Way::ToClient => !faults.holds_replies,
         };
         if !is_open(&faults.borrow()) {

@@ -82,6 +82,35 @@ async fn a_stall_holds_old_and_new_connections() {
 }
 
 #[tokio::test]
+async fn a_stall_of_open_connections_spares_later_ones_and_delivers_after_their_client_has_gone() {
+    let (database, proxy, url) = database_behind_proxy().await;
+    let mut connection = PgConnection::connect(&url).await.unwrap();
+    sqlx::raw_sql("CREATE TABLE thing (a int)").execute(&mut connection).await.unwrap();
+    proxy.stall_open();
+    let work = tokio::spawn(async move {
+        sqlx::raw_sql("INSERT INTO thing VALUES (1)").execute(&mut connection).await.map(drop)
+    });
+    let held = async {
+        while proxy.traffic().held == 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(Duration::from_secs(60), held).await.expect("the request must reach the proxy");
+    // Drops the connection.
+    work.abort();
+    let mut later = PgConnection::connect(&url).await.unwrap();
+    ask(&mut later).await.unwrap();
+    assert_eq!(count(&database).await, 0);
+    proxy.restore();
+    let delivered = async {
+        while count(&database).await == 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(Duration::from_secs(60), delivered).await.expect("the held request must reach the server");
+}
+
+#[tokio::test]
 async fn stalled_replies_come_later_but_the_work_is_done() {
     let (database, proxy, url) = database_behind_proxy().await;
     let mut connection = PgConnection::connect(&url).await.unwrap();

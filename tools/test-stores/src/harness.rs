@@ -8,13 +8,13 @@ use std::time::Duration;
 use leasehold_api::{Error, GrantHandle, Lock, LockKey, LossReason};
 use leasehold_conformance::{
     ClientSetup, Disturbed, Factory, FaultSet, Faults, FaultyClient, Fences, Harness, SkewedClock, Time,
-    async_trait, pace,
+    Wire, async_trait, pace,
 };
 use leasehold_engine::{Backend, Engine, SystemClock};
 use leasehold_postgres::schema::{Stores, grants, script};
 use leasehold_postgres::{DEFAULT_SCHEMA, Identifier};
 use sqlx::AssertSqlSafe;
-use test_servers::{Cluster, Database, StopMode, ordinary_role, prepared_cluster, prepared_database};
+use test_servers::{Cluster, Database, Proxy, StopMode, ordinary_role, prepared_cluster, prepared_database};
 
 /// A Postgres store that the suite runs on.
 #[async_trait]
@@ -152,13 +152,19 @@ impl<S: PgStore> Fences for Server<S> {
 impl<S: PgStore> Faults for Server<S> {
     fn supports(&self) -> FaultSet {
         let mut faults = Disturbed::<S::Backend>::supports();
-        (faults.restart, faults.hand_over_off) = (true, true);
+        (faults.restart, faults.hand_over_off, faults.late_requests) = (true, true, true);
         self.store.faults(&mut faults);
         faults
     }
 
     async fn client(&self, setup: ClientSetup) -> Result<FaultyClient, Error> {
-        let backend = Disturbed::new(self.store.backend(self.database.url()).await?);
+        let backend = if setup.holds_requests_back {
+            let proxy = Proxy::start(self.database.address()).await;
+            let backend = Disturbed::new(self.store.backend(&proxy.url(self.database.url())).await?);
+            backend.wire(Arc::new(ProxyWire(proxy)))
+        } else {
+            Disturbed::new(self.store.backend(self.database.url()).await?)
+        };
         let faults = backend.faults();
         // Calls that never answer are given up sooner than in production, to spare the tests the wait.
         let mut timing = backend.timing();
@@ -180,5 +186,23 @@ impl<S: PgStore> Faults for Server<S> {
 
     async fn restart(&self) {
         self.cluster.as_ref().unwrap().restart(StopMode::Immediate).await;
+    }
+}
+
+/// A proxy in front of the server, for one client.
+#[derive(Debug)]
+struct ProxyWire(Proxy);
+
+impl Wire for ProxyWire {
+    fn hold_back(&self) {
+        self.0.stall_open();
+    }
+
+    fn held_back(&self) -> u64 {
+        self.0.traffic().held
+    }
+
+    fn deliver(&self) {
+        self.0.restore();
     }
 }

@@ -161,6 +161,9 @@ impl Backend for SmallBackend {
         if let Some(kind) = self.connection.refusal(Op::Acquire).await {
             return requests.iter().map(|_| Ok(Attempt::Refused(self.error(kind)))).collect();
         }
+        if self.connection.keeps(&requests) {
+            return std::future::pending().await;
+        }
         let attempt = |_: &Server, requester, request: &Request| {
             self.connection.attempt(requester, request).map(|attempt| self.fenced(request, attempt))
         };

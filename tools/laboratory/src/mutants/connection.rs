@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use super::backend::fault::BackendFault;
 use super::server::{EventSink, Requester, Server};
 use leasehold_conformance::simulation::NetworkLink;
-use leasehold_conformance::{ClientFaults, Fault, Op, Skew};
+use leasehold_conformance::{ClientFaults, Fault, Op, Skew, Wire};
 
 /// The connection of one client to the server.
 #[derive(Debug)]
@@ -32,6 +32,12 @@ struct LinkFaults {
     /// Faults of single keys.
     keyed: Vec<(Op, LockKey, Fault)>,
     calls: [u64; Op::ALL.len()],
+    /// Number of releases that the server has answered.
+    released: u64,
+    /// The requests that are held back, while they are.
+    held: Option<Vec<Request>>,
+    /// Number of requests that were held back.
+    held_back: u64,
     silent: bool,
     muted: bool,
 }
@@ -139,6 +145,15 @@ impl Connection {
         }
     }
 
+    /// Keeps the requests of an attempt if the wire holds them back. Returns whether it does.
+    pub(crate) fn keeps(&self, requests: &[Request]) -> bool {
+        let gate = &mut *self.gate();
+        let Some(held) = &mut gate.held else { return false };
+        held.extend_from_slice(requests);
+        gate.held_back += requests.len() as u64;
+        true
+    }
+
     /// Makes one release at the server, subject to the next fault of its key.
     pub(crate) fn release(&self, requester: Requester, hold: &HoldRef) -> Result<ReleaseReply, ErrorKind> {
         match self.fault_of(Op::Release, &hold.key) {
@@ -147,7 +162,10 @@ impl Connection {
                 self.server.release(requester, hold);
                 Err(ErrorKind::OutcomeUnknown)
             }
-            _ => Ok(self.server.release(requester, hold)),
+            _ => {
+                self.gate().released += 1;
+                Ok(self.server.release(requester, hold))
+            }
         }
     }
 
@@ -214,6 +232,33 @@ impl ClientFaults for Connection {
 
     fn calls(&self, op: Op) -> u64 {
         self.gate().calls[index(op)]
+    }
+
+    fn released(&self) -> u64 {
+        self.gate().released
+    }
+
+    fn wire(&self) -> Option<&dyn Wire> {
+        Some(self)
+    }
+}
+
+/// The wire of attempts. All other requests arrive at once.
+impl Wire for Connection {
+    fn hold_back(&self) {
+        self.gate().held = Some(Vec::new());
+    }
+
+    fn held_back(&self) -> u64 {
+        self.gate().held_back
+    }
+
+    fn deliver(&self) {
+        let held = self.gate().held.take();
+        for request in held.into_iter().flatten() {
+            // The caller has gone, so the answer has no reader.
+            drop(self.server.acquire(self.requester(), &request));
+        }
     }
 }
 

@@ -270,7 +270,8 @@ impl Server {
         }
         let name = self.name(requester.client, &hold.key);
         let mut state = self.lock();
-        let Some(record) = state.records.get_mut(&name) else { return self.freed(false) };
+        let record = state.records.entry(name.clone()).or_default();
+        record.released.insert(hold.holder);
         record.queue.retain(|t| t.request.holder != hold.holder);
         let mine = match (&record.hold, self.fault) {
             (Some(_), Fault::AnyoneReleases) => true,
@@ -413,6 +414,9 @@ impl ServerState {
             self.records.retain(|_, record| record.hold.is_some());
         }
         let record = self.records.entry(name.clone()).or_default();
+        if record.released.contains(&request.holder) && fault != Fault::LateCopyIsGranted {
+            return Attempt::Contended(Contended::new());
+        }
         if let Some(stored) = record.hold.as_ref().filter(|h| h.is_live(fault, requester.now)) {
             if stored.holder == request.holder && fault != Fault::SameIdIsContended {
                 return Attempt::Granted(granted(fault, Some(FencingToken::from_u64(stored.token))));

@@ -120,6 +120,7 @@ pub(crate) enum BackendFault {
     TokenKept,
     OldProcessRenews,
     OldProcessEnds,
+    LateCopyIsGranted,
 }
 
 use BackendFault as F;
@@ -238,6 +239,7 @@ impl BackendFault {
         (F::TokenKept, "token-kept", &["C22"]),
         (F::OldProcessRenews, "old-process-renews", &["C22"]),
         (F::OldProcessEnds, "old-process-ends", &["C22"]),
+        (F::LateCopyIsGranted, "late-copy-is-granted", &["C23"]),
     ];
 
     /// Returns whether the store reserves tokens for local callers.

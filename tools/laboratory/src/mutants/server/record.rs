@@ -1,6 +1,6 @@
 //! The server's state of one key.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, SystemTime};
 
 use leasehold_api::{FencingToken, HoldInfo, HoldState, HolderId, KeyInfo, LockKey};
@@ -25,6 +25,8 @@ pub(super) struct Record {
     /// Latest refused attempt of each client. One entry is enough because a client makes one attempt at a time.
     pub(super) refused: BTreeMap<u64, RefusedAttempt>,
     pub(super) queue: VecDeque<QueuedRequest>,
+    /// Holders whose release was answered. A later copy of their requests is refused.
+    pub(super) released: BTreeSet<HolderId>,
     /// Next holder in the queue after the latest grant from it, for [`Fault::QueueTellsTheNextAlone`].
     pub(super) told: Option<HolderId>,
     /// Whether the key was held at its latest inspection under [`Fault::LookCountsAsWaiting`], or at its latest try
