@@ -474,12 +474,18 @@ async fn newcomers_come_after_the_queue(cx: &Context, key: &LockKey, time: Durat
     let (queued, newcomer) = cx.two().await;
     let (begun, options) = (Instant::now(), cx.leased());
     let mut waiting = pin!(queued.acquire(key, &options));
-    // Polls the acquire for long enough that its request reaches a remote store.
-    let early = tokio::time::timeout(cx.settling().max(Duration::from_millis(20)), &mut waiting).await;
-    assert!(early.is_err(), "nobody else has the key yet: {early:?}");
+    // Polls the acquire until its request has reached a remote store.
+    tokio::select! {
+        biased;
+        early = &mut waiting => panic!("the key is not free yet: {early:?}"),
+        () = cx.registered(&queued, key) => {}
+    }
     while begun.elapsed() < time + cx.ttl() / 2 {
         cx.sleep(cx.interval()).await;
-        cx.held(&newcomer, key).await;
+        // The former holder reads lost, so a grant is no proof of a late renewal.
+        let newcomer = newcomer.try_acquire(key, &AcquireOptions::new()).await;
+        let newcomer = newcomer.answered("that a key is held or awaited is no error");
+        assert!(newcomer.is_none(), "a newcomer came before the first in the queue: {newcomer:?}");
     }
     let guard = cx.within("the grant of the first in the queue", cx.handover(), waiting).await;
     cx.give(guard.answered("it is the first")).await;

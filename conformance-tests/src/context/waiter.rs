@@ -8,6 +8,7 @@ use leasehold_api::{AcquireOptions, Error, Lock, LockGuard, LockKey};
 use tokio::task::JoinHandle;
 
 use crate::context::{Context, joined};
+use crate::inconclusive::Answered as _;
 
 impl Context {
     /// Starts an acquire, polls it once so that it enters the queue, and continues it in a task.
@@ -38,18 +39,35 @@ impl Context {
     /// this one. Needed because a new connection on a busy machine can take longer than [`Context::settle`].
     pub(crate) async fn queue_at_store(&self, lock: &Arc<dyn Lock>, key: &LockKey) -> Waiter {
         let waiter = self.queue(lock, key).await;
-        let Some(admin) = lock.admin().filter(|_| self.capabilities().admin.inspect && !self.is_virtual())
-        else {
+        if self.is_virtual() {
             return waiter;
-        };
-        let registered = async {
-            while !waiter.is_done() && admin.inspect(key).await.expect("the store answers").waiters == Some(0)
-            {
+        }
+        let any = async {
+            while !waiter.is_done() {
                 self.settle().await;
             }
         };
-        self.within("a waiter's way to the store", self.patience(), registered).await;
+        tokio::select! {
+            () = self.registered(lock, key) => {}
+            () = any => {}
+        }
         waiter
+    }
+
+    /// Waits until a waiter that has just started has reached the store: until the store counts a waiter of the key, if
+    /// it counts them, and for a moment in any case.
+    pub(crate) async fn registered(&self, lock: &Arc<dyn Lock>, key: &LockKey) {
+        self.sleep(self.settling().max(Duration::from_millis(20))).await;
+        let Some(admin) = lock.admin().filter(|_| self.capabilities().admin.inspect && !self.is_virtual())
+        else {
+            return;
+        };
+        let counted = async {
+            while admin.inspect(key).await.answered("the store answers").waiters == Some(0) {
+                self.settle().await;
+            }
+        };
+        self.within("a waiter's way to the store", self.patience(), counted).await;
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use laboratory::memory::Memory;
+use laboratory::mutants::{Mutant, all_mutants};
 use leasehold_api::{Capabilities, Error, ErrorKind, Fencing, Scope};
 use leasehold_conformance::{
     Case, Disturbed, Factory, Harness, Mount, Outcome, Report, Run, Time, Verdict, all_cases, async_trait,
@@ -100,6 +101,33 @@ fn durable_tokens_of_a_store_that_is_never_restarted_are_unproven() {
     assert!(text.contains("fencing = Durable (the harness cannot restart the store)"), "{text}");
     let report = run_case(case("fencing::grows_across_a_restart"), &Odd::Remembers);
     assert!(matches!(report.outcome, Outcome::NotApplicable { .. }), "{report}");
+}
+
+/// A mutant in real time.
+struct InRealTime(Mutant);
+
+#[async_trait]
+impl Factory for InRealTime {
+    fn time(&self) -> Time {
+        Time::Real
+    }
+
+    async fn open(&self) -> Result<Box<dyn Harness>, Error> {
+        self.0.open().await
+    }
+}
+
+#[test]
+fn a_newcomer_that_passes_the_queue_is_seen_in_real_time() {
+    let passed = all_mutants().into_iter().find(|m| m.name() == "backend:queue-is-passed-at-a-lapse");
+    let passed = InRealTime(passed.expect("a mutant of this name"));
+    let name = "fairness::the_queue_comes_before_newcomers_as_a_lease_ends";
+    let report = run_case(case(name), &passed);
+    // A machine that stands still makes each failure inconclusive.
+    let (Outcome::Failed { message } | Outcome::Inconclusive { message }) = &report.outcome else {
+        panic!("{report}");
+    };
+    assert!(message.contains("a newcomer came before the first in the queue"), "{report}");
 }
 
 #[test]
