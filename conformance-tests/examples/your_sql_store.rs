@@ -291,6 +291,8 @@ impl Faults for SqlHarness {
         set.skew = true;
         set.purge = true;
         set.restart = true;
+        // The waiters poll.
+        set.mute = true;
         set
     }
 

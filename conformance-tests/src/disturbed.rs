@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::future::pending;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -63,9 +63,18 @@ impl<B: Backend> Disturbed<B> {
         Arc::clone(&self.script) as _
     }
 
+    /// Calls `mute` with each change of [`ClientFaults::mute`], in addition to the loss of hints. For a store with
+    /// a queue whose notifications do not pass through [`Events`].
+    #[must_use]
+    pub fn muted_by(self, mute: impl Fn(bool) + Send + Sync + 'static) -> Self {
+        let _ = self.script.mute.set(Box::new(mute));
+        self
+    }
+
     /// Returns the faults that this wrapper can inject: silence, scripts for calls and keys, call counts and
-    /// late losses. Ending holds, muting, clock skew and restarts need the store's help. During a silence,
-    /// events of the store still arrive.
+    /// late losses. Ending holds, clock skew and restarts need the store's help. During a silence, events of the
+    /// store still arrive. Set [`FaultSet::mute`] too if each notification of the store is a hint of [`Events`],
+    /// or is lost by [`muted_by`](Self::muted_by).
     #[must_use]
     pub const fn supports() -> FaultSet {
         let mut set = FaultSet::none();
@@ -145,6 +154,9 @@ struct Script {
     silent: watch::Sender<bool>,
     events: OnceLock<Events>,
     wire: OnceLock<Arc<dyn Wire>>,
+    /// Whether the hints of the backend are lost.
+    muted: Arc<AtomicBool>,
+    mute: OnceLock<Box<dyn Fn(bool) + Send + Sync>>,
 }
 
 impl Default for Script {
@@ -157,6 +169,8 @@ impl Default for Script {
             silent: watch::Sender::new(false),
             events: OnceLock::new(),
             wire: OnceLock::new(),
+            muted: Arc::default(),
+            mute: OnceLock::new(),
         }
     }
 }
@@ -284,6 +298,13 @@ impl ClientFaults for Script {
         }
     }
 
+    fn mute(&self, muted: bool) {
+        self.muted.store(muted, Ordering::Release);
+        if let Some(mute) = self.mute.get() {
+            mute(muted);
+        }
+    }
+
     fn calls(&self, op: Op) -> u64 {
         self.calls[op as usize].load(Ordering::Acquire)
     }
@@ -356,8 +377,8 @@ impl<B: Backend> Backend for Disturbed<B> {
     }
 
     fn attach(&self, events: Events) {
-        let _ = self.script.events.set(events.clone());
-        self.inner.attach(events);
+        self.inner.attach(events.muted_by(&self.script.muted));
+        let _ = self.script.events.set(events);
     }
 
     fn try_now(&self, request: &Request) -> Option<Result<Attempt, Error>> {

@@ -141,7 +141,7 @@ fn list(has: &Capabilities, harness: &dyn Harness, time: Time, child_test: bool)
         (format!("scope = {:?}", has.scope), Rule("C1"), [elsewhere, late]),
         (format!("loss_detection = {:?}", has.loss_detection), Group("loss"), [Some(Need::Silence), None]),
         (format!("undo = {:?}", has.undo), Group("cancellation"), [Some(Need::Script), None]),
-        (format!("handover = {:?}", has.handover), Rule("C11"), [None, None]),
+        (format!("handover = {:?}", has.handover), Rule("C11"), [Some(Need::Mute), None]),
         (format!("fairness = {:?}", has.fairness), Rule("C12"), [None, None]),
     ];
     if let Some(lease) = has.lease {

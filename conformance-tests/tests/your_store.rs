@@ -51,7 +51,8 @@ impl Harness for TableHarness {
 impl Faults for TableHarness {
     fn supports(&self) -> FaultSet {
         let mut set = Disturbed::<Single<TableClient>>::supports();
-        set.skew = true;
+        // The waiters poll.
+        (set.skew, set.mute) = (true, true);
         set
     }
 

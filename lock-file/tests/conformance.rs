@@ -58,7 +58,8 @@ impl Harness for Directory {
 impl Faults for Directory {
     fn supports(&self) -> FaultSet {
         let mut set = Disturbed::<FileBackend>::supports();
-        (set.restart, set.hand_over_off) = (true, true);
+        // Waiters wait in the kernel, which loses no notification.
+        (set.restart, set.hand_over_off, set.mute) = (true, true, true);
         set
     }
 

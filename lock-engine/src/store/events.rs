@@ -1,5 +1,7 @@
 //! Events that a backend reports to its engine.
 
+#[cfg(feature = "test-util")]
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use leasehold_api::{HolderId, LockKey, LossReason};
@@ -14,11 +16,36 @@ pub struct Events {
     /// Weak, because the engine owns the backend, and the backend owns this value.
     core: Weak<Core>,
     clock: Arc<dyn Clock>,
+    /// Whether a test loses the hints.
+    #[cfg(feature = "test-util")]
+    muted: Option<Arc<AtomicBool>>,
 }
 
 impl Events {
     pub(crate) fn new(core: &Arc<Core>) -> Self {
-        Self { core: Arc::downgrade(core), clock: Arc::clone(&core.clock) }
+        Self {
+            core: Arc::downgrade(core),
+            clock: Arc::clone(&core.clock),
+            #[cfg(feature = "test-util")]
+            muted: None,
+        }
+    }
+
+    /// Returns a channel that loses the hints ([`wake`](Self::wake) and [`awaited`](Self::awaited)) while `muted` is
+    /// set.
+    #[cfg(feature = "test-util")]
+    #[must_use]
+    pub fn muted_by(&self, muted: &Arc<AtomicBool>) -> Self {
+        Self { muted: Some(Arc::clone(muted)), ..self.clone() }
+    }
+
+    /// Returns the engine that gets a hint. `None` if the engine is gone, or the hint is lost.
+    fn hinted(&self) -> Option<Arc<Core>> {
+        #[cfg(feature = "test-util")]
+        if self.muted.as_ref().is_some_and(|muted| muted.load(Ordering::Acquire)) {
+            return None;
+        }
+        self.core.upgrade()
     }
 
     /// Reports that the store has ended this hold.
@@ -40,7 +67,7 @@ impl Events {
     /// Hints that the key may be free, and makes the waiting caller and the observers of the key look at once. A
     /// lost hint costs only time.
     pub fn wake(&self, key: &LockKey) {
-        let Some(core) = self.core.upgrade() else { return };
+        let Some(core) = self.hinted() else { return };
         core.observers.wake(key);
         core.wake_owner(key);
     }
@@ -48,7 +75,7 @@ impl Events {
     /// Reports that another client waits for the key. Callers of this client then no longer pass the present
     /// hold of the key to each other, and its next release goes to the store.
     pub fn awaited(&self, key: &LockKey) {
-        let Some(core) = self.core.upgrade() else { return };
+        let Some(core) = self.hinted() else { return };
         core.queues.with_baton(key, |owner, baton| {
             owner.hold.end_chain();
             baton.iter().for_each(|baton| baton.tenure().end_chain());

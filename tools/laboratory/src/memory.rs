@@ -138,9 +138,9 @@ impl Faults for OneStore {
     fn supports(&self) -> FaultSet {
         let mut set = FaultSet::all();
         // The memory store loses its tokens on a restart, and has no requests under way. Its clients support no faults
-        // of single keys and no late losses, and `Disturbed` cannot mute hints.
+        // of single keys and no late losses.
         (set.restart, set.late_requests) = (false, false);
-        (set.keys, set.late_losses, set.mute) = (self.remote, self.remote, !self.remote);
+        (set.keys, set.late_losses) = (self.remote, self.remote);
         set
     }
 
