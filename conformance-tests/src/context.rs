@@ -169,12 +169,19 @@ impl Context {
 
     // ---- durations ----
 
-    /// Returns the time that is added to each bound for a slow machine.
+    /// Returns the time that is added to each bound for a slow machine, and for a store that ends leases and cooldowns
+    /// late.
     pub(crate) fn slack(&self) -> Duration {
-        match self.time {
+        let slack = match self.time {
             Time::Virtual => Duration::from_millis(20),
             Time::Real => real(5000),
-        }
+        };
+        slack + self.lateness()
+    }
+
+    /// Returns the declared maximum time by which leases and cooldowns end late.
+    pub(crate) fn lateness(&self) -> Duration {
+        self.capabilities.ends_late_by
     }
 
     /// Returns a TTL that the store allows: near a minute in virtual time, near a second in real time.

@@ -148,6 +148,9 @@ fn list(has: &Capabilities, harness: &dyn Harness, time: Time, child_test: bool)
         let declaration = format!("lease = {:?} to {:?}, by the store's clock", lease.min, lease.max);
         declarations.push((declaration, Needs(Need::Lease), [Some(Need::Skew), None]));
     }
+    if !has.ends_late_by.is_zero() {
+        declarations.push((format!("ends_late_by = {:?}", has.ends_late_by), Rule("C16"), [None, None]));
+    }
     if has.fencing != Fencing::None {
         let across = elsewhere.filter(|_| durable.is_some());
         declarations.push((format!("fencing = {:?}", has.fencing), Rule("C8"), [across, durable]));

@@ -37,6 +37,9 @@ pub struct Capabilities {
     pub modes: Modes,
     /// Whether a grant can block the next one for a time (a cooldown).
     pub cooldown: bool,
+    /// The maximum time by which leases and cooldowns end late, as in a store that counts in whole seconds. They
+    /// never end early. Zero by default.
+    pub ends_late_by: Duration,
     /// Whether the label of a grant can be changed ([`LockGuard::relabel`](crate::LockGuard::relabel)).
     pub relabel: bool,
     /// Whether a hold with a lease can be given to another client
@@ -66,6 +69,7 @@ impl Capabilities {
             crash_release: None,
             modes: Modes::default(),
             cooldown: false,
+            ends_late_by: Duration::ZERO,
             relabel: false,
             portable: false,
             admin: AdminCapabilities::default(),

@@ -201,7 +201,7 @@ fn report(
 }
 
 /// Returns each capability of the store: its JSON name and its label, then its value as text and as JSON.
-fn capabilities(lock: &dyn Lock) -> [(&'static str, &'static str, String, Value); 22] {
+fn capabilities(lock: &dyn Lock) -> [(&'static str, &'static str, String, Value); 23] {
     let has = lock.capabilities();
     let ends_sessions = admin::sessions(lock).is_some();
     let yes = |yes: bool| if yes { "yes" } else { "no" }.to_owned();
@@ -234,6 +234,7 @@ fn capabilities(lock: &dyn Lock) -> [(&'static str, &'static str, String, Value)
         ("shared", "shared holders", yes(has.modes.shared), json!(has.modes.shared)),
         ("max_permits", "permits of a key", permits, json!(has.modes.max_permits)),
         ("cooldown", "--once-per, --cooldown", yes(has.cooldown), json!(has.cooldown)),
+        ("ends_late_by_ms", "TTLs and cooldowns end late", within(has.ends_late_by), ms(has.ends_late_by)),
         ("relabel", "labels can be changed", yes(has.relabel), json!(has.relabel)),
         ("portable", "holds can change processes", yes(has.portable), json!(has.portable)),
         (

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold_api::{AcquireOptions, ErrorKind, LossReason};
 
-use crate::context::{NO_ANSWER, Context, fails, joined};
+use crate::context::{Context, NO_ANSWER, fails, joined};
 use crate::harness::{Fault, Op};
 use crate::inconclusive::Answered as _;
 
@@ -276,7 +276,9 @@ pub(crate) async fn during_a_renewal(cx: &Context) {
     assert!(polled.is_pending(), "the renewal is under way");
     cx.settle().await;
     drop(renewal);
-    cx.within("a release during a renewal", cx.call_limit(), guard.release()).await.answered("held until now");
+    cx.within("a release during a renewal", cx.call_limit(), guard.release())
+        .await
+        .answered("held until now");
     let successor = cx.take_with(&b, &key, &cx.leased()).await;
     cx.sleep(cx.ttl() / 2).await;
     cx.held(&a.lock, &key).await;
@@ -338,7 +340,7 @@ pub(crate) async fn that_arrives_after_the_lease_has_ended_is_an_error(cx: &Cont
             let gives_up = b.acquire(&keys[0], &AcquireOptions::new().wait(ttl / 4)).await;
             fails(gives_up, cx.budget_ended());
         }
-        a.faults.script(Op::Release, Fault::Delay(ttl * 3 / 2));
+        a.faults.script(Op::Release, Fault::Delay(ttl * 3 / 2 + cx.lateness()));
         let released = cx.within("a release that is late", cx.call_limit(), guards.release()).await;
         fails(released, &[ErrorKind::Lost, ErrorKind::OutcomeUnknown, ErrorKind::Unavailable]);
         for key in &keys {
@@ -364,7 +366,10 @@ pub(crate) async fn is_repeated_for_as_long_as_the_store_may_hold_the_key(cx: &C
         if by_drop {
             drop(guard);
         } else {
-            fails(cx.within("a release on a silent store", cx.call_limit(), guard.release()).await, &UNCONFIRMED);
+            fails(
+                cx.within("a release on a silent store", cx.call_limit(), guard.release()).await,
+                &UNCONFIRMED,
+            );
         }
         // Sleeps for longer than twice the original lease.
         cx.sleep(ttl * if cx.is_virtual() { 10 } else { 3 }).await;

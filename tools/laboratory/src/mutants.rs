@@ -76,6 +76,13 @@ pub fn unmutated() -> Vec<Mutant> {
     ]
 }
 
+/// Returns a version without a fault that ends leases and cooldowns late, and declares so. It must pass every case.
+#[must_use]
+pub fn imprecise() -> Mutant {
+    let kind = MutantKind::Backend { fault: BackendFault::EndsLate, queues: true };
+    Mutant { name: "backend-that-ends-late".into(), rules: &[], kind }
+}
+
 impl Mutant {
     /// Returns the name of the mutant: `backend:` or `lock:`, and the name of its fault.
     #[must_use]

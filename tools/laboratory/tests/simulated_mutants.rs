@@ -145,6 +145,7 @@ const OUT_OF_REACH: [(&str, &[&str]); 24] = [
         "keys are kept longer than need be, which is within the bounds",
         &[
             "backend:renew-from-old-deadline",
+            "backend:cooldown-ends-late",
             "backend:ttl-rounded-up",
             "backend:cooldown-from-release",
             "backend:cooldown-outlives-its-undo",

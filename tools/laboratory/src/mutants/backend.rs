@@ -20,6 +20,7 @@ use leasehold_engine::{
 use self::fault::BackendFault as Fault;
 use super::connection::Connection;
 use super::server::fence::SmallFence;
+use super::server::record::LATE_BY;
 use super::server::{EventSink, FEW_HOLDS, Requester, Server};
 use leasehold_conformance::Op;
 
@@ -119,6 +120,7 @@ pub(crate) fn capabilities(fault: Fault) -> Capabilities {
     has.handover = Duration::from_secs(1);
     has.crash_release = Some(default);
     has.cooldown = true;
+    has.ends_late_by = if fault == Fault::EndsLate { LATE_BY } else { Duration::ZERO };
     has.admin = match fault {
         Fault::ForceUndeclared => AdminCapabilities::read_only(),
         _ => AdminCapabilities::all(),

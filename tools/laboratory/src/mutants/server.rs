@@ -6,7 +6,7 @@
 mod admin;
 mod adoption;
 pub(crate) mod fence;
-mod record;
+pub(crate) mod record;
 mod tokens;
 
 use std::collections::BTreeMap;
@@ -19,7 +19,7 @@ use leasehold_engine::{Attempt, Contended, Granted, HoldRef, ReleaseReply, Renew
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use self::record::{QueuedRequest, Record, StoredHold, ends, name_of, renewed_for};
+use self::record::{QueuedRequest, Record, StoredHold, cools, ends, name_of, renewed_for};
 use self::tokens::granted;
 use super::backend::fault::BackendFault as Fault;
 
@@ -31,9 +31,6 @@ pub(crate) const FEW_HOLDS: u64 = 256;
 
 /// Number of keys above which the store forgets state, under the faults named `*AfterManyKeys`.
 const MANY: usize = 1_500;
-
-/// Longest cooldown, because later instants might overflow.
-const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
 
 /// Receives the server's events for one client. `awaited`: another client waits for a key that this client holds.
 pub(crate) trait EventSink: Debug + Send + Sync {
@@ -258,7 +255,7 @@ impl Server {
                 _ => fresh,
             };
             if let (Fault::CooldownFromRenewal, Some(cooldown)) = (fault, stored.request.cooldown) {
-                record.not_before = requester.now.checked_add(cooldown.min(LONGEST));
+                record.not_before = cools(fault, requester.now, cooldown);
             }
         }
         Renewed::Extended
@@ -442,7 +439,7 @@ impl ServerState {
             now.request.label = now.request.label.take().or(before.request.label);
         }
         if let Some(cooldown) = request.cooldown.filter(|_| fault != Fault::CooldownIgnored) {
-            record.not_before = requester.now.checked_add(cooldown.min(LONGEST));
+            record.not_before = cools(fault, requester.now, cooldown);
         }
         Attempt::Granted(granted(fault, token))
     }

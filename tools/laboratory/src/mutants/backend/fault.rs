@@ -9,6 +9,8 @@ pub(crate) enum BackendFault {
     FewHolds,
     /// No fault: the store reserves tokens, and its engines pass holds to their next callers.
     Reserves,
+    /// No fault: leases and cooldowns end late, and the store declares so.
+    EndsLate,
     AlwaysGrants,
     GrantsEveryThousandth,
     ExcludesPerClient,
@@ -68,6 +70,7 @@ pub(crate) enum BackendFault {
     CooldownOutlivesUndo,
     CooldownEndsWithAnyUndo,
     CooldownFromRenewal,
+    CooldownEndsLate,
     CooldownForgottenAfterManyKeys,
     HeldHidesCooldown,
     ForceIgnoresHolder,
@@ -187,6 +190,7 @@ impl BackendFault {
         (F::CooldownOutlivesUndo, "cooldown-outlives-its-undo", &["C5", "C16"]),
         (F::CooldownEndsWithAnyUndo, "cooldown-ends-with-any-undo", &["C2", "C5", "C16"]),
         (F::CooldownFromRenewal, "cooldown-from-renewal", &["C16"]),
+        (F::CooldownEndsLate, "cooldown-ends-late", &["C16"]),
         (F::CooldownForgottenAfterManyKeys, "cooldown-forgotten-after-many-keys", &["C16"]),
         (F::HeldHidesCooldown, "held-hides-cooldown", &["C16"]),
         (F::ForceIgnoresHolder, "force-ignores-holder", &["C2"]),

@@ -11,6 +11,12 @@ use tokio::time::Instant;
 use super::super::backend::fault::BackendFault as Fault;
 use super::Requester;
 
+/// Time by which leases and cooldowns end late under [`Fault::EndsLate`].
+pub(crate) const LATE_BY: Duration = Duration::from_secs(1);
+
+/// Longest cooldown, because later instants might overflow.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 86_400);
+
 /// Time after its last attempt for which a poller counts as waiting, a little longer than its interval.
 const WAITS_FOR: Duration = Duration::from_millis(400);
 
@@ -180,9 +186,16 @@ pub(super) fn ends(fault: Fault, now: Instant, ttl: Duration) -> Option<Instant>
     now.checked_add(match fault {
         Fault::ExpiresAtHalf => ttl / 2,
         Fault::TtlInWholeSeconds => Duration::from_secs(ttl.as_secs()),
+        Fault::EndsLate => ttl + LATE_BY,
         Fault::TtlRoundedUp => Duration::from_secs(ttl.as_secs() + u64::from(ttl.subsec_nanos() > 0)),
         _ => ttl,
     })
+}
+
+/// Returns the end of a cooldown that begins now.
+pub(super) fn cools(fault: Fault, now: Instant, cooldown: Duration) -> Option<Instant> {
+    let late = matches!(fault, Fault::EndsLate | Fault::CooldownEndsLate);
+    now.checked_add(cooldown.min(LONGEST) + if late { LATE_BY } else { Duration::ZERO })
 }
 
 /// Returns the lease that a renewal for `ttl` gives.
