@@ -67,6 +67,7 @@ macro_rules! for_each_case {
                 dropped_while_the_request_is_on_its_way [C5] [Script];
                 dropped_releases_to_a_disturbed_store [C5 C6] [Script];
                 dropped_renewals_to_a_disturbed_store [C5 C10] [Lease Script];
+                a_wait_that_fails_leaves_nothing [C5] [Script];
             }
             release {
                 after_ok_the_next_try_succeeds [C6] [];

@@ -85,8 +85,10 @@ impl Core {
             mode: options.mode,
             ttl: options.ttl.or_else(|| self.capabilities.lease.and_then(|l| l.default)),
             cooldown: options.cooldown,
+            on_cooldown: options.on_cooldown,
             label: options.label.clone(),
             waits,
+            may_queue: false,
             reserve: 0,
         }
     }

@@ -410,3 +410,24 @@ pub(crate) async fn dropped_while_the_request_is_on_its_way(cx: &Context) {
         cx.undone(&a.lock, &key).await;
     }
 }
+
+/// The acquire can have taken a place in the store's queue before its wait fails. A place that stays is granted to nobody
+/// later.
+pub(crate) async fn a_wait_that_fails_leaves_nothing(cx: &Context) {
+    let b = cx.client().await;
+    for fault in
+        [Fault::Refuse(ErrorKind::Unavailable), Fault::Error(ErrorKind::Unavailable), Fault::LoseReply]
+    {
+        let a = cx.faulty().await;
+        let key = cx.key();
+        let held = cx.take(&b, &key).await;
+        // A store whose waiters poll never waits, so the acquire ends with its budget.
+        a.faults.script(Op::Wait, fault);
+        let options = AcquireOptions::new().wait(cx.short_wait()).give_up_on_failure();
+        let acquiring = a.lock.acquire(&key, &options);
+        let outcome = cx.within("an acquire whose wait fails", cx.short_wait(), acquiring).await;
+        fails(outcome, &[ErrorKind::Unavailable, ErrorKind::OutcomeUnknown, ErrorKind::Timeout]);
+        cx.give(held).await;
+        cx.undone(&b, &key).await;
+    }
+}

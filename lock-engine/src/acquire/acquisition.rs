@@ -181,7 +181,9 @@ impl Acquisition {
 
     /// Calls the store once for the entries of `range`. Returns for each `None` if granted, or why not.
     async fn ask(&mut self, range: Range<usize>) -> Result<Vec<Option<Contended>>, Refusal> {
-        let requests: Vec<_> = self.entries[range.clone()].iter().map(|e| self.request(&e.hold)).collect();
+        let may_queue = range.len() == 1 && self.may_queue();
+        let request = |entry: &Entry| Request { may_queue, ..self.request(&entry.hold) };
+        let requests: Vec<_> = self.entries[range.clone()].iter().map(request).collect();
         // Checked when the request is sent, because the attempt can be undone before the reply arrives.
         for entry in &mut self.entries[range.clone()] {
             entry.own_contention = self.core.unconfirmed.is_any(entry.hold.key());
@@ -192,6 +194,12 @@ impl Acquisition {
             None => Box::pin(async move { backend.acquire(requests).await }),
         };
         self.finish_call(range, call, self.budget.of_call(self.core.timing.request_timeout)).await
+    }
+
+    /// Returns whether a contended attempt is followed by a wait in the store's queue, whatever the store replies.
+    fn may_queue(&self) -> bool {
+        let waits = self.budget != Budget::Once && self.policy == OnCooldown::Wait;
+        waits && self.core.timing.waiting == Waiting::Store && self.adopts.is_none()
     }
 
     fn request(&self, hold: &Hold) -> Request {
@@ -272,15 +280,14 @@ impl Acquisition {
                     core.metrics.count(Event::Contended);
                     entry.own_contention |= core.unconfirmed.is_any(entry.hold.key());
                     self.contended_by.note(entry.own_contention);
-                    entry.stage = Stage::Idle;
-                    entry.hold.delivery.mark_answered();
+                    entry.is_queued = contended.queued;
+                    entry.answered_without_grant();
                     entry.hold.note_contended(&contended);
                     said.push(Some(contended));
                     continue;
                 }
                 Ok(Attempt::Refused(error)) => {
-                    entry.stage = Stage::Idle;
-                    entry.hold.delivery.mark_answered();
+                    entry.answered_without_grant();
                     error
                 }
                 // The entry stays `Asked` and is released later, because the store can have granted it.

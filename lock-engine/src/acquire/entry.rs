@@ -20,11 +20,22 @@ pub(crate) struct Entry {
     pub(crate) stage: Stage,
     /// Whether the last `Contended` reply may point to an unconfirmed attempt of this client.
     pub(crate) own_contention: bool,
+    /// Whether the request has a place in the store's queue.
+    pub(crate) is_queued: bool,
 }
 
 impl Entry {
     pub(crate) fn new(hold: Arc<Hold>, permit: Option<Permit>) -> Self {
-        Self { hold, permit, stage: Stage::Idle, own_contention: false }
+        Self { hold, permit, stage: Stage::Idle, own_contention: false, is_queued: false }
+    }
+
+    /// Notes that the store has answered without a grant, and has no more of the request than a place in its queue.
+    pub(crate) fn answered_without_grant(&mut self) {
+        // A request in the queue stays `Asked`, because a release has to take it out.
+        if !self.is_queued {
+            self.stage = Stage::Idle;
+            self.hold.delivery.mark_answered();
+        }
     }
 }
 

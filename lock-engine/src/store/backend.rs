@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_api::{Capabilities, Error, FencingToken, HolderId, LockAdmin, LockKey, LossReason, Mode};
+use leasehold_api::{
+    Capabilities, Error, FencingToken, HolderId, LockAdmin, LockKey, LossReason, Mode, OnCooldown,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Moment;
@@ -69,11 +71,17 @@ pub trait Backend: Debug + Display + Send + Sync + 'static {
     }
 
     /// Makes one attempt at each request and waits for no other holder. The keys are all different and in byte
-    /// order.
+    /// order. Afterwards the store has no part of a request without a grant, except a place in its queue if the
+    /// request [may queue](Request::may_queue) and the reply says so ([`Contended::queued`]).
     async fn acquire(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>>;
 
     /// Waits in the store's queue until the request is granted or `stop` fires. Returns the grant or
-    /// [`Attempt::Contended`]. Called only if [`Timing::waiting`] is [`Waiting::Store`].
+    /// [`Attempt::Contended`]. Called only if [`Timing::waiting`] is [`Waiting::Store`]. Continues at the place that
+    /// [`acquire`](Self::acquire) has taken for this holder, if it has taken one.
+    ///
+    /// The request keeps its place even while nobody polls this future, for example by a separate task. It also
+    /// keeps its place through a cooldown if the caller waits for the end ([`Request::on_cooldown`]). Otherwise
+    /// the wait returns [`Attempt::Contended`] with [`Contended::cooling_for`].
     ///
     /// After `stop`, leaves the queue and returns soon. If the grant came first, returns the grant. The engine
     /// passes it to the caller, or undoes it if the caller has given up.
@@ -186,11 +194,17 @@ pub struct Request {
     pub ttl: Option<Duration>,
     /// The time after this grant in which the key is not granted again.
     pub cooldown: Option<Duration>,
+    /// Whether the caller waits for the end of a cooldown of an earlier grant, or leaves.
+    pub on_cooldown: OnCooldown,
     /// The text that operators see beside the hold.
     pub label: Option<Arc<str>>,
     /// Whether the caller keeps waiting if the key is held. The store should note only such a caller for a
     /// hint.
     pub waits: bool,
+    /// Whether [`Backend::acquire`] can give the request a place in the store's queue if the key is not free,
+    /// because [`Backend::wait`] follows. This spares a store one write per wait. Never set for a try, for several
+    /// keys in one call, or with [`Waiting::Poll`].
+    pub may_queue: bool,
     /// The number of tokens to set aside beyond the grant's own, because callers of this client wait and take
     /// over the hold one after another ([`Granted::reserved`]). Zero if no caller waits. A store may set aside
     /// fewer, or more.
@@ -207,8 +221,10 @@ impl Request {
             mode: Mode::Exclusive,
             ttl: None,
             cooldown: None,
+            on_cooldown: OnCooldown::default(),
             label: None,
             waits: false,
+            may_queue: false,
             reserve: 0,
         }
     }
@@ -287,6 +303,9 @@ pub struct Contended {
     pub retry_after: Option<Duration>,
     /// The rest of a running cooldown.
     pub cooling_for: Option<Duration>,
+    /// Whether the request has a place in the store's queue. Only for a request that
+    /// [may queue](Request::may_queue). The engine then calls [`Backend::wait`] for it, or releases its holder.
+    pub queued: bool,
 }
 
 impl Contended {

@@ -14,5 +14,6 @@ mod life;
 mod look;
 mod outbox;
 mod portable;
+mod queued;
 mod runtime;
 mod trouble;

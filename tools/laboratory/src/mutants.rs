@@ -76,11 +76,18 @@ pub fn unmutated() -> Vec<Mutant> {
     ]
 }
 
-/// Returns a version without a fault that ends leases and cooldowns late, and declares so. It must pass every case.
+/// Returns further versions without a fault, which must pass every case: one that ends leases and cooldowns late and
+/// declares so, and one whose contended attempts take their places in the queue at once.
 #[must_use]
-pub fn imprecise() -> Mutant {
-    let kind = MutantKind::Backend { fault: BackendFault::EndsLate, queues: true };
-    Mutant { name: "backend-that-ends-late".into(), rules: &[], kind }
+pub fn further_unmutated() -> Vec<Mutant> {
+    let of = |name: &str, fault| {
+        let kind = MutantKind::Backend { fault, queues: true };
+        Mutant { name: name.into(), rules: &[], kind }
+    };
+    vec![
+        of("backend-that-ends-late", BackendFault::EndsLate),
+        of("backend-that-queues-at-once", BackendFault::QueuesAtOnce),
+    ]
 }
 
 impl Mutant {

@@ -60,6 +60,7 @@ impl Acquisition {
         if entry.permit.is_some() {
             self.core.queues.with(next.key(), |owner| owner.hold = Arc::clone(&next));
         }
+        entry.is_queued = false;
         let old = mem::replace(&mut entry.hold, next);
         old.phase.give_up();
         old
@@ -77,7 +78,7 @@ impl Drop for Acquisition {
         // These permits are passed on last, when the driver has the releases, as in `Hold::lose`.
         let mut passed_on = Vec::new();
         let mut left = Vec::new();
-        for Entry { hold, permit, stage, .. } in self.entries.drain(..) {
+        for Entry { hold, permit, stage, is_queued, .. } in self.entries.drain(..) {
             // Needs nothing more, because the dropped guard releases its hold and passes on its permit.
             if matches!(stage, Stage::Taken(_)) {
                 hold.abandon_undelivered();
@@ -85,7 +86,7 @@ impl Drop for Acquisition {
             }
             hold.phase.give_up();
             // The store knows nothing of this request. Dropping the permit passes it on.
-            if matches!(stage, Stage::Idle) || never_sent {
+            if matches!(stage, Stage::Idle) || never_sent && !is_queued {
                 continue;
             }
             let permit = match permit {

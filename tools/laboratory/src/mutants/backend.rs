@@ -2,20 +2,22 @@
 
 pub(crate) mod fault;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_api::{
     AdminCapabilities, Capabilities, Error, ErrorKind, Fairness, Fencing, FencingToken, HolderId, KeyInfo,
-    LeaseBounds, ListQuery, LockAdmin, LockKey, LossReason, Scope,
+    LeaseBounds, ListQuery, LockAdmin, LockKey, LossReason, OnCooldown, Scope,
 };
 use leasehold_engine::{
-    Attempt, Backend, CancellationToken, Contended, Events, HoldRef, ReleaseReply, Renewed, Request, Timing,
-    Waiting,
+    Attempt, Backend, CancellationToken, Contended, Events, HoldRef, Moment, ReleaseReply, Renewed, Request,
+    Timing, Waiting,
 };
+use tokio::sync::oneshot;
 
 use self::fault::BackendFault as Fault;
 use super::connection::Connection;
@@ -38,6 +40,16 @@ pub(crate) struct SmallBackend {
     fault: Fault,
     queues: bool,
     events: OnceLock<Events>,
+    /// The places in the queue that attempts have taken, until their waits.
+    places: Mutex<BTreeMap<HolderId, Place>>,
+}
+
+/// A place in the queue.
+#[derive(Debug)]
+struct Place {
+    answer: oneshot::Receiver<Attempt>,
+    /// The time before the request.
+    asked_at: Option<Moment>,
 }
 
 impl SmallBackend {
@@ -52,7 +64,28 @@ impl SmallBackend {
         if fault.reserves() {
             capabilities.handover_for = HAND_OVER;
         }
-        Self { connection, capabilities, fault, queues, events: OnceLock::new() }
+        Self { connection, capabilities, fault, queues, events: OnceLock::new(), places: Mutex::default() }
+    }
+
+    fn places(&self) -> MutexGuard<'_, BTreeMap<HolderId, Place>> {
+        self.places.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> Option<Moment> {
+        self.events.get().map(Events::now)
+    }
+
+    /// Gives contended requests that may queue a place in the queue.
+    fn queue(&self, requests: &[Request], answers: &mut [Result<Attempt, Error>], asked_at: Option<Moment>) {
+        for (request, answer) in requests.iter().zip(answers) {
+            let Ok(Attempt::Contended(contended)) = answer else { continue };
+            if request.may_queue || self.fault == Fault::TryQueues {
+                let server = self.connection.server();
+                let answer = server.enqueue(self.connection.requester(), request.clone());
+                self.places().insert(request.holder, Place { answer, asked_at });
+                contended.queued = request.may_queue;
+            }
+        }
     }
 
     /// Adds the fence of the grant to a granted attempt.
@@ -170,7 +203,11 @@ impl Backend for SmallBackend {
             self.connection.attempt(requester, request).map(|attempt| self.fenced(request, attempt))
         };
         let ask = || self.each(Op::Acquire, &requests, attempt);
+        let asked_at = self.now();
         let mut answers = ask().await;
+        if self.fault.queues_at_once() {
+            self.queue(&requests, &mut answers, asked_at);
+        }
         if self.fault == Fault::TryWaits {
             for _ in 0..20 {
                 if !answers.iter().any(|a| matches!(a, Ok(Attempt::Contended(_)))) {
@@ -195,12 +232,21 @@ impl Backend for SmallBackend {
         let server = self.connection.server();
         // The lease of a grant counts from this time, not from the start of a wait that might have been long. It is read
         // before each request that can grant, because the reply to that request can be late.
-        let mut asked_at = self.events.get().map(Events::now);
-        let queued = self
-            .connection
-            .call(Op::Wait, |server, requester| server.enqueue(requester, request.clone()))
-            .await;
-        let mut answer = queued.map_err(|kind| self.error(kind))?;
+        let mut asked_at = self.now();
+        let enters = |server: &Server, requester| {
+            let has_place = self.places().contains_key(&request.holder);
+            (!has_place).then(|| server.enqueue(requester, request.clone()))
+        };
+        let queued = self.connection.call(Op::Wait, enters).await.map_err(|kind| self.error(kind))?;
+        let place = self.places().remove(&request.holder);
+        let mut answer = match (queued, place) {
+            (Some(answer), _) => answer,
+            (None, Some(place)) => {
+                asked_at = place.asked_at;
+                place.answer
+            }
+            (None, None) => return Err(self.error(ErrorKind::OutcomeUnknown)),
+        };
         let has_it = || server.inspect(&request.key).holder().and_then(|hold| hold.holder);
         let first = has_it();
         let mut latest = first;
@@ -217,7 +263,7 @@ impl Backend for SmallBackend {
                     let mut attempt = granted.map_err(|_| self.error(ErrorKind::Unavailable))?;
                     if let Attempt::Granted(granted) = &mut attempt {
                         granted.asked_at = match self.fault {
-                            Fault::QueueCountsFromPickUp => self.events.get().map(Events::now),
+                            Fault::QueueCountsFromPickUp => self.now(),
                             _ => asked_at,
                         };
                     }
@@ -234,15 +280,16 @@ impl Backend for SmallBackend {
                 }
                 // The end of a lease sends no event, so the server must be called to notice it.
                 () = tokio::time::sleep(pause) => {
-                    asked_at = self.events.get().map(Events::now);
+                    asked_at = self.now();
                     latest = has_it().or(latest);
                     let unaware = latest != first && !server.was_announced(&request.key, request.holder);
                     if unaware && self.fault == Fault::QueueTellsTheNextAlone {
                         continue;
                     }
                     server.serve(self.connection.client(), &request.key);
-                    if let Some(held) = server.cooling(self.connection.requester(), &request.key) {
-                        // Returns to the engine, which knows whether its caller waits for the end of a cooldown.
+                    let leaves = request.on_cooldown == OnCooldown::NotDue;
+                    let cooling = || server.cooling(self.connection.requester(), &request.key);
+                    if let Some(held) = leaves.then(cooling).flatten() {
                         server.leave(self.connection.client(), &request.key, request.holder);
                         return Ok(Attempt::Contended(held));
                     }
@@ -303,6 +350,9 @@ impl Backend for SmallBackend {
     }
 
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
+        if self.fault != Fault::QueuedAcquireStays {
+            holds.iter().for_each(|hold| drop(self.places().remove(&hold.holder)));
+        }
         if self.fault == Fault::ReleaseIsLate {
             let (connection, late) = (Arc::clone(&self.connection), holds.clone());
             tokio::spawn(async move {

@@ -269,7 +269,9 @@ impl Server {
         let mut state = self.lock();
         let record = state.records.entry(name.clone()).or_default();
         record.released.insert(hold.holder);
-        record.queue.retain(|t| t.request.holder != hold.holder);
+        if self.fault != Fault::QueuedAcquireStays {
+            record.queue.retain(|t| t.request.holder != hold.holder);
+        }
         let mine = match (&record.hold, self.fault) {
             (Some(_), Fault::AnyoneReleases) => true,
             (Some(stored), Fault::OwnerIsClient) => stored.client == requester.client,

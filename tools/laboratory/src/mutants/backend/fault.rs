@@ -11,6 +11,8 @@ pub(crate) enum BackendFault {
     Reserves,
     /// No fault: leases and cooldowns end late, and the store declares so.
     EndsLate,
+    /// No fault: a contended acquire takes its place in the queue at once.
+    QueuesAtOnce,
     AlwaysGrants,
     GrantsEveryThousandth,
     ExcludesPerClient,
@@ -124,6 +126,8 @@ pub(crate) enum BackendFault {
     OldProcessRenews,
     OldProcessEnds,
     LateCopyIsGranted,
+    TryQueues,
+    QueuedAcquireStays,
 }
 
 use BackendFault as F;
@@ -244,11 +248,18 @@ impl BackendFault {
         (F::OldProcessRenews, "old-process-renews", &["C22"]),
         (F::OldProcessEnds, "old-process-ends", &["C22"]),
         (F::LateCopyIsGranted, "late-copy-is-granted", &["C23"]),
+        (F::TryQueues, "try-queues", &["C3"]),
+        (F::QueuedAcquireStays, "queued-acquire-stays", &["C5"]),
     ];
 
     /// Returns whether the store reserves tokens for local callers.
     pub(crate) fn reserves(self) -> bool {
         matches!(self, Self::Reserves | Self::ReservesTooFew | Self::TellsOfNoRemoteWaiter)
+    }
+
+    /// Returns whether a contended acquire takes its place in the queue at once.
+    pub(crate) fn queues_at_once(self) -> bool {
+        matches!(self, Self::QueuesAtOnce | Self::TryQueues | Self::QueuedAcquireStays)
     }
 
     /// Returns whether the fault needs waiting in the store's queue instead of polling.
@@ -263,6 +274,8 @@ impl BackendFault {
                 | Self::QueueCountsFromPickUp
                 | Self::QueueIsPassedAtALapse
                 | Self::LabelLostInQueue
+                | Self::TryQueues
+                | Self::QueuedAcquireStays
         )
     }
 }

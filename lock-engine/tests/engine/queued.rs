@@ -1,0 +1,219 @@
+//! A store with a queue, in which a waiting acquire takes its place with its first call.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use leasehold_api::{Capabilities, Error, ErrorKind, HolderId, Lock as _, LockExt as _, LockKey, Scope};
+use leasehold_engine::{
+    Attempt, Backend, CancellationToken, Contended, Engine, Events, Granted, HoldRef, ReleaseReply, Renewed,
+    Request, Timing, TokioClock, Waiting,
+};
+use tokio::sync::Notify;
+use tokio::time::{sleep, timeout};
+
+/// The queue of all keys. The first entry of a key holds it.
+#[derive(Debug, Default)]
+struct Line {
+    state: Mutex<LineState>,
+    changed: Notify,
+}
+
+#[derive(Debug, Default)]
+struct LineState {
+    places: VecDeque<(LockKey, HolderId)>,
+    calls: Vec<&'static str>,
+    refuses_waits: bool,
+}
+
+impl LineState {
+    fn is_first(&self, request: &Request) -> bool {
+        let first = self.places.iter().find(|(key, _)| *key == request.key);
+        first.is_none_or(|(_, holder)| *holder == request.holder)
+    }
+
+    /// Adds the request at the end. Returns whether it had no place before.
+    fn enter(&mut self, request: &Request) -> bool {
+        let is_new = self.places.iter().all(|(_, holder)| *holder != request.holder);
+        if is_new {
+            self.places.push_back((request.key.clone(), request.holder));
+        }
+        is_new
+    }
+}
+
+impl Line {
+    fn calls(&self) -> Vec<&'static str> {
+        self.state.lock().unwrap().calls.clone()
+    }
+
+    fn places(&self) -> usize {
+        self.state.lock().unwrap().places.len()
+    }
+
+    fn leave(&self, holder: HolderId) -> bool {
+        let mut state = self.state.lock().unwrap();
+        let Some(place) = state.places.iter().position(|(_, queued)| *queued == holder) else { return false };
+        let (key, _) = state.places[place].clone();
+        let was_first = state.places.iter().take(place).all(|(before, _)| *before != key);
+        state.places.remove(place);
+        drop(state);
+        self.changed.notify_waiters();
+        was_first
+    }
+}
+
+#[derive(Debug)]
+struct Queueing {
+    line: Arc<Line>,
+    caps: Capabilities,
+}
+
+impl fmt::Display for Queueing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("queueing")
+    }
+}
+
+#[async_trait]
+impl Backend for Queueing {
+    fn capabilities(&self) -> &Capabilities {
+        &self.caps
+    }
+
+    fn timing(&self) -> Timing {
+        let mut timing = Timing::default();
+        timing.waiting = Waiting::Store;
+        timing
+    }
+
+    fn attach(&self, _: Events) {}
+
+    async fn acquire(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>> {
+        let state = &mut *self.line.state.lock().unwrap();
+        let attempt = |request: Request| {
+            state.calls.push(if request.may_queue { "acquire or queue" } else { "acquire" });
+            if state.is_first(&request) {
+                state.enter(&request);
+                return Ok(Attempt::Granted(Granted::default()));
+            }
+            let mut contended = Contended::new();
+            contended.queued = request.may_queue && state.enter(&request);
+            Ok(Attempt::Contended(contended))
+        };
+        requests.into_iter().map(attempt).collect()
+    }
+
+    async fn wait(&self, request: Request, stop: CancellationToken) -> Result<Attempt, Error> {
+        {
+            let mut state = self.line.state.lock().unwrap();
+            if state.refuses_waits {
+                state.calls.push("refused wait");
+                return Ok(Attempt::Refused(Error::new(ErrorKind::Unavailable, "the test refuses waits")));
+            }
+            let is_new = state.enter(&request);
+            state.calls.push(if is_new { "wait at the end" } else { "wait at its place" });
+        }
+        loop {
+            let changed = self.line.changed.notified();
+            if self.line.state.lock().unwrap().is_first(&request) {
+                return Ok(Attempt::Granted(Granted::default()));
+            }
+            tokio::select! {
+                () = changed => {}
+                () = stop.cancelled() => {
+                    self.line.leave(request.holder);
+                    return Ok(Attempt::Contended(Contended::new()));
+                }
+            }
+        }
+    }
+
+    async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
+        holds.iter().map(|_| Ok(Renewed::Extended)).collect()
+    }
+
+    async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
+        holds.iter().map(|hold| Ok(ReleaseReply::new(self.line.leave(hold.holder)))).collect()
+    }
+
+    async fn close(&self) {}
+}
+
+/// Connects another client.
+fn client(line: &Arc<Line>) -> Engine {
+    let mut caps = Capabilities::new(Scope::Network);
+    caps.cooldown = true;
+    let backend = Queueing { line: Arc::clone(line), caps };
+    Engine::builder(backend).clock(Arc::new(TokioClock::new())).start().unwrap()
+}
+
+fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_waiting_acquire_takes_its_place_with_its_first_call_and_waits_there() {
+    let line = Arc::default();
+    let (a, b) = (client(&line), client(&line));
+    let held = a.key("k").acquire().await.unwrap();
+    let waiting = tokio::spawn(async move { b.key("k").acquire().await });
+    sleep(ms(1)).await;
+    assert_eq!(line.calls(), ["acquire or queue", "acquire or queue", "wait at its place"]);
+    held.release().await.unwrap();
+    waiting.await.unwrap().unwrap().release().await.unwrap();
+    assert_eq!((line.calls().len(), line.places()), (3, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_a_caller_that_certainly_waits_for_one_key_takes_a_place() {
+    let line = Arc::default();
+    let (a, b) = (client(&line), client(&line));
+    let held = a.key("k").try_acquire().await.unwrap().unwrap();
+    assert!(b.key("k").try_acquire().await.unwrap().is_none());
+    let error = b.key("k").wait(Duration::ZERO).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    let error = b.keys(["k", "l"]).wait(ms(50)).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    // This caller leaves if the wait finds a cooldown.
+    let window = b.key("k").at_most_once_per(Duration::from_secs(3600)).wait(ms(50));
+    assert_eq!(window.acquire().await.unwrap_err().kind(), ErrorKind::Timeout);
+    let calls = line.calls();
+    assert!(calls.contains(&"wait at the end") && !calls.contains(&"acquire or queue"), "{calls:?}");
+    held.release().await.unwrap();
+    sleep(ms(1)).await;
+    assert_eq!(line.places(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_place_is_given_up_with_its_caller() {
+    let line: Arc<Line> = Arc::default();
+    let (a, b) = (client(&line), client(&line));
+    let held = a.key("k").acquire().await.unwrap();
+    line.state.lock().unwrap().refuses_waits = true;
+    let error = b.key("k").give_up_on_failure().acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    sleep(ms(1)).await;
+    assert_eq!((line.calls().pop(), line.places()), (Some("refused wait"), 1), "after a failed wait");
+    line.state.lock().unwrap().refuses_waits = false;
+    timeout(ms(10), b.key("k").acquire()).await.unwrap_err();
+    sleep(ms(1)).await;
+    assert_eq!(line.places(), 1, "after a dropped acquire");
+    let error = b.key("k").wait(ms(10)).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout);
+    sleep(ms(1)).await;
+    assert_eq!(line.places(), 1, "at the end of the budget");
+    let b = Arc::new(b);
+    let waiting = tokio::spawn({
+        let b = Arc::clone(&b);
+        async move { b.key("k").acquire().await }
+    });
+    sleep(ms(1)).await;
+    assert_eq!(line.places(), 2);
+    b.close().await.unwrap();
+    assert_eq!(waiting.await.unwrap().unwrap_err().kind(), ErrorKind::Closed);
+    assert_eq!(line.places(), 1, "after the end of its client");
+    held.release().await.unwrap();
+}
