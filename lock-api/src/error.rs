@@ -116,6 +116,8 @@ pub enum ErrorKind {
     Unsupported,
     /// The store cannot hold more locks.
     Capacity,
+    /// The store refuses work until an operator has acted, for example has made space and ended an alarm.
+    NeedsOperator,
     /// The schema of the store is missing or has another version.
     SchemaMissing,
     /// The store refuses this user.
@@ -177,6 +179,7 @@ impl ErrorKind {
             Self::Deadlock => "deadlock",
             Self::Unsupported => "unsupported",
             Self::Capacity => "capacity",
+            Self::NeedsOperator => "needs operator",
             Self::SchemaMissing => "schema missing",
             Self::PermissionDenied => "permission denied",
             Self::Unavailable => "unavailable",

@@ -115,6 +115,7 @@ fn advice_for(
             }
             ErrorKind::Unavailable if facts.is_some_and(ServerFacts::is_standby) => "name the primary in the URL",
             ErrorKind::Timeout => "another check may be running; try again",
+            ErrorKind::NeedsOperator => "do what the error says, as an operator of the store",
             ErrorKind::InvalidKey => {
                 "keys are numbers with this `hash`, so there is no key to try with; use `leasehold list`, or `run` with a number that no other program takes"
             }

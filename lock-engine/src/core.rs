@@ -90,6 +90,7 @@ impl Core {
             waits,
             may_queue: false,
             reserve: 0,
+            limit: self.timing.request_timeout,
         }
     }
 

@@ -34,7 +34,7 @@ use crate::driver::outbox::{Outbox, PendingRelease, ReleaseBatch};
 use crate::driver::renewal::{Due, QueuedRenewals, Renewal, RenewalCall, RenewalRequest};
 use crate::hold::tenure::StoredId;
 use crate::metrics::Event;
-use crate::store::backend::{Attempt, ReleaseReply};
+use crate::store::backend::{Attempt, HoldRef, ReleaseReply};
 use crate::tasks::Tasks;
 
 /// The maximum number of calls that replace one call without any reply, so that a hanging hold delays few
@@ -227,7 +227,7 @@ impl Driver {
     }
 
     /// Runs an abandoned call to its end, then releases its holds by holder id. A hold that the store
-    /// answered with *contended* or *refused* needs no release.
+    /// answered with *contended* or *refused* needs no release, unless it has a place in the store's queue.
     fn finish(&mut self, call: StoreCall, holds: Vec<PendingRelease>) {
         self.core.metrics.count(Event::Undone);
         self.finished += 1;
@@ -242,7 +242,8 @@ impl Driver {
             let mut answers = answers.ok().and_then(Result::ok).unwrap_or_default().into_iter();
             let left = |mut release: PendingRelease| {
                 match answers.next() {
-                    Some(Ok(Attempt::Contended(_) | Attempt::Refused(_))) => return None,
+                    Some(Ok(Attempt::Contended(contended))) if !contended.queued => return None,
+                    Some(Ok(Attempt::Refused(_))) if !release.is_queued => return None,
                     Some(Ok(Attempt::Granted(granted))) => release.granted(granted),
                     _ => {}
                 }
@@ -260,6 +261,7 @@ impl Driver {
                 self.core.metrics.count(Event::ReleaseRetry);
             }
             let (backend, limit) = (Arc::clone(&self.core.backend), self.request_timeout);
+            let holds = holds.into_iter().map(|hold| HoldRef { limit, ..hold }).collect();
             let moved = self.moved;
             let call = async move {
                 let release = async {

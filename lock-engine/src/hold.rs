@@ -272,13 +272,12 @@ impl Hold {
     /// Returns the hold as the store knows it.
     pub(crate) fn reference(&self) -> HoldRef {
         HoldRef {
-            key: self.key().clone(),
             holder: self.stored_id().get(),
-            mode: self.request.mode,
             token: self.tenure().map_or(self.token(), Tenure::token),
             ttl: self.lease.as_ref().and_then(|lease| lease.ttl()),
             unused: !self.was_used() && !self.delivery.is_delivered(),
             state: self.extras.get().and_then(|extras| extras.state.clone()),
+            ..self.request.hold()
         }
     }
 

@@ -371,7 +371,7 @@ impl Acquisition {
                 Waiting::Poll { .. } => self.ask(at..at + 1).await?,
                 Waiting::Store => {
                     let (backend, stop) = (Arc::clone(&self.core.backend), CancellationToken::new());
-                    let request = self.request(&self.entries[at].hold);
+                    let request = Request { limit: Duration::MAX, ..self.request(&self.entries[at].hold) };
                     self.stop = Some(stop.clone());
                     // The reply at the end of the wait is about the holder at that time.
                     self.entries[at].own_contention = false;

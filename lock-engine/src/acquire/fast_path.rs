@@ -102,7 +102,7 @@ pub(crate) fn attempt(
             let hold = Arc::clone(hold);
             let cools = hold.has_cooldown();
             let mut release = PendingRelease::attempted(&hold, begun.give_up());
-            release.outcome_unknown(core.unconfirmed.begin(key));
+            release.outcome_unknown(core.unconfirmed.begin(key), false);
             core.release_in_background(release);
             // The caller queues behind the release of this attempt, because the store possibly granted the
             // attempt.

@@ -13,7 +13,7 @@ use crate::clock::Moment;
 use crate::core::Core;
 use crate::hold::Hold;
 use crate::hold::lease_clock::LeaseClock;
-use crate::store::backend::{Backend, Renewed};
+use crate::store::backend::{Backend, HoldRef, Renewed};
 use crate::store::missing_replies_error;
 
 /// One call of [`Backend::look`]: when it was sent, for which holds, and its answers (`None` if it timed out
@@ -31,10 +31,13 @@ impl Core {
         holds: Vec<Arc<Hold>>,
     ) -> impl Future<Output = LookCall> + Send + 'static + use<> {
         let (backend, clock) = (Arc::clone(&self.backend), Arc::clone(&self.clock));
-        let limit = self.timing.request_timeout;
+        // A reply after the end of a short lease would be of no use.
+        let windows = holds.iter().filter_map(|hold| hold.lease.as_ref()).map(|lease| lease.window());
+        let limit = windows.fold(self.timing.request_timeout, Duration::min);
         async move {
             let sent = clock.now();
-            let references = holds.iter().map(|hold| hold.reference()).collect();
+            let reference = |hold: &Arc<Hold>| HoldRef { limit, ..hold.reference() };
+            let references = holds.iter().map(reference).collect();
             let call = async { timeout(limit, Arc::<dyn Backend>::clone(&backend).look(references)).await };
             let answers = AssertUnwindSafe(call).catch_unwind().await.ok().and_then(Result::ok);
             LookCall { sent, holds, answers }
@@ -104,7 +107,7 @@ fn settled(done: LookCall) -> impl Iterator<Item = (Arc<Hold>, Result<(), Error>
             )),
         };
         let answer = answer.map(|renewed| match renewed {
-            Renewed::Extended => {
+            Renewed::Extended | Renewed::ExtendedFrom(_) => {
                 if let Some(lease) = &hold.lease {
                     lease.heard(sent);
                 }

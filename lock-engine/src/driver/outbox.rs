@@ -46,6 +46,8 @@ pub(crate) struct PendingRelease {
     unconfirmed: Option<UnconfirmedAttempt>,
     /// The key's permit, which is passed on after the first try.
     permit: Option<Permit>,
+    /// Whether the request had a place in the store's queue before its last call.
+    pub(crate) is_queued: bool,
     /// Whether the store has granted the hold.
     held: bool,
     /// Whether the hold's guard was released or dropped. Such a hold counts as a release once the store
@@ -69,6 +71,7 @@ impl PendingRelease {
             hold: reference,
             lasts,
             permit,
+            is_queued: false,
             held: false,
             from_guard: false,
             unconfirmed: None,
@@ -106,9 +109,11 @@ impl PendingRelease {
         self.hold.state = granted.state;
     }
 
-    /// Notes that it is not known whether the store has granted the hold.
-    pub(crate) fn outcome_unknown(&mut self, unconfirmed: UnconfirmedAttempt) {
+    /// Notes that it is not known whether the store has granted the hold, and whether the request had a place in the
+    /// store's queue before.
+    pub(crate) fn outcome_unknown(&mut self, unconfirmed: UnconfirmedAttempt, is_queued: bool) {
         self.unconfirmed = Some(unconfirmed);
+        self.is_queued = is_queued;
     }
 
     /// Takes the permit out, to pass it on before the first try. The next waiter then calls the store at once.

@@ -147,6 +147,7 @@ impl Core {
                 self.schedule.schedule(hold, lease.end());
             }
         }
+        holds.iter_mut().for_each(|hold| hold.limit = limit);
         let backend = Arc::clone(&self.backend);
         Some(async move {
             // Catches panics, also those before the first await: a panic counts as no answer.
@@ -193,18 +194,19 @@ impl Core {
         answer: Result<Renewed, Error>,
     ) -> Result<(), Error> {
         let now = self.clock.now();
+        let from = if let Ok(Renewed::ExtendedFrom(from)) = answer { from.min(now) } else { sent };
         match answer {
-            Ok(Renewed::Extended) if now < lease.end() => {
+            Ok(Renewed::Extended | Renewed::ExtendedFrom(_)) if now < lease.end() => {
                 self.metrics.count(Event::Renewed);
                 let left = lease.deadline().since(now);
                 let share = || left.as_secs_f64() / lease.window().as_secs_f64().max(f64::MIN_POSITIVE);
                 self.metrics.facade.margin(hold, share);
-                lease.confirmed(sent, window);
-                lease.renew_at(sent.after(scaled(lease.interval(), jitter)), now);
+                lease.confirmed(from, window);
+                lease.renew_at(from.after(scaled(lease.interval(), jitter)), now);
                 self.plan(hold, lease);
             }
             // The renewal came too late: the hold had ended here, which is final.
-            Ok(Renewed::Extended) => hold.end_if_over(),
+            Ok(Renewed::Extended | Renewed::ExtendedFrom(_)) => hold.end_if_over(),
             Ok(Renewed::Gone(reason)) => hold.gone(reason),
             Err(error) => {
                 self.metrics.count(Event::Failure);

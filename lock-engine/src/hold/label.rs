@@ -37,7 +37,7 @@ impl Hold {
             reason = lost => return Err(named(Error::lost(reason))),
         };
         match answer {
-            Some(Ok(Renewed::Extended)) => {}
+            Some(Ok(Renewed::Extended | Renewed::ExtendedFrom(_))) => {}
             Some(Ok(Renewed::Gone(reason))) => self.lose(reason),
             Some(Err(error)) => return Err(named(error)),
             None => {

@@ -193,7 +193,7 @@ impl Baton {
         // Without the permit, the next caller can run into the hold before it is released.
         let unconfirmed = permit.is_none().then(|| from.core.unconfirmed.begin(from.key()));
         let mut release = PendingRelease::handed_on(&from, permit);
-        unconfirmed.into_iter().for_each(|unconfirmed| release.outcome_unknown(unconfirmed));
+        unconfirmed.into_iter().for_each(|unconfirmed| release.outcome_unknown(unconfirmed, false));
         from.core.release_in_background(release);
     }
 }

@@ -209,6 +209,9 @@ pub struct Request {
     /// over the hold one after another ([`Granted::reserved`]). Zero if no caller waits. A store may set aside
     /// fewer, or more.
     pub reserve: u16,
+    /// The time limit of the call, from its start. The engine gives the call up after it, and the outcome counts as
+    /// unknown. A store that can repeat a request elsewhere divides this time. [`Duration::MAX`] for a wait.
+    pub limit: Duration,
 }
 
 impl Request {
@@ -226,6 +229,7 @@ impl Request {
             waits: false,
             may_queue: false,
             reserve: 0,
+            limit: Timing::default().request_timeout,
         }
     }
 
@@ -240,6 +244,7 @@ impl Request {
             ttl: self.ttl,
             unused: false,
             state: None,
+            limit: self.limit,
         }
     }
 }
@@ -262,9 +267,9 @@ pub enum Attempt {
 pub struct Granted {
     /// The fencing token.
     pub token: Option<FencingToken>,
-    /// The time on the engine's clock ([`Events::now`]) just before the granted request was sent, from which
-    /// the deadline of a lease counts. Set if it is later than the start of the engine's call, as in a wait
-    /// that polls or queues.
+    /// The time on the engine's clock ([`Events::now`]) from which the deadline of a lease counts: just before the
+    /// request was sent from which the store counts the lease. Set if this is not the start of the engine's call:
+    /// later in a wait that polls or queues, earlier if an earlier request has renewed a lease that the hold shares.
     pub asked_at: Option<Moment>,
     /// The value that [`LockGuard::extension`](leasehold_api::LockGuard::extension) returns.
     pub extension: Option<Box<dyn Any + Send + Sync>>,
@@ -336,6 +341,9 @@ pub struct HoldRef {
     pub unused: bool,
     /// The value of [`Granted::state`] for this hold. `None` also if the outcome of the attempt is unknown.
     pub state: Option<OpaqueState>,
+    /// The time limit of the call, as in [`Request::limit`]. For a renewal a third of the shortest TTL in the call,
+    /// or an eighth after a renewal without an answer, and at most [`Timing::request_timeout`].
+    pub limit: Duration,
 }
 
 /// The reply to one renewal.
@@ -345,6 +353,9 @@ pub enum Renewed {
     /// The holder still has the key. Its lease, if it has one, lasts for its TTL from the arrival of the
     /// request.
     Extended,
+    /// The holder still has the key. Its lease lasts for its TTL from this time on the engine's clock, as in
+    /// [`Granted::asked_at`]. For a store that repeats a renewal, or replies from a recent one.
+    ExtendedFrom(Moment),
     /// The holder no longer has the key, for this reason.
     Gone(LossReason),
 }
@@ -381,7 +392,9 @@ impl ReleaseReply {
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// The time limit of one call of the backend. After it, the outcome counts as unknown.
+    /// The time limit of one call of the backend. After it, the outcome counts as unknown. The calls of
+    /// [`renew`](Backend::renew) and [`look`](Backend::look) for a short lease have a shorter limit
+    /// ([`HoldRef::limit`]).
     pub request_timeout: Duration,
     /// How a waiter learns that the key may be free.
     pub waiting: Waiting,

@@ -11,6 +11,7 @@ mod follow;
 mod handover;
 mod interleavings;
 mod life;
+mod limits;
 mod look;
 mod outbox;
 mod portable;

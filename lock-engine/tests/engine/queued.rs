@@ -26,6 +26,8 @@ struct LineState {
     places: VecDeque<(LockKey, HolderId)>,
     calls: Vec<&'static str>,
     refuses_waits: bool,
+    /// How long the reply to an attempt takes.
+    replies_take: Duration,
 }
 
 impl LineState {
@@ -77,6 +79,25 @@ impl fmt::Display for Queueing {
     }
 }
 
+impl Queueing {
+    /// Returns the replies to an attempt, and how long they take.
+    fn attempt(&self, requests: Vec<Request>) -> (Vec<Result<Attempt, Error>>, Duration) {
+        let state = &mut *self.line.state.lock().unwrap();
+        let takes = state.replies_take;
+        let attempt = |request: Request| {
+            state.calls.push(if request.may_queue { "acquire or queue" } else { "acquire" });
+            if state.is_first(&request) {
+                state.enter(&request);
+                return Ok(Attempt::Granted(Granted::default()));
+            }
+            let mut contended = Contended::new();
+            contended.queued = request.may_queue && state.enter(&request);
+            Ok(Attempt::Contended(contended))
+        };
+        (requests.into_iter().map(attempt).collect(), takes)
+    }
+}
+
 #[async_trait]
 impl Backend for Queueing {
     fn capabilities(&self) -> &Capabilities {
@@ -92,18 +113,9 @@ impl Backend for Queueing {
     fn attach(&self, _: Events) {}
 
     async fn acquire(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>> {
-        let state = &mut *self.line.state.lock().unwrap();
-        let attempt = |request: Request| {
-            state.calls.push(if request.may_queue { "acquire or queue" } else { "acquire" });
-            if state.is_first(&request) {
-                state.enter(&request);
-                return Ok(Attempt::Granted(Granted::default()));
-            }
-            let mut contended = Contended::new();
-            contended.queued = request.may_queue && state.enter(&request);
-            Ok(Attempt::Contended(contended))
-        };
-        requests.into_iter().map(attempt).collect()
+        let (answers, takes) = self.attempt(requests);
+        sleep(takes).await;
+        answers
     }
 
     async fn wait(&self, request: Request, stop: CancellationToken) -> Result<Attempt, Error> {
@@ -205,6 +217,12 @@ async fn a_place_is_given_up_with_its_caller() {
     assert_eq!(error.kind(), ErrorKind::Timeout);
     sleep(ms(1)).await;
     assert_eq!(line.places(), 1, "at the end of the budget");
+    line.state.lock().unwrap().replies_take = ms(20);
+    timeout(ms(10), b.key("k").acquire()).await.unwrap_err();
+    assert_eq!(line.places(), 2);
+    sleep(ms(20)).await;
+    assert_eq!(line.places(), 1, "after a call whose reply nobody awaited");
+    line.state.lock().unwrap().replies_take = Duration::ZERO;
     let b = Arc::new(b);
     let waiting = tokio::spawn({
         let b = Arc::clone(&b);

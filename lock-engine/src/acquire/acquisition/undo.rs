@@ -35,12 +35,13 @@ impl Acquisition {
             if keeps && matches!(stage, Stage::Idle) {
                 continue;
             }
+            let is_queued = entry.is_queued;
             let old = self.replace_hold(at);
             let mut release = PendingRelease::attempted(&old, permit);
             match stage {
                 Stage::Idle => continue,
                 Stage::Granted(granted, _) => release.granted(granted),
-                _ => release.outcome_unknown(self.core.unconfirmed.begin(old.key())),
+                _ => release.outcome_unknown(self.core.unconfirmed.begin(old.key()), is_queued),
             }
             undone.push(release);
         }
@@ -107,7 +108,7 @@ impl Drop for Acquisition {
             let mut release = PendingRelease::attempted(&hold, permit);
             match stage {
                 Stage::Granted(granted, _) => release.granted(granted),
-                _ => release.outcome_unknown(self.core.unconfirmed.begin(hold.key())),
+                _ => release.outcome_unknown(self.core.unconfirmed.begin(hold.key()), is_queued),
             }
             left.push(release);
         }
