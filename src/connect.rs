@@ -6,7 +6,7 @@ use std::sync::Arc;
 use leasehold_api::{Error, Lock, LockKey};
 use leasehold_engine::scheme::OpenOptions;
 
-use crate::{schemes, stores};
+use crate::stores;
 
 /// The options of [`connect_with`], beside the URL.
 #[derive(Clone, Default)]
@@ -140,9 +140,6 @@ pub async fn connect(url: &str) -> Result<Arc<dyn Lock>, Error> {
 ///
 /// As [`connect`].
 pub async fn connect_with(url: &str, options: ConnectOptions) -> Result<Arc<dyn Lock>, Error> {
-    if let Some(opening) = schemes::opening(url) {
-        return opening.await;
-    }
     let mut engine = stores::read(url)?.open(&options.open).await?;
     if let Some(class) = options.key_class {
         engine = engine.key_class(class);

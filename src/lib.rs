@@ -129,14 +129,11 @@ mod schemes;
 mod stores;
 
 pub use connect::{ConnectOptions, connect, connect_with};
-pub use leasehold_api::*;
-pub use schemes::register_scheme;
-// Public for the command `leasehold` only, which reads its arguments by the same definition as URLs. Not part of the
-// interface of a lock.
-#[doc(hidden)]
 pub use duration::parse_duration;
+pub use leasehold_api::*;
 #[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
 pub use postgres_urls::{postgres_config, postgres_credentials, postgres_stores};
+pub use schemes::register_scheme;
 
 /// The engine that turns a store into a [`Lock`], for store authors and for reading an engine's counters.
 pub use leasehold_engine as engine;

@@ -1,33 +1,38 @@
 //! Stores that programs have registered, by the schemes of their URLs.
 
-use std::collections::BTreeMap;
-use std::pin::Pin;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{PoisonError, RwLock};
 
-use leasehold_api::{Error, Lock};
-use leasehold_engine::scheme::invalid;
+use leasehold_api::Error;
+use leasehold_engine::scheme::{Scheme, invalid};
 
 use crate::stores;
 
-type Opening = Pin<Box<dyn Future<Output = Result<Arc<dyn Lock>, Error>> + Send>>;
-type Open = Arc<dyn Fn(String) -> Opening + Send + Sync>;
+static OTHERS: RwLock<Vec<Scheme>> = RwLock::new(Vec::new());
 
-static OTHERS: RwLock<BTreeMap<String, Open>> = RwLock::new(BTreeMap::new());
-
-/// Registers a scheme, for stores outside leasehold: [`connect`](crate::connect) then passes URLs of this
-/// scheme to `open`, in the whole process. Use it in programs that open stores by URLs, such as the command.
+/// Registers the schemes of a store outside leasehold. [`connect`](crate::connect()) then opens URLs of these
+/// schemes, in the whole process. Use it in programs that open stores by URLs, such as the command.
 ///
-/// `open` gets the whole URL without surrounding space, but not the options of [`connect_with`]. Its errors
+/// The store gets what a store of leasehold gets: the [parts of the URL](crate::engine::scheme::StoreUrl), with
+/// a parser of durations, and the [options](crate::engine::scheme::OpenOptions) of [`connect_with`]. Its errors
 /// should not repeat the URL, which may contain a password. Register at the start of `main`, before the first
 /// connection:
 ///
 /// ```
+/// use leasehold::engine::scheme::{Scheme, StoreConfig, StoreUrl};
 /// use leasehold::{Lock as _, connect, memory, register_scheme};
-/// use std::sync::Arc;
+///
+/// fn read(url: &StoreUrl) -> Result<Box<dyn StoreConfig>, leasehold::Error> {
+///     let store = memory::MemoryStore::new(); // the settings of your store, which implement `StoreConfig`
+///     let ttl = url.only(&["ttl"])?.duration("ttl")?; // other parameters are refused
+///     Ok(Box::new(match ttl {
+///         Some(ttl) => store.default_ttl(ttl),
+///         None => store,
+///     }))
+/// }
 ///
 /// # #[tokio::main]
 /// # async fn main() -> Result<(), leasehold::Error> {
-/// register_scheme("mine", |_url| async { Ok(Arc::new(memory::connect()?) as _) })?;
+/// register_scheme(Scheme::new(&["mine"], read))?;
 /// let lock = connect("mine://host/locks?ttl=30s").await?;
 /// assert!(lock.capabilities().cooldown);
 /// # Ok(())
@@ -43,92 +48,113 @@ static OTHERS: RwLock<BTreeMap<String, Open>> = RwLock::new(BTreeMap::new());
 /// letters, digits, `+`, `-` and `.`), for a scheme of leasehold, and for a scheme that is already registered.
 ///
 /// [`connect_with`]: crate::connect_with
-pub fn register_scheme<F, O>(scheme: &str, open: O) -> Result<(), Error>
-where
-    F: Future<Output = Result<Arc<dyn Lock>, Error>> + Send + 'static,
-    O: Fn(String) -> F + Send + Sync + 'static,
-{
-    let is_scheme = scheme.starts_with(|c: char| c.is_ascii_lowercase())
-        && scheme.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "+-.".contains(c));
-    if !is_scheme {
-        return Err(invalid(format!(
-            "{scheme:?} is not the scheme of a URL: a small letter, then small letters, digits, + - and ."
-        )));
-    }
-    if stores::is_ours(scheme) {
-        return Err(invalid(format!("the scheme {scheme:?} names a store of leasehold; choose another")));
-    }
+pub fn register_scheme(scheme: Scheme) -> Result<(), Error> {
     let mut others = OTHERS.write().unwrap_or_else(PoisonError::into_inner);
-    if others.contains_key(scheme) {
-        return Err(invalid(format!("the scheme {scheme:?} is registered already")));
+    for name in scheme.names() {
+        let is_scheme = name.starts_with(|c: char| c.is_ascii_lowercase())
+            && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || "+-.".contains(c));
+        if !is_scheme {
+            return Err(invalid(format!(
+                "{name:?} is not the scheme of a URL: a small letter, then small letters, digits, + - and ."
+            )));
+        }
+        if stores::is_ours(name) {
+            return Err(invalid(format!("the scheme {name:?} names a store of leasehold; choose another")));
+        }
+        if others.iter().any(|other| other.names().contains(name)) {
+            return Err(invalid(format!("the scheme {name:?} is registered already")));
+        }
     }
-    others.insert(scheme.to_owned(), Arc::new(move |url| Box::pin(open(url))));
+    others.push(scheme);
     Ok(())
 }
 
-/// Returns the future that opens the store of this URL. `None` if its scheme is not registered.
-pub(crate) fn opening(url: &str) -> Option<Opening> {
-    let url = url.trim();
-    let (scheme, _) = url.split_once(':')?;
+/// Returns the registered scheme of this name.
+pub(crate) fn find(name: &str) -> Option<Scheme> {
     let others = OTHERS.read().unwrap_or_else(PoisonError::into_inner);
-    let open = others.get(&scheme.to_ascii_lowercase()).map(Arc::clone)?;
-    drop(others);
-    Some(open(url.to_owned()))
+    others.iter().find(|scheme| scheme.names().contains(&name)).copied()
 }
 
 /// Returns a list of the registered schemes, for messages.
 pub(crate) fn known() -> String {
     let others = OTHERS.read().unwrap_or_else(PoisonError::into_inner);
-    others.keys().map(|scheme| format!(", {scheme}:")).collect()
+    others.iter().flat_map(Scheme::names).map(|name| format!(", {name}:")).collect()
 }
 
 #[cfg(all(test, feature = "memory"))]
 mod tests {
+    use std::sync::Mutex;
+    use std::time::Duration;
+
     use leasehold_api::{ErrorKind, LockExt as _};
+    use leasehold_engine::scheme::{OpenOptions, StoreConfig, StoreUrl};
+    use leasehold_engine::{EngineBuilder, async_trait};
 
     use super::*;
+    use crate::memory::MemoryStore;
+    use crate::{ConnectOptions, connect, connect_with};
 
-    fn memory() -> Result<Arc<dyn Lock>, Error> {
-        Ok(Arc::new(crate::memory::connect()?))
+    /// The parts of each URL, and whether its store was opened for inspection only.
+    static SEEN: Mutex<Vec<(String, Option<Duration>, bool)>> = Mutex::new(Vec::new());
+
+    #[derive(Debug)]
+    struct Own {
+        rest: String,
+        ttl: Option<Duration>,
+    }
+
+    #[async_trait]
+    impl StoreConfig for Own {
+        async fn open(&self, options: &OpenOptions) -> Result<EngineBuilder, Error> {
+            SEEN.lock().unwrap().push((self.rest.clone(), self.ttl, options.is_look_only()));
+            StoreConfig::open(&MemoryStore::new(), options).await
+        }
+    }
+
+    fn read(url: &StoreUrl) -> Result<Box<dyn StoreConfig>, Error> {
+        let given = url.only(&["ttl"])?;
+        Ok(Box::new(Own { rest: url.rest.clone(), ttl: given.duration("ttl")? }))
     }
 
     #[tokio::test]
-    async fn a_scheme_of_ones_own_gets_the_url_as_it_is() {
-        let given = Arc::new(std::sync::Mutex::new(String::new()));
-        let seen = Arc::clone(&given);
-        let open = move |url| {
-            *seen.lock().unwrap() = url;
-            async { memory() }
-        };
-        register_scheme("own+store", open).unwrap();
-        let lock = crate::connect(" Own+Store://u:p@h/x?y=%20#z ").await.unwrap();
+    async fn a_scheme_of_ones_own_gets_the_url_and_the_options() {
+        let own = Scheme::new(&["own+store", "own"], read);
+        register_scheme(own).unwrap();
+        let lock = connect(" Own+Store://u:p@a,b/x?ttl=90s ").await.unwrap();
         lock.key("k").acquire().await.unwrap().release().await.unwrap();
-        assert_eq!(*given.lock().unwrap(), "Own+Store://u:p@h/x?y=%20#z");
-        let unknown = crate::connect("other://h").await.unwrap_err();
-        assert!(unknown.message().contains(", own+store:"), "what is known: {unknown}");
-        assert_eq!(
-            register_scheme("own+store", |_| async { memory() }).unwrap_err().kind(),
-            ErrorKind::InvalidOption
-        );
+        connect_with("own:", ConnectOptions::new().look_only()).await.unwrap();
+        let ttl = Some(Duration::from_secs(90));
+        let seen = [("//u:p@a,b/x?ttl=90s".to_owned(), ttl, false), (String::new(), None, true)];
+        assert_eq!(*SEEN.lock().unwrap(), seen);
+        for wrong in ["own:?ttl=90", "own:?other=1", "own:#x"] {
+            let error = connect(wrong).await.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidOption, "{wrong}: {error}");
+        }
+        let unknown = connect("other://h").await.unwrap_err();
+        assert!(unknown.message().contains(", own+store:, own:"), "what is known: {unknown}");
+        assert_eq!(register_scheme(own).unwrap_err().kind(), ErrorKind::InvalidOption);
     }
 
     #[test]
     fn what_cannot_be_registered() {
-        for scheme in [
-            "",
-            "Own",
-            "1x",
-            "a:b",
-            "a b",
-            "\u{e9}",
-            "memory",
-            "file",
-            "postgres",
-            "postgresql",
-            "postgres+ttl",
-        ] {
-            let error = register_scheme(scheme, |_| async { memory() }).unwrap_err();
-            assert_eq!(error.kind(), ErrorKind::InvalidOption, "{scheme}");
+        const NAMES: [&[&str]; 12] = [
+            &[""],
+            &["Own"],
+            &["1x"],
+            &["a:b"],
+            &["a b"],
+            &["\u{e9}"],
+            &["memory"],
+            &["file"],
+            &["postgres"],
+            &["postgresql"],
+            &["postgres+ttl"],
+            &["fine", "memory"],
+        ];
+        for names in NAMES {
+            let error = register_scheme(Scheme::new(names, read)).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidOption, "{names:?}");
         }
+        assert!(find("fine").is_none(), "registered in part");
     }
 }

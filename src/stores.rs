@@ -53,6 +53,9 @@ const STORES: &[StoreEntry] = &[
 /// Returns the settings of the store that `url` names, without opening it.
 pub(crate) fn read(url: &str) -> Result<Box<dyn StoreConfig>, Error> {
     let url = parse(url)?;
+    if let Some(scheme) = schemes::find(&url.scheme) {
+        return scheme.read(&url);
+    }
     let store = find(&url.scheme)
         .ok_or_else(|| invalid(format!("no store has the scheme {:?}; known are {}", url.scheme, known())))?;
     let schemes = store.compiled_in.ok_or_else(|| not_compiled_in(store.feature))?;

@@ -190,6 +190,20 @@ pub trait LockAdmin: Debug + Send + Sync {
         Err(Error::unsupported("wait for a change of a key").with_key(&seen.key))
     }
 
+    /// Returns facts about the store, such as the version of its server, which `leasehold check` prints. By default
+    /// none.
+    ///
+    /// # Errors
+    ///
+    /// The error of the store.
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped, no lock is affected.
+    async fn facts(&self) -> Result<Vec<StoreFact>, Error> {
+        Ok(Vec::new())
+    }
+
     /// Returns an extra operation of this store by its type. See [`extension`](#method.extension) on `dyn
     /// LockAdmin`.
     fn extension_of(&self, id: TypeId) -> Option<&(dyn Any + Send + Sync)> {
@@ -205,6 +219,33 @@ impl dyn LockAdmin + '_ {
     #[must_use]
     pub fn extension<T: Any + Send + Sync>(&self) -> Option<&T> {
         self.extension_of(TypeId::of::<T>())?.downcast_ref()
+    }
+}
+
+/// A fact about a store, for an operator.
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreFact {
+    /// The name, in a few words.
+    pub name: String,
+    /// The value. It contains no password.
+    pub value: String,
+    /// The next step of the operator, if the value shows a problem.
+    pub advice: Option<String>,
+}
+
+impl StoreFact {
+    /// Makes a fact that shows no problem.
+    #[must_use]
+    pub fn new(name: impl Into<String>, value: impl Into<String>) -> Self {
+        Self { name: name.into(), value: value.into(), advice: None }
+    }
+
+    /// Sets the next step of the operator.
+    #[must_use]
+    pub fn advice(mut self, advice: impl Into<String>) -> Self {
+        self.advice = Some(advice.into());
+        self
     }
 }
 

@@ -23,7 +23,7 @@ mod request;
 mod run;
 mod validity;
 
-pub use admin::{HoldInfo, HoldState, KeyInfo, ListQuery, LockAdmin};
+pub use admin::{HoldInfo, HoldState, KeyInfo, ListQuery, LockAdmin, StoreFact};
 pub use capabilities::{
     AdminCapabilities, Capabilities, Fairness, Fencing, KeyIdentity, LeaseBounds, Modes, Requirements, Scope,
 };

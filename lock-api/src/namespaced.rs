@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 
-use crate::admin::{KeyInfo, ListQuery, LockAdmin};
+use crate::admin::{KeyInfo, ListQuery, LockAdmin, StoreFact};
 use crate::capabilities::Capabilities;
 use crate::error::{Error, Operation};
 use crate::grant::{Grant, Release};
@@ -187,6 +187,10 @@ impl LockAdmin for Namespaced {
     async fn ask(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
         let inner = self.outer_to_inner(key)?;
         self.inner_admin()?.ask(&inner, holder).await.map_err(|e| e.replace_key(key))
+    }
+
+    async fn facts(&self) -> Result<Vec<StoreFact>, Error> {
+        self.inner_admin()?.facts().await
     }
 
     /// Returns `None`, because an extension works with the store's own keys. Use the underlying lock instead.

@@ -6,17 +6,23 @@
 
 use std::process::ExitCode;
 
+use leasehold::Error;
+use leasehold::engine::scheme::{Scheme, StoreConfig, StoreUrl};
+
 fn main() -> ExitCode {
     run()
 }
 
 /// Runs the command. Returns its exit code.
 pub fn run() -> ExitCode {
-    // Opens a store of files for the scheme `shelf:`, because this example does not implement a store.
-    let open = |url: String| async move { leasehold::connect(&url.replacen("shelf:", "file:", 1)).await };
-    if let Err(error) = leasehold::register_scheme("shelf", open) {
+    if let Err(error) = leasehold::register_scheme(Scheme::new(&["shelf"], read)) {
         eprintln!("{error}");
         return ExitCode::FAILURE;
     }
     leasehold_cli::main()
+}
+
+/// Reads a URL of the scheme `shelf:`. It names a store of files, because this example does not implement a store.
+fn read(url: &StoreUrl) -> Result<Box<dyn StoreConfig>, Error> {
+    leasehold::file::SCHEMES[0].read(&StoreUrl { scheme: "file".to_owned(), ..url.clone() })
 }

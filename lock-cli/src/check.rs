@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leasehold::{AcquireOptions, Error, ErrorKind, Fencing, ListQuery, Lock, LockKey, Scope};
-use serde_json::{Value, json};
+use leasehold::{
+    AcquireOptions, Error, ErrorKind, Fencing, ListQuery, Lock, LockAdmin, LockKey, Scope, StoreFact,
+};
+use serde_json::{Map, Value, json};
 
 use crate::args::CheckArgs;
 use crate::chosen_store::ChosenStore;
@@ -45,16 +47,36 @@ pub(crate) async fn check(args: &CheckArgs, store: &ChosenStore) -> Result<u8, E
     advice.extend(
         advice_for(lock.as_deref(), tried.as_ref().err(), facts.as_ref()).into_iter().map(ToOwned::to_owned),
     );
+    let own = match lock.as_deref().and_then(Lock::admin) {
+        Some(admin) => own_facts(admin).await,
+        None => Vec::new(),
+    };
+    advice.extend(own.iter().filter_map(|fact| fact.advice.clone()));
+    let facts = Facts { server: facts.as_ref(), own: &own };
     if args.json {
-        output::json(&report(lock.as_ref(), facts.as_ref(), &tried, &advice));
+        output::json(&report(lock.as_ref(), facts, &tried, &advice));
     } else {
-        print(lock.as_ref(), facts.as_ref(), &tried, &advice);
+        print(lock.as_ref(), facts, &tried, &advice);
     }
     match tried {
         Ok(_) => Ok(0),
         Err(error) if exit::of_error(error.kind()) == exit::USAGE => Ok(exit::USAGE),
         Err(_) => Ok(exit::UNAVAILABLE),
     }
+}
+
+/// The facts that the check reports: of a Postgres server, and those that the store itself names.
+#[derive(Clone, Copy)]
+struct Facts<'a> {
+    server: Option<&'a ServerFacts>,
+    own: &'a [StoreFact],
+}
+
+/// Returns the facts that the store itself names. A store that cannot name them is a fact, too.
+async fn own_facts(admin: &dyn LockAdmin) -> Vec<StoreFact> {
+    let silent = || Err(Error::new(ErrorKind::Unavailable, "the store does not answer"));
+    let facts = tokio::time::timeout(PROBE_LIMIT, admin.facts()).await.unwrap_or_else(|_| silent());
+    facts.unwrap_or_else(|error| vec![StoreFact::new("facts", error.to_string())])
 }
 
 /// Takes a lock, inspects it and releases it. For a file store, lists the locks and checks that a file can be written.
@@ -147,12 +169,7 @@ fn advice_for(
     advice
 }
 
-fn print(
-    lock: Option<&Arc<dyn Lock>>,
-    facts: Option<&ServerFacts>,
-    tried: &Result<Duration, Error>,
-    advice: &[String],
-) {
+fn print(lock: Option<&Arc<dyn Lock>>, facts: Facts<'_>, tried: &Result<Duration, Error>, advice: &[String]) {
     if let Some(lock) = lock {
         output::line(&format!("store: {lock}"));
     }
@@ -166,8 +183,12 @@ fn print(
         Ok(took) => output::line(&format!("works: took, saw and released a lock in {took:.1?}")),
         Err(error) => output::error(error),
     }
-    if let Some(facts) = facts {
-        output::line(&format!("\n{}", output::table(&["SERVER", "VALUE"], facts.rows())));
+    if let Some(server) = facts.server {
+        output::line(&format!("\n{}", output::table(&["SERVER", "VALUE"], server.rows())));
+    }
+    if !facts.own.is_empty() {
+        let rows = facts.own.iter().map(|fact| [fact.name.clone(), fact.value.clone()]);
+        output::line(&format!("\n{}", output::table(&["STORE", "VALUE"], rows)));
     }
     if let Some(lock) = lock {
         let rows = capabilities(&**lock).map(|(_, name, text, _)| [name.to_owned(), text]);
@@ -180,13 +201,13 @@ fn print(
 
 fn report(
     lock: Option<&Arc<dyn Lock>>,
-    facts: Option<&ServerFacts>,
+    facts: Facts<'_>,
     tried: &Result<Duration, Error>,
     advice: &[String],
 ) -> Value {
     let table = lock.map(|lock| {
         let rows = capabilities(&**lock);
-        rows.into_iter().map(|(id, _, _, value)| (id.to_owned(), value)).collect::<serde_json::Map<_, _>>()
+        rows.into_iter().map(|(id, _, _, value)| (id.to_owned(), value)).collect::<Map<_, _>>()
     });
     json!({
         "store": lock.map(ToString::to_string),
@@ -195,7 +216,8 @@ fn report(
         "kind": tried.as_ref().err().map(|error| error.kind().as_str()),
         "retryable": tried.as_ref().err().map(Error::is_retryable),
         "took_ms": tried.as_ref().ok().map(|took| output::millis(*took)),
-        "server": facts.map(ServerFacts::describe),
+        "server": facts.server.map(ServerFacts::describe),
+        "facts": facts.own.iter().map(|fact| (fact.name.clone(), json!(fact.value))).collect::<Map<_, _>>(),
         "capabilities": table,
         "advice": advice,
     })
@@ -255,4 +277,47 @@ fn capabilities(lock: &dyn Lock) -> [(&'static str, &'static str, String, Value)
             json!(has.max_holds),
         ),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold::{KeyInfo, async_trait};
+
+    use super::*;
+
+    /// The operator's view of a store, which names these facts.
+    #[derive(Debug)]
+    struct Named(Result<Vec<StoreFact>, Error>);
+
+    #[async_trait]
+    impl LockAdmin for Named {
+        async fn inspect(&self, key: &LockKey) -> Result<KeyInfo, Error> {
+            Ok(KeyInfo::free(key.clone()))
+        }
+
+        async fn list(&self, _: &ListQuery) -> Result<Vec<KeyInfo>, Error> {
+            Ok(Vec::new())
+        }
+
+        async fn force_release(&self, _: &LockKey, _: leasehold::HolderId) -> Result<bool, Error> {
+            Ok(false)
+        }
+
+        async fn facts(&self) -> Result<Vec<StoreFact>, Error> {
+            self.0.clone()
+        }
+    }
+
+    #[tokio::test]
+    async fn the_report_has_the_facts_that_the_store_names() {
+        let named = vec![StoreFact::new("version", "3.4.23"), StoreFact::new("quota", "2 GiB")];
+        let own = own_facts(&Named(Ok(named.clone()))).await;
+        assert_eq!(own, named);
+        let facts = Facts { server: None, own: &own };
+        let report = report(None, facts, &Ok(Duration::ZERO), &[]);
+        assert_eq!(report["facts"], json!({ "version": "3.4.23", "quota": "2 GiB" }));
+        let failed = Error::new(ErrorKind::PermissionDenied, "no right to read the alarms");
+        let own = own_facts(&Named(Err(failed))).await;
+        assert!(own.len() == 1 && own[0].value.contains("read the alarms"), "{own:?}");
+    }
 }

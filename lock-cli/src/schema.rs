@@ -25,9 +25,13 @@ pub(crate) async fn schema(args: &SchemaArgs, url: Option<&str>) -> Result<u8, E
 fn print(args: &SchemaPrint, url: Option<&str>) -> Result<u8, Error> {
     let schema = match (&args.schema, url) {
         (Some(name), _) => Identifier::new(name)?,
-        // Uses the URL of the environment only for Postgres, because it can name a store without a schema.
         (None, Some(url)) if is_postgres(url) => leasehold::postgres_config(url)?.schema_name().clone(),
-        (None, _) => Identifier::new(DEFAULT_SCHEMA)?,
+        (None, Some(_)) => {
+            let message =
+                "the store of this URL has no schema; name a Postgres database, or the schema by --schema";
+            return Err(Error::new(ErrorKind::Unsupported, message));
+        }
+        (None, None) => Identifier::new(DEFAULT_SCHEMA)?,
     };
     output::bytes(schema::script(&schema, &grants(&args.grants, &schema)?).as_bytes());
     Ok(0)

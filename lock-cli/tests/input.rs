@@ -128,10 +128,17 @@ fn output_that_cannot_be_written_is_a_failure() {
 #[test]
 fn output_that_is_not_wanted_is_no_failure() {
     let store = Store::new();
-    for (command, wanted) in [("inspect k", 1), ("list", 0), ("schema print", 0)] {
+    for (command, wanted) in [("inspect k", 1), ("list", 0), ("schema print --schema s", 0)] {
         let nowhere = std::fs::OpenOptions::new().read(true).write(true).open("/dev/null").unwrap();
         assert_eq!(store.tool(command).stdout(nowhere).status().unwrap().code(), Some(wanted), "{command}");
     }
+}
+
+#[test]
+fn a_store_without_a_schema_prints_none() {
+    let (code, stdout, stderr) = finish(&mut Store::new().tool("schema print"));
+    assert_eq!((code, stdout.as_str()), (64, ""), "{stderr}");
+    assert!(stderr.contains("has no schema"), "{stderr}");
 }
 
 #[cfg(target_os = "linux")]

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_api::{Error, ErrorKind, HolderId, KeyInfo, ListQuery, LockAdmin, LockKey};
+use leasehold_api::{Error, ErrorKind, HolderId, KeyInfo, ListQuery, LockAdmin, LockKey, StoreFact};
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
@@ -80,6 +80,10 @@ impl LockAdmin for Engine {
     async fn ask(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
         let holder = self.core.stored_id_of(key, holder);
         self.store_admin()?.ask(key, holder).await
+    }
+
+    async fn facts(&self) -> Result<Vec<StoreFact>, Error> {
+        self.store_admin()?.facts().await
     }
 
     fn extension_of(&self, id: TypeId) -> Option<&(dyn Any + Send + Sync)> {

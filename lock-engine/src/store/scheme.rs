@@ -1,7 +1,7 @@
 //! Stores by their URLs: the types with which the crate of a store makes it reachable by a URL.
 //!
 //! The crate exports a constant `SCHEMES` of [`Scheme`]s, and the facade `leasehold` has one table of these
-//! constants. Register a store outside `leasehold` by the facade's `register_scheme` instead.
+//! constants. A program registers a [`Scheme`] of a store outside `leasehold` by the facade's `register_scheme`.
 
 use std::any::{Any, TypeId};
 use std::borrow::Cow;
@@ -148,7 +148,7 @@ pub struct StoreUrl {
     pub has_fragment: bool,
     /// The parameters behind the `?`, decoded, in their order.
     pub parameters: Vec<(String, String)>,
-    /// Reads a duration such as `30s`.
+    /// Reads a duration such as `30s`, `250ms` or `1h30m`. [`Parameters::duration`] calls it.
     pub parse_duration: fn(&str) -> Result<Duration, Error>,
 }
 

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use futures_util::FutureExt as _;
 use leasehold_api::{
     AdminCapabilities, Capabilities, Error, ErrorKind, HoldInfo, HolderId, KeyInfo, LeaseBounds, ListQuery,
-    Lock as _, LockAdmin, LockExt as _, LockKey, LossReason, Operation, Scope, Validity,
+    Lock, LockAdmin, LockExt as _, LockKey, LossReason, Namespaced, Operation, Scope, StoreFact, Validity,
 };
 use leasehold_engine::{
     Attempt, Backend, Engine, Events, Granted, HoldRef, ReleaseReply, Renewed, Request, Timing, TokioClock,
@@ -139,6 +139,10 @@ impl LockAdmin for Client {
 
     async fn force_release(&self, _: &LockKey, _: HolderId) -> Result<bool, Error> {
         Ok(false)
+    }
+
+    async fn facts(&self) -> Result<Vec<StoreFact>, Error> {
+        Ok(vec![StoreFact::new("version", "3.4.23").advice("upgrade it")])
     }
 }
 
@@ -405,4 +409,19 @@ async fn a_store_without_changeable_labels_is_not_called() {
     let guard = engine.key("leader").acquire().await.unwrap();
     assert_eq!(guard.relabel("new").await.unwrap_err().kind(), ErrorKind::Unsupported);
     assert!(store.labels.lock().unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn the_facts_of_a_store_pass_through_its_engine_and_a_namespace() {
+    let (_store, engine) = scripted();
+    let engine: Arc<dyn Lock> = Arc::new(engine);
+    let named = Namespaced::new(Arc::clone(&engine), "part").unwrap();
+    for admin in [engine.admin().unwrap(), named.admin().unwrap()] {
+        let facts = admin.facts().await.unwrap();
+        let [fact] = &facts[..] else { panic!("{facts:?}") };
+        assert_eq!(
+            (&*fact.name, &*fact.value, fact.advice.as_deref()),
+            ("version", "3.4.23", Some("upgrade it"))
+        );
+    }
 }
