@@ -325,6 +325,6 @@ pub trait Wire: Debug + Send + Sync {
     /// Returns how many requests, or parts of them, were held back so far.
     fn held_back(&self) -> u64;
 
-    /// Delivers what was held back, and ends the holding.
+    /// Delivers the held requests, and holds no later ones.
     fn deliver(&self);
 }

@@ -65,14 +65,14 @@ pub(crate) async fn check(args: &CheckArgs, store: &ChosenStore) -> Result<u8, E
     }
 }
 
-/// The facts that the check reports: of a Postgres server, and those that the store itself names.
+/// The facts of a Postgres server, and the facts that a store reports about itself.
 #[derive(Clone, Copy)]
 struct Facts<'a> {
     server: Option<&'a ServerFacts>,
     own: &'a [StoreFact],
 }
 
-/// Returns the facts that the store itself names. A store that cannot name them is a fact, too.
+/// Returns the facts that the store reports about itself, or its failure to do so as a fact.
 async fn own_facts(admin: &dyn LockAdmin) -> Vec<StoreFact> {
     let silent = || Err(Error::new(ErrorKind::Unavailable, "the store does not answer"));
     let facts = tokio::time::timeout(PROBE_LIMIT, admin.facts()).await.unwrap_or_else(|_| silent());
@@ -285,7 +285,7 @@ mod tests {
 
     use super::*;
 
-    /// The operator's view of a store, which names these facts.
+    /// The operator's view of a store with these facts.
     #[derive(Debug)]
     struct Named(Result<Vec<StoreFact>, Error>);
 

@@ -226,8 +226,8 @@ impl Driver {
         self.tasks.spawn_into(&mut self.calls, async move { CompletedCall::Renewed(call.await) });
     }
 
-    /// Runs an abandoned call to its end, then releases its holds by holder id. A hold that the store
-    /// answered with *contended* or *refused* needs no release, unless it has a place in the store's queue.
+    /// Runs an abandoned call to its end, then releases its holds by holder id. After *contended* or *refused* only a
+    /// hold with a place in the store's queue is released.
     fn finish(&mut self, call: StoreCall, holds: Vec<PendingRelease>) {
         self.core.metrics.count(Event::Undone);
         self.finished += 1;

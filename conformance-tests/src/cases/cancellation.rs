@@ -411,8 +411,8 @@ pub(crate) async fn dropped_while_the_request_is_on_its_way(cx: &Context) {
     }
 }
 
-/// The acquire can have taken a place in the store's queue before its wait fails. A place that stays is granted to nobody
-/// later.
+/// The acquire can have taken a place in the store's queue before its wait fails. If the place stays, the store grants it
+/// without a caller.
 pub(crate) async fn a_wait_that_fails_leaves_nothing(cx: &Context) {
     let b = cx.client().await;
     for fault in

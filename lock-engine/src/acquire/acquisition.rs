@@ -196,7 +196,7 @@ impl Acquisition {
         self.finish_call(range, call, self.budget.of_call(self.core.timing.request_timeout)).await
     }
 
-    /// Returns whether a contended attempt is followed by a wait in the store's queue, whatever the store replies.
+    /// Returns whether a wait in the store's queue follows each contended attempt.
     fn may_queue(&self) -> bool {
         let waits = self.budget != Budget::Once && self.policy == OnCooldown::Wait;
         waits && self.core.timing.waiting == Waiting::Store && self.adopts.is_none()

@@ -29,7 +29,7 @@ impl Entry {
         Self { hold, permit, stage: Stage::Idle, own_contention: false, is_queued: false }
     }
 
-    /// Notes that the store has answered without a grant, and has no more of the request than a place in its queue.
+    /// Notes a reply without a grant. The store has at most a place of the request in its queue.
     pub(crate) fn answered_without_grant(&mut self) {
         // A request in the queue stays `Asked`, because a release has to take it out.
         if !self.is_queued {

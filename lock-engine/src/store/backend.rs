@@ -71,17 +71,18 @@ pub trait Backend: Debug + Display + Send + Sync + 'static {
     }
 
     /// Makes one attempt at each request and waits for no other holder. The keys are all different and in byte
-    /// order. Afterwards the store has no part of a request without a grant, except a place in its queue if the
-    /// request [may queue](Request::may_queue) and the reply says so ([`Contended::queued`]).
+    /// order. Only a grant remains in the store, or a place in its queue if the request
+    /// [may queue](Request::may_queue) and its reply has [`Contended::queued`].
     async fn acquire(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>>;
 
     /// Waits in the store's queue until the request is granted or `stop` fires. Returns the grant or
     /// [`Attempt::Contended`]. Called only if [`Timing::waiting`] is [`Waiting::Store`]. Continues at the place that
     /// [`acquire`](Self::acquire) has taken for this holder, if it has taken one.
     ///
-    /// The request keeps its place even while nobody polls this future, for example by a separate task. It also
-    /// keeps its place through a cooldown if the caller waits for the end ([`Request::on_cooldown`]). Otherwise
-    /// the wait returns [`Attempt::Contended`] with [`Contended::cooling_for`].
+    /// The request keeps its place between two polls of this future, however long. A store whose place needs work
+    /// does that work in a separate task. The request also keeps its place through a cooldown if the caller waits
+    /// for the end ([`Request::on_cooldown`]). Otherwise the wait returns [`Attempt::Contended`] with
+    /// [`Contended::cooling_for`].
     ///
     /// After `stop`, leaves the queue and returns soon. If the grant came first, returns the grant. The engine
     /// passes it to the caller, or undoes it if the caller has given up.

@@ -137,8 +137,8 @@ impl Harness for OneStore {
 impl Faults for OneStore {
     fn supports(&self) -> FaultSet {
         let mut set = FaultSet::all();
-        // The memory store loses its tokens on a restart, and has no requests under way. Its clients support no faults
-        // of single keys and no late losses.
+        // The memory store loses its tokens on a restart, and carries requests out at once. Its clients support neither
+        // faults of single keys nor late losses.
         (set.restart, set.late_requests) = (false, false);
         (set.keys, set.late_losses) = (self.remote, self.remote);
         set

@@ -76,8 +76,8 @@ pub fn unmutated() -> Vec<Mutant> {
     ]
 }
 
-/// Returns further versions without a fault, which must pass every case: one that ends leases and cooldowns late and
-/// declares so, and one whose contended attempts take their places in the queue at once.
+/// Returns further versions without a fault, which must pass every case. The first declares that leases and cooldowns end
+/// late. The contended attempts of the second take their places in the queue at once.
 #[must_use]
 pub fn further_unmutated() -> Vec<Mutant> {
     let of = |name: &str, fault| {
