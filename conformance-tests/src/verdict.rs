@@ -134,16 +134,19 @@ pub(crate) fn declared(factory: &dyn Factory, child_test: bool) -> Result<StoreD
 fn list(has: &Capabilities, harness: &dyn Harness, time: Time, child_test: bool) -> Vec<Declaration> {
     use TriedBy::{Group, Need as Needs, Rule};
     let elsewhere = (has.scope != Scope::Process).then_some(Need::Child);
-    // Only a network delivers a request after its sender has given up.
-    let late = (has.scope == Scope::Network).then_some(Need::LateRequests);
     let durable = (has.fencing == Fencing::Durable).then_some(Need::Restart);
     let mut declarations = vec![
-        (format!("scope = {:?}", has.scope), Rule("C1"), [elsewhere, late]),
+        (format!("scope = {:?}", has.scope), Rule("C1"), [elsewhere, None]),
         (format!("loss_detection = {:?}", has.loss_detection), Group("loss"), [Some(Need::Silence), None]),
         (format!("undo = {:?}", has.undo), Group("cancellation"), [Some(Need::Script), None]),
         (format!("handover = {:?}", has.handover), Rule("C11"), [Some(Need::Mute), None]),
         (format!("fairness = {:?}", has.fairness), Rule("C12"), [None, None]),
     ];
+    if has.scope == Scope::Network {
+        // Only a network delivers a request after its sender has given up.
+        let declaration = "late requests are refused".to_owned();
+        declarations.push((declaration, Rule("C23"), [Some(Need::LateRequests), None]));
+    }
     if let Some(lease) = has.lease {
         let declaration = format!("lease = {:?} to {:?}, by the store's clock", lease.min, lease.max);
         declarations.push((declaration, Needs(Need::Lease), [Some(Need::Skew), None]));

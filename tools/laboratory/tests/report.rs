@@ -104,6 +104,14 @@ fn durable_tokens_of_a_store_that_is_never_restarted_are_unproven() {
     assert!(matches!(report.outcome, Outcome::NotApplicable { .. }), "{report}");
 }
 
+#[test]
+fn a_store_on_a_network_whose_requests_cannot_be_held_back_is_unproven() {
+    let report = Run::new(&Odd::Far).only("C23").run();
+    let wanted = "late requests are refused (the harness cannot hold requests of a client back on their way to the store)";
+    assert!(report.unproven().iter().any(|claim| claim == wanted), "{report}");
+    assert_eq!(report.verdict_of_rule("C23"), Verdict::Unproven, "{report}");
+}
+
 /// A mutant in real time.
 struct InRealTime(Mutant);
 
@@ -239,6 +247,8 @@ enum Odd {
     Boasts,
     /// As `Open`, and declares durable tokens, although its harness cannot restart the store.
     Remembers,
+    /// As `Open`, and declares to be on a network.
+    Far,
     /// Never answers.
     Hangs,
     /// Cannot be opened.
@@ -265,6 +275,7 @@ impl Factory for Odd {
                 declared.fencing = Fencing::Durable;
                 Ok(Box::new(OpenHarness(declared)))
             }
+            Self::Far => Ok(Box::new(OpenHarness(Capabilities::new(Scope::Network)))),
             Self::Hangs => std::future::pending().await,
             Self::Closed => Err(Error::new(ErrorKind::Unavailable, "there is no such store")),
         }
