@@ -311,7 +311,11 @@ mod tests {
         tokio::time::advance(time).await;
         assert_eq!(state(), (0, false, false));
         break_off(false);
-        assert_eq!(state(), (1, true, true), "without a caller it is released here until its time has passed");
+        assert_eq!(
+            state(),
+            (1, true, true),
+            "without a caller it is released here until its time has passed"
+        );
         tokio::time::advance(time).await;
         assert_eq!(state(), (1, false, true));
     }
