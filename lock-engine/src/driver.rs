@@ -48,9 +48,6 @@ pub(crate) const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 /// The time that a closing engine waits for unpolled callers to give up their permits.
 const LAST_CALL: Duration = Duration::from_secs(1);
 
-/// The maximum number of keys in one warning.
-const MOST_NAMED: usize = 20;
-
 /// Two clocks read within this time count as read at the same moment. It is a small part of the margin of any
 /// lease.
 const SAME_MOMENT: Duration = Duration::from_millis(1);
@@ -197,7 +194,7 @@ impl Driver {
         for renewals in renewals {
             self.renew(renewals);
         }
-        if !looks.is_empty() {
+        for looks in looks {
             let call = self.core.periodic_look(looks);
             self.tasks.spawn_into(&mut self.calls, async move { CompletedCall::Looked(call.await) });
         }
@@ -354,7 +351,7 @@ impl Driver {
             }
             Err(_) => Err(format!("the store did not confirm every release within {limit:?}")),
         };
-        self.warn_of_unreleased();
+        self.outbox.warn(&self.core.backend);
         if moved {
             // Aborts the backend, because its tasks have ended with their runtime.
             backend.abort();
@@ -396,17 +393,6 @@ impl Driver {
         }
         self.close_limit = limit;
         self.close().await;
-    }
-
-    /// Logs the keys of the holds that the store may still have, because a caller that drops its lock gets no
-    /// result.
-    pub(crate) fn warn_of_unreleased(&self) {
-        let left = self.outbox.left();
-        if left.is_empty() {
-            return;
-        }
-        let keys: Vec<String> = left.iter().take(MOST_NAMED).map(ToString::to_string).collect();
-        tracing::warn!(store = %self.core.backend, count = left.len(), ?keys, "not released before the lock ended; a lease ends by itself, anything else stays held until its session has ended or it is released by force");
     }
 
     /// Releases all holds. Returns the number of callers that were not polled and the number of holds that
@@ -491,7 +477,7 @@ impl Drop for Driver {
         let batch = self.core.inbox.seal();
         if self.closed.borrow().is_none() {
             batch.releases.into_iter().for_each(|release| self.outbox.add(release, Instant::now()));
-            self.warn_of_unreleased();
+            self.outbox.warn(&self.core.backend);
         }
     }
 }

@@ -29,6 +29,7 @@ pub use store::events::Events;
 #[cfg(feature = "test-util")]
 pub use store::fault::{ClientSetup, Fault, Op, Skew};
 pub use store::hash::KeyHasher;
+pub use store::late::late_copy_error;
 pub use store::scheme;
 pub use store::single::{Single, SingleKey};
 pub use store::token;

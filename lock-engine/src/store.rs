@@ -6,6 +6,7 @@ pub(crate) mod events;
 #[cfg(feature = "test-util")]
 pub(crate) mod fault;
 pub(crate) mod hash;
+pub(crate) mod late;
 pub mod scheme;
 pub(crate) mod single;
 pub mod token;

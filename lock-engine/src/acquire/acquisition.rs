@@ -182,7 +182,8 @@ impl Acquisition {
     /// Calls the store once for the entries of `range`. Returns for each `None` if granted, or why not.
     async fn ask(&mut self, range: Range<usize>) -> Result<Vec<Option<Contended>>, Refusal> {
         let may_queue = range.len() == 1 && self.may_queue();
-        let request = |entry: &Entry| Request { may_queue, ..self.request(&entry.hold) };
+        let limit = self.call_limit(range.clone());
+        let request = |entry: &Entry| Request { may_queue, limit, ..self.request(&entry.hold) };
         let requests: Vec<_> = self.entries[range.clone()].iter().map(request).collect();
         // Checked when the request is sent, because the attempt can be undone before the reply arrives.
         for entry in &mut self.entries[range.clone()] {
@@ -193,7 +194,14 @@ impl Acquisition {
             Some(given) => self.adoption(requests, (**given).clone()),
             None => Box::pin(async move { backend.acquire(requests).await }),
         };
-        self.finish_call(range, call, self.budget.of_call(self.core.timing.request_timeout)).await
+        self.finish_call(range, call, self.budget.of_call(limit)).await
+    }
+
+    /// Returns the limit of a call for the entries of `range`: at most the shortest TTL, because a lease that is granted
+    /// later is over.
+    fn call_limit(&self, range: Range<usize>) -> Duration {
+        let ttls = self.entries[range].iter().filter_map(|entry| entry.hold.request().ttl);
+        ttls.fold(self.core.timing.request_timeout, Duration::min)
     }
 
     /// Returns whether a wait in the store's queue follows each contended attempt.
@@ -246,10 +254,10 @@ impl Acquisition {
                     };
                     match left {
                         Ok(answers) => answers,
-                        Err(_) => return Err(self.out_of_time(limit, range.start)),
+                        Err(_) => return Err(self.out_of_time(limit, range)),
                     }
                 }
-                _ => return Err(self.out_of_time(limit, range.start)),
+                _ => return Err(self.out_of_time(limit, range)),
             },
         };
         self.call = None;
@@ -398,13 +406,13 @@ impl Acquisition {
         Ok(())
     }
 
-    fn out_of_time(&mut self, limit: Limit, at: usize) -> Refusal {
+    fn out_of_time(&mut self, limit: Limit, range: Range<usize>) -> Refusal {
         match limit {
             Limit::Budget(_) | Limit::None => self.out_of_budget(),
             Limit::Call(_) => {
                 self.timed_out = true;
                 self.core.metrics.count(Event::Failure);
-                let limit = self.core.timing.request_timeout;
+                let (at, limit) = (range.start, self.call_limit(range));
                 let message = format!(
                     "the store did not answer within {limit:?}; whatever it does with the request is undone"
                 );

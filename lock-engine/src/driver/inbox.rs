@@ -12,7 +12,7 @@ use crate::driver::renewal::RenewalRequest;
 use crate::hold::tenure::StoredId;
 
 /// The reply to a caller that waits for a renewal.
-pub(crate) type RenewReply = oneshot::Sender<Result<(), Error>>;
+pub(crate) type RenewReply = oneshot::Sender<Result<Moment, Error>>;
 
 /// The driver's inbox. Once it is sealed it drops each message, which passes on the permit in it.
 #[derive(Default)]

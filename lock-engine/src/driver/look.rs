@@ -94,8 +94,8 @@ impl Core {
     }
 }
 
-/// Applies the answers to the holds, and returns them.
-fn settled(done: LookCall) -> impl Iterator<Item = (Arc<Hold>, Result<(), Error>)> {
+/// Applies the answers to the holds. Returns for each hold the time for which its answer is true.
+fn settled(done: LookCall) -> impl Iterator<Item = (Arc<Hold>, Result<Moment, Error>)> {
     let LookCall { sent, holds, answers } = done;
     let mut answers = answers.map(Vec::into_iter);
     holds.into_iter().map(move |hold| {
@@ -107,15 +107,23 @@ fn settled(done: LookCall) -> impl Iterator<Item = (Arc<Hold>, Result<(), Error>
             )),
         };
         let answer = answer.map(|renewed| match renewed {
-            Renewed::Extended | Renewed::ExtendedFrom(_) => {
-                if let Some(lease) = &hold.lease {
-                    lease.heard(sent);
-                }
+            Renewed::Extended => heard(&hold, sent, sent),
+            Renewed::ExtendedFrom(from) => heard(&hold, from.min(sent), sent),
+            Renewed::Gone(reason) => {
+                hold.gone(reason);
+                sent
             }
-            Renewed::Gone(reason) => hold.gone(reason),
         });
         (hold, answer)
     })
+}
+
+/// Notes that the store had `hold` at `from`, by the answer to a look sent at `sent`. Returns `from`.
+fn heard(hold: &Hold, from: Moment, sent: Moment) -> Moment {
+    if let Some(lease) = &hold.lease {
+        lease.heard(from, sent);
+    }
+    from
 }
 
 impl Hold {
@@ -127,27 +135,43 @@ impl Hold {
         if !self.is_live() {
             return Err(ended());
         }
+        let called = self.core.clock.now();
+        // Asks twice, because the first answer can be the one to an earlier request.
+        for _ in 0..2 {
+            let from = self.ask_now().await.map_err(named)?;
+            // Checks the clock again, because an answer that came after the hold had ended here changes nothing.
+            self.current_validity();
+            if !self.is_live() {
+                return Err(ended());
+            }
+            if from >= called {
+                return Ok(());
+            }
+        }
+        let message = "the store answered from an earlier request, so it is not known whether the lock is still held; do not take it for held, and call again";
+        Err(named(Error::new(ErrorKind::Unavailable, message)))
+    }
+
+    /// Asks the store whether it still has the hold. Returns the time for which the answer is true.
+    async fn ask_now(self: &Arc<Self>) -> Result<Moment, Error> {
         let has_lease = self.lease.as_ref().is_some_and(|lease| lease.ttl().is_some());
         if has_lease && self.core.timing.look.is_none() {
             // Renews through the driver, because the driver keeps the renewals of one hold in order, and an
             // older renewal must not shorten the lease.
-            Arc::clone(&self).renew_now(None, Operation::Renew).await.map_err(named)?;
-        } else {
-            // Looks in a separate task, because some stores answer a look by a renewal, which must not be
-            // dropped half-way.
-            let looks = self.core.tasks.spawn(self.core.look(vec![Arc::clone(&self)]));
-            let lost = self.phase.watch();
-            tokio::select! {
-                biased;
-                looks = looks => {
-                    let looks = looks.map_err(|_| ended())?;
-                    settled(looks).try_for_each(|(_, answer)| answer).map_err(named)?;
-                }
-                reason = lost => return Err(named(Error::lost(reason))),
-            }
+            return Arc::clone(self).renew_now(None, Operation::Renew).await;
         }
-        // Checks the clock again, because an answer that came after the hold had ended here changes nothing.
-        self.current_validity();
-        if self.is_live() { Ok(()) } else { Err(ended()) }
+        // Looks in a separate task, because some stores answer a look by a renewal, which must not be
+        // dropped half-way.
+        let looks = self.core.tasks.spawn(self.core.look(vec![Arc::clone(self)]));
+        let lost = self.phase.watch();
+        let ended = || self.loss_reason().map_or_else(Error::closed, Error::lost);
+        tokio::select! {
+            biased;
+            looks = looks => {
+                let looks = looks.map_err(|_| ended())?;
+                settled(looks).next().map_or_else(|| Err(missing_replies_error()), |(_, answer)| answer)
+            }
+            reason = lost => Err(Error::lost(reason)),
+        }
     }
 }

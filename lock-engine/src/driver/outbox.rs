@@ -11,6 +11,7 @@
 //! ```
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_api::{Error, ErrorKind, LockKey};
@@ -24,7 +25,8 @@ use crate::driver::MAX_PARTS;
 use crate::driver::retries::{CallResult, FRESH_PAUSE, Retries, Unanswered};
 use crate::hold::Hold;
 use crate::hold::tenure::StoredId;
-use crate::store::backend::{Granted, HoldRef, ReleaseReply};
+use crate::store::backend::{Backend, Granted, HoldRef, ReleaseReply};
+use crate::store::late::is_late_copy;
 use crate::store::missing_replies_error;
 
 /// The most holds that one call releases.
@@ -34,11 +36,14 @@ const BATCH: usize = 500;
 /// example on a locked row, the others go on.
 const FRESH_CALLS: usize = 16;
 
+/// The maximum number of keys in one warning.
+const MOST_NAMED: usize = 20;
+
 /// One hold that the store must release.
 pub(crate) struct PendingRelease {
     hold: HoldRef,
     /// The longest time until the store ends the hold by itself: its longest lease or cooldown. `None`
-    /// without a lease.
+    /// without a lease, and for a place in the store's queue, which does not end by itself.
     lasts: Option<Duration>,
     /// Marks the key as having an attempt with an unknown outcome. Set if this hold is such an attempt.
     /// Declared before the permit, and so dropped first, because the waiter that gets the permit no longer
@@ -114,11 +119,19 @@ impl PendingRelease {
     pub(crate) fn outcome_unknown(&mut self, unconfirmed: UnconfirmedAttempt, is_queued: bool) {
         self.unconfirmed = Some(unconfirmed);
         self.is_queued = is_queued;
+        if is_queued {
+            self.lasts = None;
+        }
     }
 
     /// Takes the permit out, to pass it on before the first try. The next waiter then calls the store at once.
     pub(crate) fn take_permit(&mut self) -> Option<Permit> {
         self.permit.take()
+    }
+
+    /// Returns the time from which the store has certainly ended the hold by itself, if it has no request since `now`.
+    fn over(&self, now: Instant) -> Option<Instant> {
+        self.lasts.and_then(|lasts| now.checked_add(lasts.saturating_mul(2)))
     }
 
     /// Sends the reply of the first try to a caller that waits for it.
@@ -185,6 +198,8 @@ struct OutboxEntry {
     /// The time from which the store has certainly ended the hold by itself. `None` without a lease.
     over: Option<Instant>,
     in_flight: bool,
+    /// Whether its request can still arrive at the store. Set while closing, and not tried again.
+    may_arrive: bool,
     /// Whether the hold was added again during a call for it, which was possibly too early.
     again: bool,
     /// The maximum number of holds in a call with this hold. Lower after a call without any reply, because
@@ -217,16 +232,21 @@ impl Outbox {
                 known.release.from_guard |= release.from_guard;
                 known.release.hold.unused &= release.hold.unused;
                 known.again |= known.in_flight;
+                if std::mem::take(&mut known.may_arrive) {
+                    self.fresh.push_back(holder);
+                }
+                if release.lasts.is_none() {
+                    (known.release.lasts, known.over) = (None, None);
+                }
                 known.release.permit = known.release.permit.take().or(release.permit);
                 known.release.reply = known.release.reply.take().or(release.reply);
                 known.release.unconfirmed = known.release.unconfirmed.take().or(release.unconfirmed);
             }
             None => {
-                let over = release.lasts.and_then(|lasts| now.checked_add(lasts.saturating_mul(2)));
-                self.entries.insert(
-                    holder,
-                    OutboxEntry { release, over, in_flight: false, again: false, batch: BATCH },
-                );
+                let over = release.over(now);
+                let (in_flight, may_arrive, again) = (false, false, false);
+                let entry = OutboxEntry { release, over, in_flight, may_arrive, again, batch: BATCH };
+                self.entries.insert(holder, entry);
                 self.fresh.push_back(holder);
             }
         }
@@ -251,8 +271,8 @@ impl Outbox {
         self.unanswered.retry_now(now);
     }
 
-    /// Returns whether a closing engine has nothing left to try: every hold is released, or the store has
-    /// refused its release again while closing.
+    /// Returns whether a closing engine has nothing left to try: every hold is released, the store has refused its
+    /// release again while closing, or its request can still arrive.
     pub(crate) fn is_done(&self) -> bool {
         let in_flight = self.entries.values().any(|entry| entry.in_flight);
         let waits = [&self.fresh, &self.retries.holders, &self.unanswered.holders];
@@ -269,12 +289,30 @@ impl Outbox {
     }
 
     /// Returns the keys of the holds that the store may still have. An attempt whose release is refused does
-    /// not count, because the store refused its request as well.
+    /// not count, because the store refused its request as well. Neither does one whose request can still arrive.
     pub(crate) fn left(&self) -> Vec<&LockKey> {
         let refused: HashSet<_> = self.refused.holders.iter().collect();
         let counts =
             |(holder, entry): &(&StoredId, &OutboxEntry)| entry.release.held || !refused.contains(holder);
-        self.entries.iter().filter(counts).map(|(_, entry)| &entry.release.hold.key).collect()
+        let left = self.entries.iter().filter(|(_, entry)| !entry.may_arrive).filter(counts);
+        left.map(|(_, entry)| &entry.release.hold.key).collect()
+    }
+
+    /// Logs the keys of the holds that the store may still have, because a caller that drops its lock gets no
+    /// result.
+    pub(crate) fn warn(&self, store: &Arc<dyn Backend>) {
+        let named = |keys: &[&LockKey]| -> Vec<String> {
+            keys.iter().take(MOST_NAMED).map(ToString::to_string).collect()
+        };
+        let left = self.left();
+        if !left.is_empty() {
+            tracing::warn!(%store, count = left.len(), keys = ?named(&left), "not released before the lock ended; a lease ends by itself, anything else stays held until its session has ended or it is released by force");
+        }
+        let late = self.entries.values().filter(|entry| entry.may_arrive);
+        let late: Vec<_> = late.map(|entry| &entry.release.hold.key).collect();
+        if !late.is_empty() {
+            tracing::warn!(%store, count = late.len(), keys = ?named(&late), "requests can still arrive at the store after the lock has ended; what they are granted ends with its lease, or stays held until it is released by force");
+        }
     }
 
     /// Returns the next call to make now.
@@ -384,11 +422,18 @@ impl Outbox {
                 Err(error) => {
                     drop(entry.release.permit.take());
                     entry.batch = if answered { BATCH } else { asked.div_ceil(MAX_PARTS) };
+                    if answered && !entry.release.held {
+                        // Counts anew, because the request can arrive after this try.
+                        entry.over = entry.release.over(now);
+                    }
                     if error.kind() == ErrorKind::Closed && !self.outlives {
                         self.entries.remove(&holder);
+                    } else if self.closing && !entry.release.held && is_late_copy(&error) {
+                        entry.may_arrive = true;
                     } else if !answered {
                         unanswered.push(holder);
-                    } else if error.kind().is_transient() {
+                    } else if error.kind().is_transient() || error.kind() == ErrorKind::NeedsOperator {
+                        // Tries again soon also while an operator has to act, because the key is blocked until then.
                         failed.push(holder);
                     } else {
                         refused.push(holder);

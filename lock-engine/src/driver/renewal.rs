@@ -24,8 +24,8 @@ use crate::store::missing_replies_error;
 pub(crate) struct Due {
     /// The renewals of each call.
     pub(crate) renewals: Vec<Vec<Renewal>>,
-    /// The holds to check, without renewal, in one call (a look).
-    pub(crate) looks: Vec<Arc<Hold>>,
+    /// The holds to check, without renewal, in each call (a look).
+    pub(crate) looks: Vec<Vec<Arc<Hold>>>,
 }
 
 /// One hold in a renewal.
@@ -58,8 +58,8 @@ pub(crate) struct RenewalRequest {
     gives_out: bool,
 }
 
-/// Holds whose windows (TTLs) differ by a larger factor are renewed in separate calls. A call may take a
-/// third of its shortest window, so one short lease would shorten the limit of a thousand long ones.
+/// Holds whose windows (TTLs) differ by a larger factor are renewed or checked in separate calls. The shortest window
+/// limits a call, so one short lease would shorten the limit of a thousand long ones.
 const SAME_CALL: u32 = 4;
 
 impl Core {
@@ -93,7 +93,12 @@ impl Core {
                 }
             }
         }
-        Due { renewals: by_window(renewals).into_iter().flat_map(split_unanswered).collect(), looks }
+        let renewals = by_window(renewals, |renewal| renewal.window);
+        let window = |hold: &Arc<Hold>| hold.lease.as_ref().map_or(Duration::MAX, |lease| lease.window());
+        Due {
+            renewals: renewals.into_iter().flat_map(split_unanswered).collect(),
+            looks: by_window(looks, window),
+        }
     }
 
     /// Schedules `hold` for the time of its next renewal, look or end.
@@ -192,7 +197,7 @@ impl Core {
         (sent, window): (Moment, Duration),
         jitter: f64,
         answer: Result<Renewed, Error>,
-    ) -> Result<(), Error> {
+    ) -> Result<Moment, Error> {
         let now = self.clock.now();
         let from = if let Ok(Renewed::ExtendedFrom(from)) = answer { from.min(now) } else { sent };
         match answer {
@@ -202,7 +207,9 @@ impl Core {
                 let share = || left.as_secs_f64() / lease.window().as_secs_f64().max(f64::MIN_POSITIVE);
                 self.metrics.facade.margin(hold, share);
                 lease.confirmed(from, window);
-                lease.renew_at(from.after(scaled(lease.interval(), jitter)), now);
+                // Pauses after an answer that is older than its request, because the next answer can be the same.
+                let soonest = if from < sent { now.after(lease.interval() / 8) } else { now };
+                lease.renew_at(from.after(scaled(lease.interval(), jitter)).max(soonest), soonest);
                 self.plan(hold, lease);
             }
             // The renewal came too late: the hold had ended here, which is final.
@@ -221,7 +228,7 @@ impl Core {
                 return Err(error);
             }
         }
-        hold.loss_reason().map_or(Ok(()), |reason| Err(Error::lost(reason)))
+        hold.loss_reason().map_or(Ok(from), |reason| Err(Error::lost(reason)))
     }
 }
 
@@ -270,14 +277,14 @@ async fn renew_or_give_out(
     answers
 }
 
-/// Splits renewals into calls. The windows (TTLs) of one call have about the same length.
-fn by_window(mut renewals: Vec<Renewal>) -> Vec<Vec<Renewal>> {
-    renewals.sort_by_key(|renewal| renewal.window);
-    let mut calls: Vec<Vec<Renewal>> = Vec::new();
-    for renewal in renewals {
+/// Splits renewals or looks into calls. The windows (TTLs) of one call have about the same length.
+fn by_window<T>(mut due: Vec<T>, window: impl Fn(&T) -> Duration) -> Vec<Vec<T>> {
+    due.sort_by_cached_key(&window);
+    let mut calls: Vec<Vec<T>> = Vec::new();
+    for one in due {
         match calls.last_mut() {
-            Some(call) if renewal.window <= call[0].window.saturating_mul(SAME_CALL) => call.push(renewal),
-            _ => calls.push(vec![renewal]),
+            Some(call) if window(&one) <= window(&call[0]).saturating_mul(SAME_CALL) => call.push(one),
+            _ => calls.push(vec![one]),
         }
     }
     calls

@@ -74,7 +74,10 @@ impl Grant for Hold {
     }
 
     fn renew(self: Arc<Self>, ttl: Option<Duration>) -> BoxFuture<'static, Result<(), Error>> {
-        Box::pin(self.renew_now(ttl, Operation::Renew))
+        Box::pin(async move {
+            self.renew_now(ttl, Operation::Renew).await?;
+            Ok(())
+        })
     }
 
     fn confirm(self: Arc<Self>) -> BoxFuture<'static, Result<(), Error>> {
@@ -139,12 +142,13 @@ impl Grant for Hold {
 
 impl Hold {
     /// Renews through the driver, because the driver keeps the renewals of one hold in order. For
-    /// [`GiveOut`](Operation::GiveOut) the store also marks the hold as given out.
+    /// [`GiveOut`](Operation::GiveOut) the store also marks the hold as given out. Returns the time for which the
+    /// answer is true.
     pub(crate) async fn renew_now(
         self: Arc<Self>,
         ttl: Option<Duration>,
         operation: Operation,
-    ) -> Result<(), Error> {
+    ) -> Result<Moment, Error> {
         let named = |e: Error| self.named(e).with_operation(operation);
         match ttl {
             Some(Duration::ZERO) => {

@@ -99,20 +99,22 @@ impl LeaseClock {
         let doubt = sent.after(self.interval_of(window).saturating_mul(2));
         self.doubt.store(doubt.as_nanos(), Ordering::Release);
         self.deadline.store(self.deadline_of(sent, window).as_nanos(), Ordering::Release);
-        self.heard(sent);
+        self.heard(sent, sent);
     }
 
-    /// Notes that the store still had the hold when it answered a request sent at `sent`.
-    pub(crate) fn heard(&self, sent: Moment) {
+    /// Notes that the store still had the hold at `from`, by the answer to a request sent at `sent`.
+    pub(crate) fn heard(&self, from: Moment, sent: Moment) {
         let distrusted = self.distrusted.load(Ordering::Acquire);
-        if distrusted <= sent.as_nanos() {
+        if distrusted <= from.as_nanos() {
             // Ends the doubt. The exchange fails if the clock was found wrong again since.
             let never = Moment::NEVER.as_nanos();
             let _ = self.distrusted.compare_exchange(distrusted, never, Ordering::AcqRel, Ordering::Acquire);
         }
         if let Some(every) = self.look_every() {
-            let next = if self.is_distrusted() { sent } else { sent.after(every) };
-            self.look_at.store(next.as_nanos(), Ordering::Release);
+            let next = if self.is_distrusted() { sent } else { from.after(every) };
+            // Pauses after an answer that is older than its request, because the next answer can be the same.
+            let pause = if from < sent { every / 8 } else { Duration::ZERO };
+            self.look_at.store(next.max(sent.after(pause)).as_nanos(), Ordering::Release);
         }
         self.moved.notify_waiters();
     }

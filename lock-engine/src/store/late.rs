@@ -1,0 +1,34 @@
+//! The error of a release whose request can still arrive at the store.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+use leasehold_api::{Error, ErrorKind, LockKey};
+
+/// Returns the error for [`Backend::release`](crate::Backend::release) while an earlier copy of the holder's request for
+/// `key` can still be granted. Its kind is [`Unavailable`](ErrorKind::Unavailable).
+///
+/// The engine repeats the release. An engine that closes does not wait for it: it counts an attempt without a grant as
+/// done and names its key in a warning, because nothing can stop the copy and no caller gets its grant.
+#[must_use]
+pub fn late_copy_error(key: &LockKey) -> Error {
+    let message = "an earlier request for this hold can still arrive at the store and be granted, so the release is repeated until it cannot";
+    Error::new(ErrorKind::Unavailable, message).with_source(LateCopy).with_key(key)
+}
+
+/// Returns whether a release failed with [`late_copy_error`].
+pub(crate) fn is_late_copy(error: &Error) -> bool {
+    StdError::source(error).is_some_and(|source| source.is::<LateCopy>())
+}
+
+/// The source by which the engine recognizes the error.
+#[derive(Debug)]
+struct LateCopy;
+
+impl fmt::Display for LateCopy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("the reply to an earlier request is missing")
+    }
+}
+
+impl StdError for LateCopy {}
