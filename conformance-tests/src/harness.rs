@@ -319,7 +319,8 @@ pub trait ClientFaults: Debug + Send + Sync {
 /// The way of one client's requests to the store, below its backend, for example a proxy in front of the server.
 pub trait Wire: Debug + Send + Sync {
     /// Holds back the requests on the connections that are open now, also if the client closes these connections.
-    /// Requests on later connections arrive.
+    /// Requests on later connections arrive. The messages that a client sends before a try pass, for example `BEGIN`,
+    /// because the client awaits their replies, and the try itself must be held back.
     fn hold_back(&self);
 
     /// Returns how many requests, or parts of them, were held back so far.
@@ -327,4 +328,10 @@ pub trait Wire: Debug + Send + Sync {
 
     /// Delivers the held requests, and holds no later ones.
     fn deliver(&self);
+
+    /// Returns whether a hold ends with the connection that carried its request, whose end is held back too. A late copy
+    /// can then be granted until that end arrives, for at most [`Capabilities::undo`](leasehold_api::Capabilities::undo).
+    fn ends_with_connection(&self) -> bool {
+        false
+    }
 }

@@ -125,6 +125,9 @@ impl Work for SharedSession {
 
     fn notified(&mut self, _channel: &str, payload: &str) {
         let Ok(number) = payload.parse::<i64>() else { return };
+        if self.common.events().is_some_and(leasehold_engine::Events::loses_hints) {
+            return;
+        }
         let pollers = self.common.pollers.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(poller) = pollers.get(&number) {
             poller.notify_one();

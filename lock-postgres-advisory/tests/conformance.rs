@@ -32,6 +32,8 @@ impl PgStore for Advisory {
 
     const STORES: Stores = Stores::Advisory;
 
+    const ENDS_WITH_CONNECTION: bool = true;
+
     async fn backend(&self, url: &str) -> Result<AdvisoryBackend, Error> {
         let millis = |millis| Duration::from_millis(millis) * pace();
         // Shorter than in production, to shorten the tests. Not shorter, because a busy machine can delay a session
@@ -46,6 +48,10 @@ impl PgStore for Advisory {
             false => AdvisoryConfig::new(server).backend().await,
             true => XactConfig::new(server).sessions(400).backend().await,
         }
+    }
+
+    fn before_a_try(&self) -> Option<&'static str> {
+        self.transactions.then_some("BEGIN ISOLATION LEVEL")
     }
 
     fn faults(&self, faults: &mut FaultSet) {

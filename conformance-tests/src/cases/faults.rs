@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold_api::{AcquireOptions, ErrorKind, Lock, LockKey};
 use tokio::time::Instant;
 
-use crate::context::{NO_ANSWER, Context, acquire_for, attempt_at, fails};
+use crate::context::{Context, NO_ANSWER, acquire_for, attempt_at, fails};
 use crate::harness::{Fault, FaultyClient, Op};
 use crate::inconclusive::{Answered as _, call_failed};
 
@@ -246,7 +246,8 @@ pub(crate) async fn a_grant_that_comes_too_late_is_given_back(cx: &Context) {
         Some(bounds) => {
             let ttl = Duration::from_secs(if cx.is_virtual() { 4 } else { 1 }).clamp(bounds.min, bounds.max);
             options.ttl = Some(ttl);
-            ttl * 3 / 2
+            // After the lease's margin of a tenth, and before the engine gives the call up at the end of the TTL.
+            ttl * 19 / 20
         }
         None => Duration::from_secs(if cx.is_virtual() { 6 } else { 1 }),
     };

@@ -5,7 +5,7 @@ use std::hash::BuildHasherDefault;
 
 use fnv::FnvHashMap;
 use leasehold_api::{Error, ErrorKind, HolderId, LossReason};
-use leasehold_engine::{ReleaseReply, Renewed};
+use leasehold_engine::{ReleaseReply, Renewed, late_copy_error};
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 use tokio::time::Instant;
@@ -14,7 +14,7 @@ use super::common::Common;
 use super::db::{Bind, Db, Statement, StatementFailure, locked_error};
 use super::dialect::WaitOrSkip;
 use super::job::{PendingCall, hand_out};
-use super::registry::{HoldId, ReleaseRequest};
+use super::registry::{BeforeRelease, HoldId, ReleaseRequest};
 use super::values::HolderText;
 use crate::error::store_error;
 
@@ -201,8 +201,9 @@ async fn release_alone(
         common.registry.ended(hold.holder);
         return Ok(ReleaseReply::new(true));
     }
+    let before = common.registry.before_release(&[hold]);
     let row = db.row("release", &common.statements.release_one, &bind).await?;
-    freed(common, hold, row.as_ref(), 0).map_err(StatementFailure::OutcomeUnknown)
+    freed(common, hold, row.as_ref(), 0, &before).map_err(StatementFailure::OutcomeUnknown)
 }
 
 async fn release_many(
@@ -216,6 +217,7 @@ async fn release_many(
         let unused = part.iter().filter(|release| release.unused);
         bind_holds(query, &holds).bind(unused.map(|e| HolderText(e.hold.holder)).collect::<Vec<_>>())
     };
+    let before = common.registry.before_release(&holds);
     let (rows, skipped) = match wait_then_skip(db, part.len(), "release", text, true, &bind).await? {
         Ok(found) => found,
         Err(errors) => return Ok(errors.into_iter().map(Err).collect()),
@@ -224,17 +226,23 @@ async fn release_many(
     let found: FnvHashMap<HolderId, &PgRow> = rows.iter().filter_map(numbered).collect();
     let answer = |hold: &&HoldId| match found.get(&hold.holder) {
         None if skipped => Err(locked_error().with_key(&hold.key)),
-        row => freed(common, hold, row.copied(), 1),
+        row => freed(common, hold, row.copied(), 1, &before),
     };
     Ok(holds.iter().map(answer).collect())
 }
 
 /// Reads the reply to a release from the number in column `at` of its row. Without a row the key was not
-/// held. It is an error if the hold's request might still run.
-fn freed(common: &Common, hold: &HoldId, row: Option<&PgRow>, at: usize) -> Result<ReleaseReply, Error> {
-    if row.is_none() && common.registry.is_undecided(hold) {
-        let message = "the session that was asked for this hold did not answer, and has not ended yet: it may still be granted, so the release is repeated";
-        return Err(Error::new(ErrorKind::Unavailable, message).with_key(&hold.key));
+/// held. It is an error if the hold's request might still run, or might have run when the release was sent
+/// (`before`), because it was possibly granted between the release and this reply.
+fn freed(
+    common: &Common,
+    hold: &HoldId,
+    row: Option<&PgRow>,
+    at: usize,
+    before: &BeforeRelease<'_>,
+) -> Result<ReleaseReply, Error> {
+    if row.is_none() && before.may_be_granted(hold) {
+        return Err(late_copy_error(&hold.key));
     }
     let number: Result<i32, _> = row.map_or(Ok(0), |row| row.try_get(at));
     common.registry.ended(hold.holder);

@@ -83,6 +83,18 @@ pub(super) struct DoubtPeriod {
     pub(super) time: Duration,
 }
 
+impl RegistryState {
+    fn is_undecided(&self, hold: &HoldId, now: Instant) -> bool {
+        let is_in_flight = self.in_flight.iter().any(|batch| batch.contains(hold));
+        is_in_flight
+            || self.unconfirmed.iter().any(|grant| {
+                let waits = grant.is_hidden || grant.left_to_engine;
+                let may_run = grant.session.is_some() || waits && grant.until > now;
+                may_run && grant.release.hold == *hold
+            })
+    }
+}
+
 impl Registry {
     /// Creates a registry. `lost_after` is for a store that keeps lost holds until an operator ends them.
     pub(super) fn new(lost_after: Option<Duration>) -> Self {
@@ -163,14 +175,14 @@ impl Registry {
     /// Returns whether the server might still run the request for this hold. If so, a missing row does not mean that
     /// the hold was released.
     pub(super) fn is_undecided(&self, hold: &HoldId) -> bool {
+        self.state().is_undecided(hold, Instant::now())
+    }
+
+    /// Notes which of `holds` are [undecided](Self::is_undecided) before their release is sent.
+    pub(super) fn before_release(&self, holds: &[&HoldId]) -> BeforeRelease<'_> {
         let (state, now) = (self.state(), Instant::now());
-        let is_in_flight = state.in_flight.iter().any(|batch| batch.contains(hold));
-        is_in_flight
-            || state.unconfirmed.iter().any(|grant| {
-                let waits = grant.is_hidden || grant.left_to_engine;
-                let may_run = grant.session.is_some() || waits && grant.until > now;
-                may_run && grant.release.hold == *hold
-            })
+        let undecided = holds.iter().filter(|hold| state.is_undecided(hold, now));
+        BeforeRelease { registry: self, undecided: undecided.map(|hold| hold.holder).collect() }
     }
 
     /// Marks a session to be ended because its connection broke or was too slow.
@@ -255,6 +267,27 @@ impl Registry {
     }
 }
 
+/// The holds of a release whose requests might have run when the release was sent.
+pub(super) struct BeforeRelease<'r> {
+    registry: &'r Registry,
+    undecided: Vec<HolderId>,
+}
+
+impl BeforeRelease<'_> {
+    /// Returns whether a release that found no row can be followed by a grant, or was followed by one: the request was
+    /// undecided when the release was sent, or still is.
+    pub(super) fn may_be_granted(&self, hold: &HoldId) -> bool {
+        self.undecided.contains(&hold.holder) || self.registry.is_undecided(hold)
+    }
+}
+
+impl UnconfirmedGrant {
+    /// Returns whether a hidden session might still run the request at `now`. Its release fails until then.
+    pub(super) fn is_hidden_at(&self, now: Instant) -> bool {
+        self.is_hidden && self.until > now
+    }
+}
+
 /// Requests that were sent and not answered. See [`Registry::in_flight`].
 pub(super) struct InFlight<'r> {
     registry: &'r Registry,
@@ -318,6 +351,39 @@ mod tests {
         );
         tokio::time::advance(time).await;
         assert_eq!(state(), (1, false, true));
+    }
+
+    /// The release can find no row before the request is granted, and its reply can be handled after the request's.
+    #[test]
+    fn a_request_that_is_answered_during_its_release_may_be_granted_after_it() {
+        let registry = Registry::new(None);
+        let hold = HoldId { key: LockKey::new("k").unwrap(), holder: HolderId::from_parts(1, 1) };
+        let other = HoldId { key: LockKey::new("l").unwrap(), holder: HolderId::from_parts(1, 2) };
+        let acquiring = registry.in_flight(vec![hold.clone()], DoubtPeriod::default());
+        let before = registry.before_release(&[&hold, &other]);
+        acquiring.answered();
+        assert!(!registry.is_undecided(&hold));
+        assert!(before.may_be_granted(&hold) && !before.may_be_granted(&other));
+        assert!(
+            !registry.before_release(&[&hold]).may_be_granted(&hold),
+            "the next release is sent after the grant"
+        );
+        let before = registry.before_release(&[&hold]);
+        let _again = registry.in_flight(vec![hold.clone()], DoubtPeriod::default());
+        assert!(before.may_be_granted(&hold), "a request that was sent during the release");
+    }
+
+    #[test]
+    fn only_a_hidden_session_lets_a_release_fail_for_its_time() {
+        let registry = Registry::new(None);
+        let hold = |n| HoldId { key: LockKey::new("k").unwrap(), holder: HolderId::from_parts(1, n) };
+        let (session, time) = (Some(Process { pid: 1, started: 1 }), Duration::from_secs(60));
+        registry.add_unconfirmed([hold(1)], DoubtPeriod { session, time });
+        registry.add_unconfirmed([hold(2)], DoubtPeriod { session: None, time });
+        let now = Instant::now();
+        let hidden: Vec<_> = registry.unconfirmed().iter().map(|grant| grant.is_hidden_at(now)).collect();
+        assert_eq!(hidden, [false, true]);
+        assert!(!registry.unconfirmed()[1].is_hidden_at(now + time * 2));
     }
 
     #[test]

@@ -128,7 +128,8 @@ impl Upkeep {
 }
 
 /// Ends abandoned sessions and releases grants in doubt, because only a release after the session's end is final.
-/// Undecided grants stay in doubt. Returns `false` if any release got no reply.
+/// Undecided grants stay in doubt. Returns `false` if any release failed, unless a pooler hides the session, because such
+/// a release fails until the doubt period is over.
 pub(super) async fn free(common: &Common, queue: &JobQueue<TableJob>) -> bool {
     let sessions = common.registry.sessions();
     if !sessions.is_empty() {
@@ -137,14 +138,14 @@ pub(super) async fn free(common: &Common, queue: &JobQueue<TableJob>) -> bool {
         common.registry.gone(&ended.map(|(session, _)| session).collect::<Vec<_>>());
     }
     let asked = Instant::now();
-    let releases: Vec<ReleaseRequest> =
-        common.registry.unconfirmed().into_iter().map(|grant| grant.release).collect();
+    let grants = common.registry.unconfirmed();
+    let releases: Vec<ReleaseRequest> = grants.iter().map(|grant| grant.release.clone()).collect();
     if releases.is_empty() {
         common.registry.settle(&[], asked);
         return true;
     }
     let answers = ask(queue, TableJob::Release, releases.clone()).await;
-    let all = answers.iter().all(Result::is_ok);
+    let all = grants.iter().zip(&answers).all(|(grant, answer)| answer.is_ok() || grant.is_hidden_at(asked));
     let freed = releases.into_iter().zip(answers).filter(|(_, answer)| answer.is_ok());
     common.registry.settle(&freed.map(|(release, _)| release.hold).collect::<Vec<_>>(), asked);
     all

@@ -129,6 +129,7 @@ const OUT_OF_REACH: [(&str, &[&str]); 24] = [
             "backend:neighbour-fails",
             "backend:renew-failure-is-extended",
             "backend:late-copy-is-granted",
+            "backend:late-copy-is-granted-for-a-moment",
         ],
     ),
     (

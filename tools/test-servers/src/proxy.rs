@@ -58,6 +58,8 @@ struct Shared {
     faults: watch::Sender<Faults>,
     /// Patterns of the replies to discard.
     traps: Mutex<VecDeque<Vec<u8>>>,
+    /// The words after which [`Proxy::stall_open_after`] holds requests.
+    words: Mutex<Vec<u8>>,
     /// Pairs of pattern and replacement in requests.
     rewrites: Mutex<Vec<(Vec<u8>, Vec<u8>)>>,
     counters: Counters,
@@ -69,6 +71,8 @@ struct Faults {
     holds_replies: bool,
     /// Holds the requests of the connections with smaller numbers.
     holds_requests_before: u64,
+    /// Whether these connections pass requests until one contains the words.
+    awaits_words: bool,
     delay: Duration,
 }
 
@@ -102,9 +106,9 @@ impl Proxy {
     /// If dropped, the servers stay in their current state until their values are dropped.
     pub async fn start(target: impl Into<String>) -> Self {
         let target = Mutex::new(target.into());
-        let (traps, rewrites, counters) = (Mutex::default(), Mutex::default(), Counters::default());
-        let faults = watch::Sender::new(Faults::default());
-        let shared = Arc::new(Shared { target, faults, traps, rewrites, counters });
+        let (traps, words, rewrites) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let (faults, counters) = (watch::Sender::new(Faults::default()), Counters::default());
+        let shared = Arc::new(Shared { target, faults, traps, words, rewrites, counters });
         let listening = admin::blocking(|| {
             for _ in 0..10 {
                 let port = port::free();
@@ -157,8 +161,8 @@ impl Proxy {
         self.listen_again();
     }
 
-    /// Undoes [`Self::cut`], [`Self::stall`], [`Self::stall_replies`], [`Self::stall_open`], [`Self::delay`] and
-    /// pending discards of replies. Held data is forwarded.
+    /// Undoes [`Self::cut`], [`Self::stall`], [`Self::stall_replies`], [`Self::stall_open`],
+    /// [`Self::stall_open_after`], [`Self::delay`] and pending discards of replies. Held data is forwarded.
     pub fn restore(&self) {
         lock(&self.shared.traps).clear();
         self.shared.faults.send_replace(Faults::default());
@@ -180,6 +184,16 @@ impl Proxy {
     pub fn stall_open(&self) {
         let accepted = self.shared.counters.accepted.load(Ordering::SeqCst);
         self.shared.faults.send_modify(|faults| faults.holds_requests_before = accepted);
+    }
+
+    /// Holds as [`Self::stall_open`] does, but on each connection only after a request with these words, such as `BEGIN`.
+    pub fn stall_open_after(&self, words: impl AsRef<[u8]>) {
+        let words = words.as_ref().to_vec();
+        *lock(&self.shared.words) = words;
+        let accepted = self.shared.counters.accepted.load(Ordering::SeqCst);
+        self.shared.faults.send_modify(|faults| {
+            (faults.holds_requests_before, faults.awaits_words) = (accepted, true);
+        });
     }
 
     /// Delays every byte by this much, each way.
@@ -265,6 +279,10 @@ impl Drop for Proxy {
     }
 }
 
+fn contains(bytes: &[u8], words: &[u8]) -> bool {
+    words.is_empty() || bytes.windows(words.len()).any(|window| window == words)
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -314,7 +332,7 @@ impl Drop for Open {
 
 /// Serves a connection. `_open` is the first parameter because it is dropped last, after the sockets are closed.
 async fn connection(_open: Open, number: u64, client: TcpStream, shared: Arc<Shared>) {
-    shared.pass(Way::ToServer, number).await;
+    shared.pass(Way::ToServer, number, false).await;
     let target = lock(&shared.target).clone();
     let Ok(server) = TcpStream::connect(target).await else { return };
     // Disables Nagle's algorithm, because it would add an unwanted delay.
@@ -361,9 +379,12 @@ impl Shared {
         mut writer: OwnedWriteHalf,
         is_asked: &AtomicBool,
     ) -> io::Result<()> {
+        // Whether a request had the words since requests are held after them.
+        let mut has_words = false;
         while let Some(Chunk(due, bytes)) = chunks.recv().await {
             tokio::time::sleep_until(due).await;
-            self.pass(way, number).await;
+            self.pass(way, number, has_words).await;
+            has_words = self.faults.borrow().awaits_words && (has_words || self.has_words(&bytes));
             if way == Way::ToClient && self.is_trapped(&bytes) {
                 return Err(io::ErrorKind::ConnectionAborted.into());
             }
@@ -371,15 +392,24 @@ impl Shared {
             self.counters.count(way, bytes.len(), is_asked);
             writer.write_all(&bytes).await?;
         }
-        self.pass(way, number).await;
+        self.pass(way, number, has_words).await;
         writer.shutdown().await
     }
 
-    /// Waits while this direction of the connection `number` is held.
-    async fn pass(&self, way: Way, number: u64) {
+    /// Returns whether these bytes contain the words of [`Proxy::stall_open_after`].
+    fn has_words(&self, bytes: &[u8]) -> bool {
+        contains(bytes, &lock(&self.words))
+    }
+
+    /// Waits while this direction of the connection `number` is held. `has_words` is whether an earlier request had the
+    /// words after which requests are held.
+    async fn pass(&self, way: Way, number: u64, has_words: bool) {
         let mut faults = self.faults.subscribe();
         let is_open = |faults: &Faults| match way {
-            Way::ToServer => !faults.holds_requests && number >= faults.holds_requests_before,
+            Way::ToServer => {
+                let is_early = faults.awaits_words && !has_words;
+                !faults.holds_requests && (number >= faults.holds_requests_before || is_early)
+            }
             Way::ToClient => !faults.holds_replies,
         };
         if !is_open(&faults.borrow()) {
@@ -405,10 +435,7 @@ impl Shared {
 
     fn is_trapped(&self, bytes: &[u8]) -> bool {
         let mut traps = lock(&self.traps);
-        let contains = |wanted: &Vec<u8>| {
-            wanted.is_empty() || bytes.windows(wanted.len()).any(|window| window == wanted.as_slice())
-        };
-        let is_trapped = traps.front().is_some_and(contains);
+        let is_trapped = traps.front().is_some_and(|wanted| contains(bytes, wanted));
         if is_trapped {
             traps.pop_front();
             self.counters.dropped_replies.fetch_add(1, Ordering::SeqCst);

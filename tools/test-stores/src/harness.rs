@@ -55,6 +55,14 @@ pub trait PgStore: Copy + Debug + Send + Sync + 'static {
         false
     }
 
+    /// Whether a hold ends with the connection that carried its request.
+    const ENDS_WITH_CONNECTION: bool = false;
+
+    /// Returns the words of the request that each try sends and awaits first. `None` if a try is one request.
+    fn before_a_try(&self) -> Option<&'static str> {
+        None
+    }
+
     /// Whether grants have a fence.
     const FENCES: bool = false;
 
@@ -153,7 +161,7 @@ impl<S: PgStore> Faults for Server<S> {
     fn supports(&self) -> FaultSet {
         let mut faults = Disturbed::<S::Backend>::supports();
         (faults.restart, faults.hand_over_off, faults.late_requests) = (true, true, true);
-        // All notifications are hints. A wait in the server's queue ends with a reply.
+        // All notifications are hints, or ask `Events::loses_hints`. A wait in the server's queue ends with a reply.
         faults.mute = true;
         self.store.faults(&mut faults);
         faults
@@ -163,7 +171,8 @@ impl<S: PgStore> Faults for Server<S> {
         let backend = if setup.holds_requests_back {
             let proxy = Proxy::start(self.database.address()).await;
             let backend = Disturbed::new(self.store.backend(&proxy.url(self.database.url())).await?);
-            backend.wire(Arc::new(ProxyWire(proxy)))
+            let (before, ends) = (self.store.before_a_try(), S::ENDS_WITH_CONNECTION);
+            backend.wire(Arc::new(ProxyWire { proxy, before, ends }))
         } else {
             Disturbed::new(self.store.backend(self.database.url()).await?)
         };
@@ -193,18 +202,29 @@ impl<S: PgStore> Faults for Server<S> {
 
 /// A proxy in front of the server, for one client.
 #[derive(Debug)]
-struct ProxyWire(Proxy);
+struct ProxyWire {
+    proxy: Proxy,
+    before: Option<&'static str>,
+    ends: bool,
+}
 
 impl Wire for ProxyWire {
     fn hold_back(&self) {
-        self.0.stall_open();
+        match self.before {
+            Some(words) => self.proxy.stall_open_after(words),
+            None => self.proxy.stall_open(),
+        }
     }
 
     fn held_back(&self) -> u64 {
-        self.0.traffic().held
+        self.proxy.traffic().held
     }
 
     fn deliver(&self) {
-        self.0.restore();
+        self.proxy.restore();
+    }
+
+    fn ends_with_connection(&self) -> bool {
+        self.ends
     }
 }

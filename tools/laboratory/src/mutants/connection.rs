@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use leasehold_api::{Error, ErrorKind, HolderId, LockKey, LossReason};
 use leasehold_engine::{Attempt, HoldRef, ReleaseReply, Request};
@@ -13,6 +14,10 @@ use super::backend::fault::BackendFault;
 use super::server::{EventSink, Requester, Server};
 use leasehold_conformance::simulation::NetworkLink;
 use leasehold_conformance::{ClientFaults, Fault, Op, Skew, Wire};
+
+/// Time until the server undoes a late copy that it has granted. Longer than a case needs for its first look, and
+/// shorter than the declared bound.
+const A_MOMENT: Duration = Duration::from_millis(500);
 
 /// The connection of one client to the server.
 #[derive(Debug)]
@@ -258,6 +263,14 @@ impl Wire for Connection {
         for request in held.into_iter().flatten() {
             // The caller has gone, so the answer has no reader.
             drop(self.server.acquire(self.requester(), &request));
+            if self.server.fault() == BackendFault::LateCopyIsGrantedForAMoment {
+                let (server, requester) = (Arc::clone(&self.server), self.requester());
+                let undone = async move {
+                    tokio::time::sleep(A_MOMENT).await;
+                    server.release(requester, &request.hold());
+                };
+                drop(tokio::spawn(undone));
+            }
         }
     }
 }

@@ -413,7 +413,7 @@ impl ServerState {
             self.records.retain(|_, record| record.hold.is_some());
         }
         let record = self.records.entry(name.clone()).or_default();
-        if record.released.contains(&request.holder) && fault != Fault::LateCopyIsGranted {
+        if record.released.contains(&request.holder) && !fault.grants_late_copies() {
             return Attempt::Contended(Contended::new());
         }
         if let Some(stored) = record.hold.as_ref().filter(|h| h.is_live(fault, requester.now)) {

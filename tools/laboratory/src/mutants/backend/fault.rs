@@ -126,6 +126,7 @@ pub(crate) enum BackendFault {
     OldProcessRenews,
     OldProcessEnds,
     LateCopyIsGranted,
+    LateCopyIsGrantedForAMoment,
     TryQueues,
     QueuedAcquireStays,
 }
@@ -248,6 +249,7 @@ impl BackendFault {
         (F::OldProcessRenews, "old-process-renews", &["C22"]),
         (F::OldProcessEnds, "old-process-ends", &["C22"]),
         (F::LateCopyIsGranted, "late-copy-is-granted", &["C23"]),
+        (F::LateCopyIsGrantedForAMoment, "late-copy-is-granted-for-a-moment", &["C23"]),
         (F::TryQueues, "try-queues", &["C3"]),
         (F::QueuedAcquireStays, "queued-acquire-stays", &["C5"]),
     ];
@@ -255,6 +257,11 @@ impl BackendFault {
     /// Returns whether the store reserves tokens for local callers.
     pub(crate) fn reserves(self) -> bool {
         matches!(self, Self::Reserves | Self::ReservesTooFew | Self::TellsOfNoRemoteWaiter)
+    }
+
+    /// Returns whether the server grants a copy of a request that arrives after its release.
+    pub(crate) fn grants_late_copies(self) -> bool {
+        matches!(self, Self::LateCopyIsGranted | Self::LateCopyIsGrantedForAMoment)
     }
 
     /// Returns whether a contended acquire takes its place in the queue at once.
