@@ -12,6 +12,10 @@ static OTHERS: RwLock<Vec<Scheme>> = RwLock::new(Vec::new());
 /// Registers the schemes of a store outside leasehold. [`connect`](crate::connect()) then opens URLs of these
 /// schemes, in the whole process. Use it in programs that open stores by URLs, such as the command.
 ///
+/// The scheme opens an engine, which `leasehold` starts as that of its own stores, so that metrics, hand-over and the
+/// command treat both alike. To use another [`Lock`](crate::Lock), such as a wrapper, make it from what
+/// [`connect`](crate::connect()) returns.
+///
 /// The store gets what a store of leasehold gets: the [parts of the URL](crate::engine::scheme::StoreUrl), with
 /// a parser of durations, and the [options](crate::engine::scheme::OpenOptions) of [`connect_with`]. Its errors
 /// should not repeat the URL, which may contain a password. Register at the start of `main`, before the first
@@ -45,10 +49,14 @@ static OTHERS: RwLock<Vec<Scheme>> = RwLock::new(Vec::new());
 /// # Errors
 ///
 /// [`InvalidOption`](crate::ErrorKind::InvalidOption) for an invalid scheme (valid: a small letter, then small
-/// letters, digits, `+`, `-` and `.`), for a scheme of leasehold, and for a scheme that is already registered.
+/// letters, digits, `+`, `-` and `.`), for a [`Scheme`] without a name, for a scheme of leasehold, and for a scheme that
+/// is already registered.
 ///
 /// [`connect_with`]: crate::connect_with
 pub fn register_scheme(scheme: Scheme) -> Result<(), Error> {
+    if scheme.names().is_empty() {
+        return Err(invalid("a Scheme needs at least one name to be reached by a URL"));
+    }
     let mut others = OTHERS.write().unwrap_or_else(PoisonError::into_inner);
     for name in scheme.names() {
         let is_scheme = name.starts_with(|c: char| c.is_ascii_lowercase())
@@ -137,7 +145,8 @@ mod tests {
 
     #[test]
     fn what_cannot_be_registered() {
-        const NAMES: [&[&str]; 12] = [
+        const NAMES: [&[&str]; 13] = [
+            &[],
             &[""],
             &["Own"],
             &["1x"],

@@ -181,7 +181,9 @@ impl Acquisition {
 
     /// Calls the store once for the entries of `range`. Returns for each `None` if granted, or why not.
     async fn ask(&mut self, range: Range<usize>) -> Result<Vec<Option<Contended>>, Refusal> {
-        let may_queue = range.len() == 1 && self.may_queue();
+        // A failed wait is repeated only without a cooldown, because a request that is still queued can start it.
+        let cools = self.entries[range.start].hold.has_cooldown();
+        let may_queue = range.len() == 1 && !cools && self.may_queue();
         let limit = self.call_limit(range.clone());
         let request = |entry: &Entry| Request { may_queue, limit, ..self.request(&entry.hold) };
         let requests: Vec<_> = self.entries[range.clone()].iter().map(request).collect();

@@ -422,8 +422,11 @@ impl Outbox {
                 Err(error) => {
                     drop(entry.release.permit.take());
                     entry.batch = if answered { BATCH } else { asked.div_ceil(MAX_PARTS) };
-                    if answered && !entry.release.held {
-                        // Counts anew, because the request can arrive after this try.
+                    // Counts anew after an answer, because the request can arrive after this try. A late copy has no
+                    // known end.
+                    if is_late_copy(&error) {
+                        entry.over = None;
+                    } else if answered && !entry.release.held && entry.over.is_some() {
                         entry.over = entry.release.over(now);
                     }
                     if error.kind() == ErrorKind::Closed && !self.outlives {

@@ -36,7 +36,7 @@ use crate::store::token::Reserved;
 ///   or a slow member of a cluster. After a `release` returned `Ok`, the store must not grant an earlier copy of
 ///   that holder's request. A store ends the connection that carried the request, or compares a number that
 ///   the release has changed. While a copy can still be granted, `release` returns an error, and the engine
-///   repeats it.
+///   repeats it. With [`late_copy_error`](crate::late_copy_error) an engine that closes does not wait for it.
 /// - **Replies are per request.** One key's failure does not affect another key. Return one reply for each
 ///   request, in the order of the requests.
 /// - **An error means "not known to be held"**. The answer for a key that another client holds is
@@ -80,9 +80,9 @@ pub trait Backend: Debug + Display + Send + Sync + 'static {
     /// [`acquire`](Self::acquire) has taken for this holder, if it has taken one.
     ///
     /// The request keeps its place between two polls of this future, however long. A store whose place needs work
-    /// does that work in a separate task. The request also keeps its place through a cooldown if the caller waits
-    /// for the end ([`Request::on_cooldown`]). Otherwise the wait returns [`Attempt::Contended`] with
-    /// [`Contended::cooling_for`].
+    /// does that work in a separate task. In a store whose order is [`Fifo`](leasehold_api::Fairness::Fifo) the request
+    /// also keeps its place through a cooldown if the caller waits for the end ([`Request::on_cooldown`]). Otherwise the
+    /// wait returns [`Attempt::Contended`] with [`Contended::cooling_for`].
     ///
     /// After `stop`, leaves the queue and returns soon. If the grant came first, returns the grant. The engine
     /// passes it to the caller, or undoes it if the caller has given up.
@@ -99,6 +99,9 @@ pub trait Backend: Debug + Display + Send + Sync + 'static {
     /// engine can drop it at any point. [`LockGuard::confirm`](leasehold_api::LockGuard::confirm) calls it,
     /// and for leases the engine does every [`Timing::look`]. Without that setting, the engine renews leases
     /// instead. By default the same as [`renew`](Self::renew).
+    ///
+    /// Send a new request to the store for each call. A reply from an earlier one is
+    /// [`ExtendedFrom`](Renewed::ExtendedFrom) its time, which ends no doubt that is younger, and confirms nothing.
     async fn look(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
         self.renew(holds).await
     }
@@ -204,14 +207,16 @@ pub struct Request {
     pub waits: bool,
     /// Whether [`Backend::acquire`] can give the request a place in the store's queue if the key is not free,
     /// because [`Backend::wait`] follows. This spares a store one write per wait. Never set for a try, for several
-    /// keys in one call, or with [`Waiting::Poll`].
+    /// keys in one call, with a cooldown, or with [`Waiting::Poll`].
     pub may_queue: bool,
     /// The number of tokens to set aside beyond the grant's own, because callers of this client wait and take
     /// over the hold one after another ([`Granted::reserved`]). Zero if no caller waits. A store may set aside
     /// fewer, or more.
     pub reserve: u16,
-    /// The time limit of the call, from its start. The engine gives the call up after it, and the outcome counts as
-    /// unknown. A store that can repeat a request elsewhere divides this time. [`Duration::MAX`] for a wait.
+    /// The time limit of the call, from its start: [`Timing::request_timeout`], and at most the shortest TTL of an
+    /// acquire. The engine gives the call up after it at the earliest, and the outcome counts as unknown. A call whose
+    /// caller has gone can be polled for longer. A store that can repeat a request elsewhere divides this time.
+    /// [`Duration::MAX`] for a wait.
     pub limit: Duration,
 }
 
@@ -342,8 +347,9 @@ pub struct HoldRef {
     pub unused: bool,
     /// The value of [`Granted::state`] for this hold. `None` also if the outcome of the attempt is unknown.
     pub state: Option<OpaqueState>,
-    /// The time limit of the call, as in [`Request::limit`]. For a renewal a third of the shortest TTL in the call,
-    /// or an eighth after a renewal without an answer, and at most [`Timing::request_timeout`].
+    /// The time limit of the call, as in [`Request::limit`]. For a renewal a third of the shortest TTL in the call, or an
+    /// eighth after a renewal without an answer. For a look the shortest TTL in the call. At most
+    /// [`Timing::request_timeout`]. The TTLs of one call differ by up to four times.
     pub limit: Duration,
 }
 
@@ -355,7 +361,9 @@ pub enum Renewed {
     /// request.
     Extended,
     /// The holder still has the key. Its lease lasts for its TTL from this time on the engine's clock, as in
-    /// [`Granted::asked_at`]. For a store that repeats a renewal, or replies from a recent one.
+    /// [`Granted::asked_at`]. For a store that repeats a renewal, or replies from a recent one. A time before the call
+    /// is no confirmation: [`confirm`](leasehold_api::LockGuard::confirm) calls again once, then fails. A store that
+    /// replies so to renewals therefore needs [`Timing::look`].
     ExtendedFrom(Moment),
     /// The holder no longer has the key, for this reason.
     Gone(LossReason),
@@ -394,8 +402,8 @@ impl ReleaseReply {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timing {
     /// The time limit of one call of the backend. After it, the outcome counts as unknown. The calls of
-    /// [`renew`](Backend::renew) and [`look`](Backend::look) for a short lease have a shorter limit
-    /// ([`HoldRef::limit`]).
+    /// [`acquire`](Backend::acquire), [`renew`](Backend::renew) and [`look`](Backend::look) for a short lease have a
+    /// shorter limit ([`Request::limit`], [`HoldRef::limit`]).
     pub request_timeout: Duration,
     /// How a waiter learns that the key may be free.
     pub waiting: Waiting,

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_api::{Capabilities, Error, ErrorKind, LeaseBounds, Lock as _, LockExt as _, Scope};
+use leasehold_api::{Capabilities, Error, ErrorKind, LeaseBounds, LockExt as _, Scope, Validity};
 use leasehold_engine::{
     Attempt, Backend, Engine, Events, Granted, HoldRef, ReleaseReply, Renewed, Request, Timing, TokioClock,
 };
@@ -23,6 +23,8 @@ struct Limits {
     acquires: Vec<Duration>,
     renewals: Vec<Duration>,
     looks: Vec<Duration>,
+    /// The TTL of each hold of a look, with the limit of its call.
+    looked: Vec<(Duration, Duration)>,
     releases: Vec<Duration>,
 }
 
@@ -80,10 +82,12 @@ impl Backend for Noting {
 
     async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
         self.note(|limits| &mut limits.renewals, holds.first().map(|hold| hold.limit));
+        let renewals = self.limits.lock().unwrap().renewals.len();
+        assert!(renewals < 1_000, "the engine renews without a pause");
         let now = self.events.get().unwrap().now();
         let renewed = match self.early {
             Some(early) => Renewed::ExtendedFrom(leasehold_engine::Moment::from_nanos(
-                now.as_nanos() - u64::try_from(early.as_nanos()).unwrap(),
+                now.as_nanos().saturating_sub(u64::try_from(early.as_nanos()).unwrap()),
             )),
             None => Renewed::Extended,
         };
@@ -92,6 +96,8 @@ impl Backend for Noting {
 
     async fn look(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
         self.note(|limits| &mut limits.looks, holds.first().map(|hold| hold.limit));
+        let looked = holds.iter().map(|hold| (hold.ttl.unwrap(), hold.limit));
+        self.limits.lock().unwrap().looked.extend(looked);
         holds.iter().map(|_| Ok(Renewed::Extended)).collect()
     }
 
@@ -111,13 +117,44 @@ async fn each_call_knows_its_limit() {
     guard.confirm().await.unwrap();
     sleep(seconds(3)).await;
     guard.release().await.unwrap();
-    drop(lock.key("k").acquire().await.unwrap());
-    sleep(seconds(1)).await;
+    for ttl in [6, 60] {
+        drop(lock.key("k").ttl(seconds(ttl)).acquire().await.unwrap());
+        sleep(Duration::from_millis(100)).await;
+    }
     let limits = limits.lock().unwrap();
-    assert_eq!(limits.acquires, [seconds(8); 2]);
+    assert_eq!(limits.acquires, [seconds(6), seconds(6), seconds(8)], "at most the TTL");
     assert_eq!(limits.renewals, [seconds(2)], "a third of the TTL");
     assert!(!limits.looks.is_empty() && limits.looks.iter().all(|limit| *limit == seconds(6)), "{limits:?}");
-    assert_eq!(limits.releases, [seconds(8); 2]);
+    assert_eq!(limits.releases, [seconds(8); 3]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_short_lease_does_not_shorten_the_looks_at_long_ones() {
+    let limits = Arc::default();
+    let lock = Noting::start(&limits, None);
+    let short = lock.key("short").ttl(seconds(1)).acquire().await.unwrap();
+    let long = lock.key("long").ttl(seconds(60)).acquire().await.unwrap();
+    sleep(seconds(10)).await;
+    let of = |ttl| {
+        let limits = limits.lock().unwrap();
+        limits.looked.iter().filter(|(of, _)| *of == ttl).map(|(_, limit)| *limit).collect::<Vec<_>>()
+    };
+    let (at_short, at_long) = (of(seconds(1)), of(seconds(60)));
+    assert!(!at_short.is_empty() && at_short.iter().all(|limit| *limit == seconds(1)), "{at_short:?}");
+    assert!(!at_long.is_empty() && at_long.iter().all(|limit| *limit == seconds(8)), "{at_long:?}");
+    drop((short, long));
+}
+
+/// The case of a session that is kept alive every third of its TTL and answers renewals from its last proof.
+#[tokio::test(start_paused = true)]
+async fn renewals_that_are_answered_from_an_old_proof_are_repeated_with_pauses() {
+    let limits = Arc::default();
+    let lock = Noting::start(&limits, Some(seconds(2)));
+    let guard = lock.key("k").acquire().await.unwrap();
+    sleep(seconds(10)).await;
+    assert_eq!(guard.validity(), Validity::Valid);
+    let renewals = limits.lock().unwrap().renewals.len();
+    assert!((4..=45).contains(&renewals), "{renewals} renewals in ten seconds of a lease of six");
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,7 +3,7 @@
 
 use std::collections::HashSet;
 use std::fmt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use leasehold_api::{
@@ -75,6 +75,9 @@ struct Asked {
     renewals: usize,
     ended: HashSet<LockKey>,
     silent: bool,
+    /// How much older than its request an answer is, and how many further answers are.
+    early: Duration,
+    early_answers: usize,
 }
 
 #[derive(Debug)]
@@ -82,14 +85,22 @@ struct Store {
     asked: Arc<Mutex<Asked>>,
     capabilities: Capabilities,
     look: Option<Duration>,
+    events: OnceLock<Events>,
 }
 
 impl Store {
     fn answers(&self, holds: &[HoldRef]) -> Vec<Result<Renewed, Error>> {
-        let asked = self.asked.lock().unwrap();
+        let mut asked = self.asked.lock().unwrap();
+        let mut extended = Renewed::Extended;
+        if asked.early_answers > 0 {
+            asked.early_answers -= 1;
+            let (now, early) = (self.events.get().unwrap().now(), asked.early);
+            let early = u64::try_from(early.as_nanos()).unwrap();
+            extended = Renewed::ExtendedFrom(Moment::from_nanos(now.as_nanos() - early));
+        }
         let answer = |hold: &HoldRef| match asked.ended.contains(&hold.key) {
             true => Renewed::Gone(LossReason::Gone),
-            false => Renewed::Extended,
+            false => extended,
         };
         holds.iter().map(|hold| Ok(answer(hold))).collect()
     }
@@ -119,7 +130,9 @@ impl Backend for Store {
         timing
     }
 
-    fn attach(&self, _: Events) {}
+    fn attach(&self, events: Events) {
+        self.events.set(events).unwrap();
+    }
 
     async fn acquire(&self, requests: Vec<Request>) -> Vec<Result<Attempt, Error>> {
         requests.iter().map(|_| Ok(Attempt::Granted(Granted::with_token(None)))).collect()
@@ -150,7 +163,7 @@ fn engine(look: Option<Duration>, ttl: Duration) -> (Engine, Arc<Mutex<Asked>>, 
     let (asked, machine) = (Arc::default(), Machine::new());
     let mut capabilities = Capabilities::new(Scope::Network);
     capabilities.lease = Some(LeaseBounds::new(Some(ttl), SECOND / 10, SECOND * 86_400));
-    let store = Store { asked: Arc::clone(&asked), capabilities, look };
+    let store = Store { asked: Arc::clone(&asked), capabilities, look, events: OnceLock::new() };
     let engine = Engine::builder(store).clock(Arc::clone(&machine) as _).start().unwrap();
     (engine, asked, machine)
 }
@@ -299,4 +312,58 @@ async fn a_confirmation_that_is_not_answered_is_an_error_within_the_limit_of_a_c
     assert!(error.is_retryable());
     assert!(begun.elapsed() <= SECOND * 10, "{:?}", begun.elapsed());
     assert_eq!(guard.validity(), Validity::Valid, "it is not lost by that");
+}
+
+/// Sets how much older than their requests the next answers are.
+fn answer_early(asked: &Mutex<Asked>, early: Duration, answers: usize) {
+    let mut asked = asked.lock().unwrap();
+    (asked.early, asked.early_answers) = (early, answers);
+}
+
+/// Returns the number of calls of both kinds.
+fn calls(asked: &Mutex<Asked>) -> usize {
+    let asked = asked.lock().unwrap();
+    asked.looks.len() + asked.renewals
+}
+
+/// C9: the machine can have been stopped between the request that the answer is from and the doubt.
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_is_older_than_a_doubt_leaves_it() {
+    for look in [Some(SECOND * 5), None] {
+        let (engine, asked, machine) = engine(look, SECOND * 60);
+        let guard = hold(&engine, 1).await.remove(0);
+        sleep(SECOND * 5).await;
+        answer_early(&asked, SECOND * 3, usize::MAX);
+        let before = calls(&asked);
+        machine.set_wall_clock_ahead(SECOND * 30);
+        // The driver compares the clocks once a second.
+        sleep(SECOND * 2).await;
+        assert!(calls(&asked) > before, "{look:?}: the store was asked");
+        assert_eq!(guard.validity(), Validity::InDoubt, "{look:?}");
+        sleep(SECOND * 8).await;
+        assert_eq!(guard.validity(), Validity::Valid, "{look:?}: the answers are from after the doubt");
+        let made = calls(&asked) - before;
+        assert!(made <= 20, "{look:?}: {made} calls in ten seconds");
+        guard.release().await.unwrap();
+    }
+}
+
+/// C9: a confirmation is an answer to a request that was sent after the call.
+#[tokio::test(start_paused = true)]
+async fn an_answer_from_before_the_call_confirms_nothing() {
+    for look in [Some(SECOND * 5), None] {
+        let (engine, asked, _machine) = engine(look, SECOND * 600);
+        let guard = hold(&engine, 1).await.remove(0);
+        sleep(SECOND * 2).await;
+        answer_early(&asked, SECOND, usize::MAX);
+        let before = calls(&asked);
+        let error = guard.confirm().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Unavailable, "{look:?}: {error}");
+        assert!(error.message().contains("from an earlier request"), "{look:?}: {error}");
+        assert_eq!((calls(&asked) - before, guard.validity()), (2, Validity::Valid), "{look:?}");
+        answer_early(&asked, SECOND, 1);
+        guard.confirm().await.unwrap();
+        assert_eq!(calls(&asked) - before, 4, "{look:?}: the second answer is from after the call");
+        drop(guard);
+    }
 }

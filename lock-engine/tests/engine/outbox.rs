@@ -351,3 +351,64 @@ async fn closing_says_what_it_leaves_also_of_what_nobody_had_or_polls() {
     lock.close().await.unwrap_err();
     drop(releasing);
 }
+
+/// The key is blocked until the release, so the release does not wait for long after the repair.
+#[tokio::test(start_paused = true)]
+async fn a_release_that_waits_for_an_operator_follows_the_repair_soon() {
+    let net = Arc::new(PlainNet::default());
+    let lock = start(plain(&net));
+    let guard = lock.key("k").acquire().await.unwrap();
+    *net.fail_release.lock().unwrap() = Some(ErrorKind::NeedsOperator);
+    drop(guard);
+    sleep(seconds(600)).await;
+    assert!(!net.is_free());
+    *net.fail_release.lock().unwrap() = None;
+    // The longest pause between two retries, with its jitter.
+    sleep(seconds(11)).await;
+    assert!(net.is_free());
+}
+
+/// A store can refuse the release of a request for as long as a copy of it can arrive. A closing engine cannot stop that
+/// copy, but a hold of a caller is released within the limit, or is an error.
+#[tokio::test(start_paused = true)]
+async fn closing_does_not_wait_for_a_request_that_can_still_arrive() {
+    let net = Arc::new(PlainNet::default());
+    net.late_copies.store(true, SeqCst);
+    *net.fail_acquire.lock().unwrap() = Some(ErrorKind::Unavailable);
+    let lock = start(plain(&net));
+    lock.key("k").give_up_on_failure().acquire().await.unwrap_err();
+    sleep(seconds(60)).await;
+    assert!(net.calls() > 5, "the release is repeated: {} calls", net.calls());
+    let begun = Instant::now();
+    lock.close().await.unwrap();
+    assert!(begun.elapsed() < seconds(1), "{:?}", begun.elapsed());
+
+    *net.fail_acquire.lock().unwrap() = None;
+    let lock = start(plain(&net));
+    drop(lock.key("held").acquire().await.unwrap());
+    lock.close().await.unwrap_err();
+}
+
+/// A request that was sent can arrive after a release that failed. So the time after which its lease has certainly ended
+/// counts from the last answer, and the store can say that it does not know that time.
+#[tokio::test(start_paused = true)]
+async fn the_release_of_a_request_that_can_still_arrive_is_repeated_for_longer_than_its_lease() {
+    for (ttl, says_so) in [(1, true), (10, false)] {
+        let net = Arc::new(PlainNet::default());
+        net.late_copies.store(says_so, SeqCst);
+        *net.fail_release.lock().unwrap() = (!says_so).then_some(ErrorKind::Unavailable);
+        *net.fail_acquire.lock().unwrap() = Some(ErrorKind::Unavailable);
+        let lock = start(plain(&net).leases(seconds(ttl)));
+        lock.key("k").give_up_on_failure().acquire().await.unwrap_err();
+        sleep(seconds(120)).await;
+        let calls = net.calls();
+        sleep(seconds(11)).await;
+        assert!(net.calls() > calls, "a TTL of {ttl} s");
+        net.late_copies.store(false, SeqCst);
+        *net.fail_release.lock().unwrap() = None;
+        sleep(seconds(11)).await;
+        let calls = net.calls();
+        sleep(seconds(600)).await;
+        assert_eq!(net.calls(), calls, "a TTL of {ttl} s: it was answered");
+    }
+}

@@ -6,7 +6,10 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_api::{Capabilities, Error, ErrorKind, HolderId, Lock as _, LockExt as _, LockKey, Scope};
+use leasehold_api::{
+    Capabilities, Error, ErrorKind, HolderId, LeaseBounds, Lock as _, LockExt as _, LockKey, LossReason,
+    Scope,
+};
 use leasehold_engine::{
     Attempt, Backend, CancellationToken, Contended, Engine, Events, Granted, HoldRef, ReleaseReply, Renewed,
     Request, Timing, TokioClock, Waiting,
@@ -26,6 +29,9 @@ struct LineState {
     places: VecDeque<(LockKey, HolderId)>,
     calls: Vec<&'static str>,
     refuses_waits: bool,
+    refuses_releases: bool,
+    /// The key whose holds are gone at their next renewal.
+    loses: Option<&'static str>,
     /// How long the reply to an attempt takes.
     replies_take: Duration,
 }
@@ -53,6 +59,10 @@ impl Line {
 
     fn places(&self) -> usize {
         self.state.lock().unwrap().places.len()
+    }
+
+    fn places_of(&self, key: &str) -> usize {
+        self.state.lock().unwrap().places.iter().filter(|(of, _)| of.as_str() == key).count()
     }
 
     fn leave(&self, holder: HolderId) -> bool {
@@ -144,10 +154,19 @@ impl Backend for Queueing {
     }
 
     async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
-        holds.iter().map(|_| Ok(Renewed::Extended)).collect()
+        let loses = self.line.state.lock().unwrap().loses;
+        let answer = |hold: &HoldRef| match loses {
+            Some(key) if hold.key.as_str() == key => Renewed::Gone(LossReason::Gone),
+            _ => Renewed::Extended,
+        };
+        holds.iter().map(|hold| Ok(answer(hold))).collect()
     }
 
     async fn release(&self, holds: Vec<HoldRef>) -> Vec<Result<ReleaseReply, Error>> {
+        if self.line.state.lock().unwrap().refuses_releases {
+            let refused = || Error::new(ErrorKind::Unavailable, "the test refuses releases");
+            return holds.iter().map(|_| Err(refused())).collect();
+        }
         holds.iter().map(|hold| Ok(ReleaseReply::new(self.line.leave(hold.holder)))).collect()
     }
 
@@ -156,8 +175,17 @@ impl Backend for Queueing {
 
 /// Connects another client.
 fn client(line: &Arc<Line>) -> Engine {
+    start(line, None)
+}
+
+/// Connects another client, whose holds are leases of this TTL.
+fn leased(line: &Arc<Line>, ttl: Duration) -> Engine {
+    start(line, Some(LeaseBounds::new(Some(ttl), ms(100), ttl)))
+}
+
+fn start(line: &Arc<Line>, lease: Option<LeaseBounds>) -> Engine {
     let mut caps = Capabilities::new(Scope::Network);
-    caps.cooldown = true;
+    (caps.cooldown, caps.lease) = (true, lease);
     let backend = Queueing { line: Arc::clone(line), caps };
     Engine::builder(backend).clock(Arc::new(TokioClock::new())).start().unwrap()
 }
@@ -189,6 +217,9 @@ async fn only_a_caller_that_certainly_waits_for_one_key_takes_a_place() {
     assert_eq!(error.kind(), ErrorKind::Timeout);
     let error = b.keys(["k", "l"]).wait(ms(50)).acquire().await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout);
+    // The queued request of this caller could start its cooldown after a failed wait.
+    let cools = b.key("k").cooldown(ms(1)).wait(ms(50)).acquire().await.unwrap_err();
+    assert_eq!(cools.kind(), ErrorKind::Timeout);
     // This caller leaves if the wait finds a cooldown.
     let window = b.key("k").at_most_once_per(Duration::from_secs(3600)).wait(ms(50));
     assert_eq!(window.acquire().await.unwrap_err().kind(), ErrorKind::Timeout);
@@ -234,4 +265,81 @@ async fn a_place_is_given_up_with_its_caller() {
     assert_eq!(waiting.await.unwrap().unwrap_err().kind(), ErrorKind::Closed);
     assert_eq!(line.places(), 1, "after the end of its client");
     held.release().await.unwrap();
+}
+
+/// A place in the queue does not end with a lease, so its release is repeated until the store has carried it out.
+#[tokio::test(start_paused = true)]
+async fn a_place_is_given_up_however_long_its_release_fails() {
+    let line: Arc<Line> = Arc::default();
+    let (a, b) = (client(&line), leased(&line, Duration::from_secs(1)));
+    let held = a.key("k").acquire().await.unwrap();
+    {
+        let mut state = line.state.lock().unwrap();
+        (state.refuses_waits, state.refuses_releases) = (true, true);
+    }
+    b.key("k").give_up_on_failure().acquire().await.unwrap_err();
+    sleep(Duration::from_secs(60)).await;
+    assert_eq!(line.places(), 2);
+    line.state.lock().unwrap().refuses_releases = false;
+    // The longest pause between two retries, with its jitter.
+    sleep(Duration::from_secs(11)).await;
+    assert_eq!(line.places(), 1);
+    held.release().await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_place_is_given_up_when_an_earlier_key_is_lost() {
+    let line: Arc<Line> = Arc::default();
+    let (a, b) = (client(&line), leased(&line, Duration::from_secs(2)));
+    let first = a.key("k").acquire().await.unwrap();
+    let held = a.key("l").acquire().await.unwrap();
+    let waiting = tokio::spawn(async move { b.keys(["k", "l"]).acquire().await.map(drop) });
+    sleep(ms(1)).await;
+    first.release().await.unwrap();
+    sleep(ms(1)).await;
+    assert_eq!((line.calls().pop(), line.places_of("l")), (Some("wait at its place"), 2));
+    line.state.lock().unwrap().loses = Some("k");
+    let error = timeout(Duration::from_secs(10), waiting).await.unwrap().unwrap().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Lost);
+    sleep(ms(1)).await;
+    assert_eq!(line.places_of("l"), 1);
+    held.release().await.unwrap();
+}
+
+/// The engine releases on another runtime then, for a second of real time. A turn in which a busy machine takes longer is
+/// repeated.
+#[test]
+fn a_place_is_given_up_at_the_end_of_its_runtime() {
+    let given_up = (0..5).any(|_| is_given_up_with_its_runtime());
+    assert!(given_up, "the place stays");
+}
+
+fn is_given_up_with_its_runtime() -> bool {
+    let line: Arc<Line> = Arc::default();
+    let runtime =
+        || tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let (ours, theirs) = (runtime(), runtime());
+    let (a, held) = ours.block_on(async {
+        let a = client(&line);
+        let held = a.key("k").acquire().await.unwrap();
+        (a, held)
+    });
+    let b = theirs.block_on(async { client(&line) });
+    theirs.spawn(async move { b.key("k").acquire().await.map(drop) });
+    let comes = |limit: Duration, is_so: &dyn Fn() -> bool| {
+        let begun = std::time::Instant::now();
+        while !is_so() && begun.elapsed() < limit {
+            std::thread::sleep(ms(1));
+        }
+        is_so()
+    };
+    assert!(comes(Duration::from_secs(60), &|| line.calls().pop() == Some("wait at its place")));
+    assert_eq!(line.places(), 2);
+    theirs.shutdown_background();
+    let is_given_up = comes(Duration::from_secs(10), &|| line.places() == 1);
+    ours.block_on(async {
+        held.release().await.unwrap();
+        a.close().await.unwrap();
+    });
+    is_given_up
 }

@@ -23,7 +23,9 @@ pub(crate) fn begin(core: &Arc<Alive>, portable: &PortableHold) -> Result<Pendin
     let options = AcquireOptions::new().ttl(portable.ttl());
     core.check(Some(key), &options)?;
     let given = Request::new(key.clone(), portable.holder()).hold();
-    let given = HoldRef { token: Some(portable.token()), ttl: Some(portable.ttl()), ..given };
+    // The limit that the request's call has, too.
+    let limit = core.timing.request_timeout.min(portable.ttl());
+    let given = HoldRef { token: Some(portable.token()), ttl: Some(portable.ttl()), limit, ..given };
     let request = core.request(key, &options, false, core.queues.draw(key));
     let closed = |QueuesClosed| core.name_error(Error::closed(), Some(key));
     let mut hold = Hold::new(core, request, None, Phase::Pending);

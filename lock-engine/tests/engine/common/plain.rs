@@ -14,7 +14,7 @@ use leasehold_api::{
 };
 use leasehold_engine::{
     Attempt, Backend, Contended, Engine, Events, Granted, HoldRef, ReleaseReply, Renewed, Request, Timing,
-    TokioClock,
+    TokioClock, late_copy_error,
 };
 use tokio::time::sleep;
 
@@ -26,6 +26,8 @@ pub struct PlainNet {
     /// Acquires fail with this kind, with an unknown outcome.
     pub fail_acquire: Mutex<Option<ErrorKind>>,
     pub fail_release: Mutex<Option<ErrorKind>>,
+    /// Releases fail because a copy of the request can still arrive.
+    pub late_copies: AtomicBool,
     pub acquire_takes: Mutex<Duration>,
     pub release_takes: Mutex<Duration>,
     /// Delay of the reply after a release has been executed.
@@ -207,6 +209,9 @@ impl Backend for Plain {
         }
         if let Some(kind) = *self.net.fail_release.lock().unwrap() {
             return holds.iter().map(|_| Err(scripted(kind))).collect();
+        }
+        if self.net.late_copies.load(SeqCst) {
+            return holds.iter().map(|hold| Err(late_copy_error(&hold.key))).collect();
         }
         let answers = self.net.free(&holds);
         let takes = *self.net.release_replies_take.lock().unwrap();
