@@ -12,9 +12,9 @@ static OTHERS: RwLock<Vec<Scheme>> = RwLock::new(Vec::new());
 /// Registers the schemes of a store outside leasehold. [`connect`](crate::connect()) then opens URLs of these
 /// schemes, in the whole process. Use it in programs that open stores by URLs, such as the command.
 ///
-/// The scheme opens an engine, which `leasehold` starts as that of its own stores, so that metrics, hand-over and the
-/// command treat both alike. To use another [`Lock`](crate::Lock), such as a wrapper, make it from what
-/// [`connect`](crate::connect()) returns.
+/// The scheme opens an engine, and `leasehold` starts it like the engine of a built-in store. Metrics, hand-over and the
+/// command then treat both alike. To use another [`Lock`](crate::Lock), such as a wrapper, wrap the lock of
+/// [`connect`](crate::connect()).
 ///
 /// The store gets what a store of leasehold gets: the [parts of the URL](crate::engine::scheme::StoreUrl), with
 /// a parser of durations, and the [options](crate::engine::scheme::OpenOptions) of [`connect_with`]. Its errors

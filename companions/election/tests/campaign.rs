@@ -15,10 +15,11 @@ use leasehold_memory::{ClientSetup, Fault, MemoryStore, Op};
 use tokio::time::Instant;
 
 /// All kinds of errors after which a campaign goes on.
-const RECOVERABLE: [ErrorKind; 8] = [
+const RECOVERABLE: [ErrorKind; 9] = [
     ErrorKind::Unavailable,
     ErrorKind::OutcomeUnknown,
     ErrorKind::Capacity,
+    ErrorKind::NeedsOperator,
     ErrorKind::Deadlock,
     ErrorKind::PermissionDenied,
     ErrorKind::SchemaMissing,

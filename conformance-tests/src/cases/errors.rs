@@ -153,6 +153,7 @@ pub(crate) async fn a_failing_store_is_not_held(cx: &Context) {
         ErrorKind::SchemaMissing,
         ErrorKind::Corrupt,
         ErrorKind::Capacity,
+        ErrorKind::NeedsOperator,
         ErrorKind::Deadlock,
     ] {
         let key = cx.key();

@@ -43,7 +43,7 @@ const MOST_NAMED: usize = 20;
 pub(crate) struct PendingRelease {
     hold: HoldRef,
     /// The longest time until the store ends the hold by itself: its longest lease or cooldown. `None`
-    /// without a lease, and for a place in the store's queue, which does not end by itself.
+    /// without a lease. Also `None` for a place in the store's queue, which stays until its release.
     lasts: Option<Duration>,
     /// Marks the key as having an attempt with an unknown outcome. Set if this hold is such an attempt.
     /// Declared before the permit, and so dropped first, because the waiter that gets the permit no longer
@@ -289,7 +289,8 @@ impl Outbox {
     }
 
     /// Returns the keys of the holds that the store may still have. An attempt whose release is refused does
-    /// not count, because the store refused its request as well. Neither does one whose request can still arrive.
+    /// not count, because the store refused its request as well. An attempt whose request can still arrive does not
+    /// count either.
     pub(crate) fn left(&self) -> Vec<&LockKey> {
         let refused: HashSet<_> = self.refused.holders.iter().collect();
         let counts =
@@ -422,8 +423,8 @@ impl Outbox {
                 Err(error) => {
                     drop(entry.release.permit.take());
                     entry.batch = if answered { BATCH } else { asked.div_ceil(MAX_PARTS) };
-                    // Counts anew after an answer, because the request can arrive after this try. A late copy has no
-                    // known end.
+                    // Starts the time again after an answer, because the request can arrive after this try. If the
+                    // store reports a late copy, the time is not known.
                     if is_late_copy(&error) {
                         entry.over = None;
                     } else if answered && !entry.release.held && entry.over.is_some() {

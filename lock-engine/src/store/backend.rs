@@ -101,7 +101,7 @@ pub trait Backend: Debug + Display + Send + Sync + 'static {
     /// instead. By default the same as [`renew`](Self::renew).
     ///
     /// Send a new request to the store for each call. A reply from an earlier one is
-    /// [`ExtendedFrom`](Renewed::ExtendedFrom) its time, which ends no doubt that is younger, and confirms nothing.
+    /// [`ExtendedFrom`](Renewed::ExtendedFrom) its time. Such a reply does not end a younger doubt.
     async fn look(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
         self.renew(holds).await
     }

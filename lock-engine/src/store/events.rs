@@ -39,8 +39,8 @@ impl Events {
         Self { muted: Some(Arc::clone(muted)), ..self.clone() }
     }
 
-    /// Returns whether a test loses the hints of this client. A backend that wakes a waiter of its own by a notification
-    /// then ignores the notification. Always `false` outside of tests.
+    /// Returns whether a test loses the hints of this client. A backend that wakes its waiters by notifications then
+    /// ignores them. Always `false` outside of tests.
     #[must_use]
     pub fn loses_hints(&self) -> bool {
         #[cfg(feature = "test-util")]

@@ -8,8 +8,8 @@ use leasehold_api::{Error, ErrorKind, LockKey};
 /// Returns the error for [`Backend::release`](crate::Backend::release) while an earlier copy of the holder's request for
 /// `key` can still be granted. Its kind is [`Unavailable`](ErrorKind::Unavailable).
 ///
-/// The engine repeats the release. An engine that closes does not wait for it: it counts an attempt without a grant as
-/// done and names its key in a warning, because nothing can stop the copy and no caller gets its grant.
+/// The engine repeats the release. An engine that closes counts an attempt whose grant it has not seen as done, and names
+/// its key in a warning. Waiting would not stop the copy.
 #[must_use]
 pub fn late_copy_error(key: &LockKey) -> Error {
     let message = "an earlier request for this hold can still arrive at the store and be granted, so the release is repeated until it cannot";

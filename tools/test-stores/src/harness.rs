@@ -161,7 +161,7 @@ impl<S: PgStore> Faults for Server<S> {
     fn supports(&self) -> FaultSet {
         let mut faults = Disturbed::<S::Backend>::supports();
         (faults.restart, faults.hand_over_off, faults.late_requests) = (true, true, true);
-        // All notifications are hints, or ask `Events::loses_hints`. A wait in the server's queue ends with a reply.
+        // All notifications are hints, or follow `Events::loses_hints`. A wait in the server's queue ends with a reply.
         faults.mute = true;
         self.store.faults(&mut faults);
         faults
