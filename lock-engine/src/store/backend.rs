@@ -36,7 +36,8 @@ use crate::store::token::Reserved;
 ///   or a slow member of a cluster. After a `release` returned `Ok`, the store must not grant an earlier copy of
 ///   that holder's request. A store ends the connection that carried the request, or compares a number that
 ///   the release has changed. While a copy can still be granted, `release` returns an error, and the engine
-///   repeats it. With [`late_copy_error`](crate::late_copy_error) an engine that closes does not wait for it.
+///   repeats it. If the store cannot stop the copy, the error is [`late_copy_error`](crate::late_copy_error), for
+///   which an engine that closes does not wait.
 /// - **Replies are per request.** One key's failure does not affect another key. Return one reply for each
 ///   request, in the order of the requests.
 /// - **An error means "not known to be held"**. The answer for a key that another client holds is

@@ -44,10 +44,10 @@ impl Events {
     #[must_use]
     pub fn loses_hints(&self) -> bool {
         #[cfg(feature = "test-util")]
-        let is_muted = self.muted.as_ref().is_some_and(|muted| muted.load(Ordering::Acquire));
-        #[cfg(not(feature = "test-util"))]
-        let is_muted = false;
-        is_muted
+        if let Some(muted) = &self.muted {
+            return muted.load(Ordering::Acquire);
+        }
+        false
     }
 
     /// Returns the engine that gets a hint. `None` if the engine is gone, or the hint is lost.

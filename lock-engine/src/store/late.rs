@@ -6,7 +6,9 @@ use std::fmt;
 use leasehold_api::{Error, ErrorKind, LockKey};
 
 /// Returns the error for [`Backend::release`](crate::Backend::release) while an earlier copy of the holder's request for
-/// `key` can still be granted. Its kind is [`Unavailable`](ErrorKind::Unavailable).
+/// `key` can still be granted, and the store cannot stop that copy. Its kind is
+/// [`Unavailable`](ErrorKind::Unavailable). If the store can stop the copy, for example by the end of a session, it returns
+/// another error until it has.
 ///
 /// The engine repeats the release. An engine that closes counts an attempt whose grant it has not seen as done, and names
 /// its key in a warning. Waiting would not stop the copy.

@@ -242,7 +242,12 @@ fn freed(
     before: &BeforeRelease<'_>,
 ) -> Result<ReleaseReply, Error> {
     if row.is_none() && before.may_be_granted(hold) {
-        return Err(late_copy_error(&hold.key));
+        // The request of a known session is answered, or ends with that session.
+        if common.registry.is_hidden(hold) {
+            return Err(late_copy_error(&hold.key));
+        }
+        let message = "the session that was asked for this hold did not answer before the release, so it may still be granted, and the release is repeated";
+        return Err(Error::new(ErrorKind::Unavailable, message).with_key(&hold.key));
     }
     let number: Result<i32, _> = row.map_or(Ok(0), |row| row.try_get(at));
     common.registry.ended(hold.holder);

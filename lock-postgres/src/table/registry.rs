@@ -93,6 +93,14 @@ impl RegistryState {
                 may_run && grant.release.hold == *hold
             })
     }
+
+    /// Returns whether only a session that a pooler hides might still run the request for this hold.
+    fn is_hidden(&self, hold: &HoldId, now: Instant) -> bool {
+        let grants = || self.unconfirmed.iter().filter(|grant| grant.release.hold == *hold);
+        !self.in_flight.iter().any(|batch| batch.contains(hold))
+            && grants().all(|grant| grant.session.is_none())
+            && grants().any(|grant| grant.is_hidden_at(now))
+    }
 }
 
 impl Registry {
@@ -176,6 +184,12 @@ impl Registry {
     /// the hold was released.
     pub(super) fn is_undecided(&self, hold: &HoldId) -> bool {
         self.state().is_undecided(hold, Instant::now())
+    }
+
+    /// Returns whether only a session that a pooler hides might still run the request for this hold. This client cannot
+    /// end that session.
+    pub(super) fn is_hidden(&self, hold: &HoldId) -> bool {
+        self.state().is_hidden(hold, Instant::now())
     }
 
     /// Notes which of `holds` are [undecided](Self::is_undecided) before their release is sent.
@@ -384,6 +398,11 @@ mod tests {
         let hidden: Vec<_> = registry.unconfirmed().iter().map(|grant| grant.is_hidden_at(now)).collect();
         assert_eq!(hidden, [false, true]);
         assert!(!registry.unconfirmed()[1].is_hidden_at(now + time * 2));
+        assert_eq!([1, 2, 3].map(|n| registry.is_hidden(&hold(n))), [false, true, false]);
+        let acquiring = registry.in_flight(vec![hold(2)], DoubtPeriod { session: None, time });
+        assert!(!registry.is_hidden(&hold(2)), "its answer can still come");
+        drop(acquiring);
+        assert!(registry.is_hidden(&hold(2)));
     }
 
     #[test]
