@@ -111,6 +111,30 @@ async fn a_stall_of_open_connections_spares_later_ones_and_delivers_after_their_
 }
 
 #[tokio::test]
+async fn a_connection_that_stalls_after_words_passes_them_and_holds_the_next_request() {
+    let (database, proxy, url) = database_behind_proxy().await;
+    let mut connection = PgConnection::connect(&url).await.unwrap();
+    sqlx::raw_sql("CREATE TABLE thing (a int)").execute(&mut connection).await.unwrap();
+    proxy.stall_open_after("BEGIN");
+    ask(&mut connection).await.unwrap();
+    sqlx::raw_sql("BEGIN").execute(&mut connection).await.unwrap();
+    assert_eq!(proxy.traffic().held, 0);
+    let work = tokio::spawn(async move {
+        sqlx::raw_sql("INSERT INTO thing VALUES (1); COMMIT").execute(&mut connection).await.map(drop)
+    });
+    let held = async {
+        while proxy.traffic().held == 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(Duration::from_secs(60), held).await.expect("the next request must reach the proxy");
+    assert_eq!((count(&database).await, work.is_finished()), (0, false));
+    proxy.restore();
+    work.await.unwrap().unwrap();
+    assert_eq!(count(&database).await, 1);
+}
+
+#[tokio::test]
 async fn stalled_replies_come_later_but_the_work_is_done() {
     let (database, proxy, url) = database_behind_proxy().await;
     let mut connection = PgConnection::connect(&url).await.unwrap();
