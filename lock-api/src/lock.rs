@@ -228,7 +228,8 @@ pub trait Lock: Debug + Display + Send + Sync + 'static {
     /// # Errors
     ///
     /// [`OutcomeUnknown`](crate::ErrorKind::OutcomeUnknown) if the store did not confirm every release in time.
-    /// The lock is closed even then.
+    /// The lock is closed even then. A request that can still arrive at the store, for example behind a pooler, counts
+    /// as released if the store cannot stop it. A warning names its key.
     ///
     /// # Cancel safety
     ///
