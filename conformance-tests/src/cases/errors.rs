@@ -6,7 +6,7 @@ use std::time::Duration;
 use leasehold_api::{AcquireOptions, ErrorKind, Fencing, LockExt as _, MAX_LABEL_BYTES, Mode, Requirements};
 
 use crate::case::Need;
-use crate::context::{NO_ANSWER, Context, acquire_for, attempt_at, fails};
+use crate::context::{Context, NO_ANSWER, acquire_for, attempt_at, fails};
 use crate::harness::{Fault, Op};
 use crate::inconclusive::Answered as _;
 
@@ -42,7 +42,9 @@ pub(crate) async fn no_name_shows_a_password(cx: &Context) {
     let key = cx.key();
     let guard = cx.take(&a, &key).await;
     let error = fails(acquire_for(&b, &key, Duration::ZERO).await, &[ErrorKind::Timeout]);
-    for text in [a.to_string(), format!("{a:?}"), error.to_string(), format!("{error:?}"), format!("{guard:?}")] {
+    for text in
+        [a.to_string(), format!("{a:?}"), error.to_string(), format!("{error:?}"), format!("{guard:?}")]
+    {
         // Finds the password in `scheme://user:password@host`.
         let password = text.split("://").skip(1).find_map(|rest| {
             let authority = rest.split(['/', ' ', '"']).next()?;
