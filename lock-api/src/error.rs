@@ -458,11 +458,11 @@ mod tests {
     #[test]
     fn every_kind_says_whether_it_passes_and_whether_it_can_recover() {
         use ErrorKind::{
-            Capacity, Closed, Corrupt, Deadlock, InvalidKey, InvalidOption, Lost, NoRuntime, NotDue,
-            OutcomeUnknown, PermissionDenied, SchemaMissing, Timeout, Unavailable, Unsupported,
+            Capacity, Closed, Corrupt, Deadlock, InvalidKey, InvalidOption, Lost, NeedsOperator, NoRuntime,
+            NotDue, OutcomeUnknown, PermissionDenied, SchemaMissing, Timeout, Unavailable, Unsupported,
         };
         let passes = [Timeout, NotDue, OutcomeUnknown, Deadlock, Capacity, Unavailable];
-        let is_repaired = [Lost, SchemaMissing, PermissionDenied, Corrupt];
+        let is_repaired = [Lost, NeedsOperator, SchemaMissing, PermissionDenied, Corrupt];
         let stays = [InvalidKey, InvalidOption, Unsupported, Closed, NoRuntime];
         let said = |kind: &ErrorKind| (kind.is_transient(), kind.can_recover());
         assert!(passes.iter().all(|kind| said(kind) == (true, true)));
@@ -472,8 +472,8 @@ mod tests {
             // No `_` arm: a new kind has to be put into one of the lists above.
             match kind {
                 InvalidKey | InvalidOption | Timeout | NotDue | Lost | OutcomeUnknown | Deadlock
-                | Unsupported | Capacity | SchemaMissing | PermissionDenied | Unavailable | Corrupt
-                | Closed | NoRuntime => {}
+                | Unsupported | Capacity | NeedsOperator | SchemaMissing | PermissionDenied | Unavailable
+                | Corrupt | Closed | NoRuntime => {}
             }
         }
     }
