@@ -239,7 +239,8 @@ impl Driver {
             let mut answers = answers.ok().and_then(Result::ok).unwrap_or_default().into_iter();
             let left = |mut release: PendingRelease| {
                 match answers.next() {
-                    Some(Ok(Attempt::Contended(contended))) if !contended.queued => return None,
+                    Some(Ok(Attempt::Contended(contended))) if contended.queued => release.queued(),
+                    Some(Ok(Attempt::Contended(_))) => return None,
                     Some(Ok(Attempt::Refused(_))) if !release.is_queued => return None,
                     Some(Ok(Attempt::Granted(granted))) => release.granted(granted),
                     _ => {}

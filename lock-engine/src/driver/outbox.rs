@@ -118,10 +118,14 @@ impl PendingRelease {
     /// store's queue before.
     pub(crate) fn outcome_unknown(&mut self, unconfirmed: UnconfirmedAttempt, is_queued: bool) {
         self.unconfirmed = Some(unconfirmed);
-        self.is_queued = is_queued;
         if is_queued {
-            self.lasts = None;
+            self.queued();
         }
+    }
+
+    /// Notes that the request has a place in the store's queue.
+    pub(crate) fn queued(&mut self) {
+        (self.is_queued, self.lasts) = (true, None);
     }
 
     /// Takes the permit out, to pass it on before the first try. The next waiter then calls the store at once.

@@ -270,21 +270,25 @@ async fn a_place_is_given_up_with_its_caller() {
 /// A place in the queue does not end with a lease, so its release is repeated until the store has carried it out.
 #[tokio::test(start_paused = true)]
 async fn a_place_is_given_up_however_long_its_release_fails() {
-    let line: Arc<Line> = Arc::default();
-    let (a, b) = (client(&line), leased(&line, Duration::from_secs(1)));
-    let held = a.key("k").acquire().await.unwrap();
-    {
-        let mut state = line.state.lock().unwrap();
-        (state.refuses_waits, state.refuses_releases) = (true, true);
+    for leaves_before_the_reply in [false, true] {
+        let line: Arc<Line> = Arc::default();
+        let (a, b) = (client(&line), leased(&line, Duration::from_secs(1)));
+        let held = a.key("k").acquire().await.unwrap();
+        {
+            let mut state = line.state.lock().unwrap();
+            (state.refuses_waits, state.refuses_releases) = (true, true);
+            state.replies_take = if leaves_before_the_reply { ms(20) } else { Duration::ZERO };
+        }
+        let left = timeout(ms(10), b.key("k").give_up_on_failure().acquire()).await;
+        assert_eq!(left.is_err(), leaves_before_the_reply, "{left:?}");
+        sleep(Duration::from_secs(60)).await;
+        assert_eq!(line.places(), 2, "left before the reply: {leaves_before_the_reply}");
+        line.state.lock().unwrap().refuses_releases = false;
+        // The longest pause between two retries, with its jitter.
+        sleep(Duration::from_secs(11)).await;
+        assert_eq!(line.places(), 1, "left before the reply: {leaves_before_the_reply}");
+        held.release().await.unwrap();
     }
-    b.key("k").give_up_on_failure().acquire().await.unwrap_err();
-    sleep(Duration::from_secs(60)).await;
-    assert_eq!(line.places(), 2);
-    line.state.lock().unwrap().refuses_releases = false;
-    // The longest pause between two retries, with its jitter.
-    sleep(Duration::from_secs(11)).await;
-    assert_eq!(line.places(), 1);
-    held.release().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
