@@ -126,7 +126,9 @@ impl MutantStore {
     fn new(kind: MutantKind) -> Self {
         let fault = match kind {
             MutantKind::Backend { fault, .. } => fault,
-            MutantKind::Lock(_) => BackendFault::None,
+            // The small lock undoes an attempt only after its reply, so a store that refuses late copies would hide a
+            // mutant that undoes the attempt earlier.
+            MutantKind::Lock(_) => BackendFault::LateCopyIsGranted,
         };
         Self { server: Server::new(fault), kind }
     }
