@@ -96,10 +96,10 @@ impl RegistryState {
 
     /// Returns whether only a session that a pooler hides might still run the request for this hold.
     fn is_hidden(&self, hold: &HoldId, now: Instant) -> bool {
-        let grants = || self.unconfirmed.iter().filter(|grant| grant.release.hold == *hold);
+        let is_of = |grant: &&UnconfirmedGrant| grant.release.hold == *hold;
         !self.in_flight.iter().any(|batch| batch.contains(hold))
-            && grants().all(|grant| grant.session.is_none())
-            && grants().any(|grant| grant.is_hidden_at(now))
+            && self.unconfirmed.iter().filter(is_of).all(|grant| grant.session.is_none())
+            && self.unconfirmed.iter().filter(is_of).any(|grant| grant.is_hidden_at(now))
     }
 }
 
