@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use leasehold_api::{AcquireOptions, Error, ErrorKind, LockExt as _, LockGuard, LockKey, LossReason, MultiGuard, Validity};
+use leasehold_api::{
+    AcquireOptions, Error, ErrorKind, LockExt as _, LockGuard, LockKey, LossReason, MultiGuard, Validity,
+};
 
 use crate::context::{Context, acquire_all_for, fails, joined};
 use crate::harness::{Fault, Op};
@@ -79,7 +81,10 @@ pub(crate) async fn all_or_none(cx: &Context) {
         let (outcome, took) = cx.timed(cx.within("a budgeted wait", budget, waiting)).await;
         let error = fails(outcome, cx.budget_ended());
         assert!(took >= budget, "{took:?}");
-        assert!(error.kind() != ErrorKind::Timeout || error.key() == Some(&keys[i]), "names another key: {error}");
+        assert!(
+            error.kind() != ErrorKind::Timeout || error.key() == Some(&keys[i]),
+            "names another key: {error}"
+        );
         for (j, key) in keys.iter().enumerate() {
             if j != i {
                 cx.undone(&c, key).await;

@@ -87,10 +87,8 @@ pub(crate) async fn of_several_names_the_lost_one(cx: &Context) {
     let guards = guards.answered("free");
     cx.within("a confirmation", cx.call_limit(), guards.confirm()).await.answered("held");
     cx.lose(&keys[1], LossReason::Gone).await;
-    let error = fails(
-        cx.within("a confirmation", cx.call_limit(), guards.confirm()).await,
-        &[ErrorKind::Lost],
-    );
+    let error =
+        fails(cx.within("a confirmation", cx.call_limit(), guards.confirm()).await, &[ErrorKind::Lost]);
     assert!(error.to_string().contains(keys[1].as_str()), "the lost key is named: {error}");
 }
 

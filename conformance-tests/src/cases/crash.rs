@@ -165,7 +165,10 @@ mod on_unix {
             assert!(token > last, "the token {token} comes after {last}, which another process had before");
             cx.give(guard).await;
             last = child.take(cx, &key).await;
-            assert!(last > token, "a new process got the token {last} after {token}, which another process had before");
+            assert!(
+                last > token,
+                "a new process got the token {last} after {token}, which another process had before"
+            );
             // Every other child is killed while it holds the lock.
             if round % 2 == 0 {
                 child.kill();

@@ -366,7 +366,8 @@ pub(crate) async fn a_ttl_counts_to_the_millisecond(cx: &Context) {
     let bounds = cx.lease();
     let part = Duration::from_millis(900);
     // A TTL with a fraction of a second, if the bounds allow one.
-    let ttl = if cx.ttl() + part <= bounds.max { cx.ttl() + part } else { cx.ttl() - Duration::from_millis(100) };
+    let ttl =
+        if cx.ttl() + part <= bounds.max { cx.ttl() + part } else { cx.ttl() - Duration::from_millis(100) };
     let ttl = ttl.max(bounds.min);
     let (b, client, key) = (cx.client().await, cx.faulty().await, cx.key());
     let asked = Instant::now();
@@ -377,7 +378,11 @@ pub(crate) async fn a_ttl_counts_to_the_millisecond(cx: &Context) {
     let early = attempt_at(&b, &key).await.answered("a held key is no error");
     // Checks only a try before the lease's end, because a slow machine can delay the try.
     if asked.elapsed() < ttl {
-        assert!(early.is_none(), "a lease of {ttl:?} was taken over {:?} after it was asked for", asked.elapsed());
+        assert!(
+            early.is_none(),
+            "a lease of {ttl:?} was taken over {:?} after it was asked for",
+            asked.elapsed()
+        );
     }
     drop(early);
     let guard = cx.free_within(&b, &key, Duration::from_millis(50)).await;

@@ -347,7 +347,11 @@ pub(crate) async fn grows_across_a_restart(cx: &Context) {
         let next = cx.client().await;
         for _ in 0..2 {
             let guard = cx.free_within(&next, &key, cx.call_limit()).await;
-            assert!(guard.token() > last, "{:?} after {last:?}, which was given before the restart", guard.token());
+            assert!(
+                guard.token() > last,
+                "{:?} after {last:?}, which was given before the restart",
+                guard.token()
+            );
             last = guard.token();
             cx.give(guard).await;
         }

@@ -127,14 +127,8 @@ pub(crate) async fn long_ones_are_not_cut(cx: &Context) {
 
 pub(crate) async fn composites_are_unambiguous(cx: &Context) {
     let (a, b) = cx.two().await;
-    let lists: [&[&str]; 6] = [
-        &["a:b", "c"],
-        &["a", "b:c"],
-        &["a", "b", "c"],
-        &["a", "bc"],
-        &["ab", "c"],
-        &["a%3Ab", "c"],
-    ];
+    let lists: [&[&str]; 6] =
+        [&["a:b", "c"], &["a", "b:c"], &["a", "b", "c"], &["a", "bc"], &["ab", "c"], &["a%3Ab", "c"]];
     let mut guards = Vec::new();
     for list in lists {
         guards.push(cx.take(&a, &LockKey::from_parts(list).expect("valid parts")).await);

@@ -176,7 +176,10 @@ pub(crate) async fn failing_renewals_do_not_delay_it(cx: &Context) {
             }
             cx.within(&format!("the lost signal, renewals of {fault:?}"), left, guard.lost()).await;
             let fired = start.elapsed();
-            assert!(fired + cx.slack() >= left, "lost {fired:?} into a lease that lasts {left:?}, by {fault:?}");
+            assert!(
+                fired + cx.slack() >= left,
+                "lost {fired:?} into a lease that lasts {left:?}, by {fault:?}"
+            );
             assert_eq!(guard.validity(), Validity::Lost);
         }
     }

@@ -159,7 +159,9 @@ pub(crate) async fn concerns_its_own_grant_alone(cx: &Context) {
 pub(crate) async fn outlives_a_failed_attempt(cx: &Context) {
     let a = cx.faulty().await;
     let limit = limit(cx);
-    for fault in [Fault::Refuse(ErrorKind::Unavailable), Fault::Error(ErrorKind::Unavailable), Fault::LoseReply] {
+    for fault in
+        [Fault::Refuse(ErrorKind::Unavailable), Fault::Error(ErrorKind::Unavailable), Fault::LoseReply]
+    {
         let key = cx.key();
         a.faults.script(Op::Acquire, fault);
         let guard = a.lock.acquire(&key, &cx.patient().max_hold(limit)).await.answered("it is asked again");

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use leasehold_api::{
-    AcquireOptions, Error, ErrorKind, HoldInfo, KeyInfo, Lock, LockGuard, LockKey, LossReason, MAX_LABEL_BYTES,
-    Validity,
+    AcquireOptions, Error, ErrorKind, HoldInfo, KeyInfo, Lock, LockGuard, LockKey, LossReason,
+    MAX_LABEL_BYTES, Validity,
 };
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
@@ -44,7 +44,10 @@ impl Observer {
         let lock = Arc::clone(&self.lock);
         let mut info = self.sees(cx, what, Duration::ZERO).await;
         while holder(&info).and_then(|hold| hold.holder) != Some(guard.holder()) {
-            let next = Self { look: tokio::spawn(next(Arc::clone(&lock), info, cx.patience())), lock: Arc::clone(&lock) };
+            let next = Self {
+                look: tokio::spawn(next(Arc::clone(&lock), info, cx.patience())),
+                lock: Arc::clone(&lock),
+            };
             info = next.sees(cx, what, Duration::ZERO).await;
         }
         assert_eq!(holder(&info).and_then(|hold| hold.token), guard.token());
@@ -122,7 +125,11 @@ pub(crate) async fn a_waiting_look_ends_with_its_time(cx: &Context) {
             None => KeyInfo::free(key.clone()),
         };
         for at_most in [Duration::ZERO, cx.short_wait()] {
-            let looked = cx.timed(cx.within("an unchanged key", at_most + cx.handover(), admin(&b).changed(&seen, at_most)));
+            let looked = cx.timed(cx.within(
+                "an unchanged key",
+                at_most + cx.handover(),
+                admin(&b).changed(&seen, at_most),
+            ));
             let (changed, took) = looked.await;
             assert_eq!(changed.answered("the store answers"), None, "no change");
             assert!(took >= at_most, "ended after {took:?} of {at_most:?}");

@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold_api::{AcquireOptions, ErrorKind, OnCooldown};
 use tokio::time::Instant;
 
-use crate::context::{NO_ANSWER, Context, acquire_all_for, acquire_for, attempt_at, fails};
+use crate::context::{Context, NO_ANSWER, acquire_all_for, acquire_for, attempt_at, fails};
 use crate::harness::{Fault, Op};
 use crate::inconclusive::Answered as _;
 

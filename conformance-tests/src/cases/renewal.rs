@@ -128,7 +128,10 @@ pub(crate) async fn for_a_shorter_ttl_counts_unanswered(cx: &Context) {
         // The request is under way. No reply arrives from this time.
         cx.settle().await;
         let left = guard.remaining();
-        assert!(left.is_some_and(|left| left <= shorter), "{left:?} is left, and the store may count {shorter:?}");
+        assert!(
+            left.is_some_and(|left| left <= shorter),
+            "{left:?} is left, and the store may count {shorter:?}"
+        );
         a.faults.silence(true);
         let successor = cx.free_within(&b, &key, cx.ttl() + cx.handover()).await;
         assert_eq!(

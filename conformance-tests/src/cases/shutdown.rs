@@ -142,7 +142,9 @@ pub(crate) async fn repeats_a_release_that_is_not_answered(cx: &Context) {
         let key = cx.key();
         let guard = cx.take(&a.lock, &key).await;
         a.faults.script(Op::Release, fault);
-        cx.within("a close", cx.call_limit(), a.lock.close()).await.answered("the store answers the second time");
+        cx.within("a close", cx.call_limit(), a.lock.close())
+            .await
+            .answered("the store answers the second time");
         cx.give(cx.take(&b, &key).await).await;
         drop(guard);
     }

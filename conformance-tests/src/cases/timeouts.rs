@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold_api::{AcquireOptions, DEFAULT_WAIT, ErrorKind, LockExt as _};
 use tokio::time::Instant;
 
-use crate::context::{NO_ANSWER, Context, acquire_for, attempt_at, fails};
+use crate::context::{Context, NO_ANSWER, acquire_for, attempt_at, fails};
 use crate::harness::{Fault, Op};
 use crate::inconclusive::Answered as _;
 
