@@ -75,6 +75,13 @@ fn above(rooms: &BTreeMap<String, Hits>, ceilings: &BTreeMap<String, usize>) -> 
     wrong
 }
 
+/// Returns the absolute paths of the files in git that match `pattern`.
+pub(crate) fn tracked(pattern: &str) -> Outcome<Vec<String>> {
+    let root = root();
+    let paths = passages::tracked(&root, pattern)?;
+    Ok(paths.iter().map(|path| root.join(path).display().to_string()).collect())
+}
+
 fn root() -> PathBuf {
     // Goes up two folders, because this package is `tools/xtask`.
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap_or(Path::new(".")).to_owned()

@@ -77,7 +77,8 @@ fn read(root: &Path, path: &str) -> Outcome<String> {
     fs::read_to_string(root.join(path)).map_err(|error| format!("cannot read {path}: {error}"))
 }
 
-fn tracked(root: &Path, pattern: &str) -> Outcome<Vec<String>> {
+/// Returns the paths of the files in git that match `pattern`.
+pub(super) fn tracked(root: &Path, pattern: &str) -> Outcome<Vec<String>> {
     let output = Command::new("git").arg("-C").arg(root).args(["ls-files", pattern]).output();
     let output = output.map_err(|error| format!("cannot start git: {error}"))?;
     if !output.status.success() {
