@@ -11,6 +11,7 @@ mod database;
 mod fresh;
 pub mod growth;
 mod guarded;
+mod isolation;
 mod observe;
 mod pgbouncer;
 mod port;
@@ -22,6 +23,7 @@ mod user;
 
 pub use cluster::{Cluster, ClusterOptions, StopMode};
 pub use database::{Database, fresh_database, ordinary_role, prepared_cluster, prepared_database};
+pub use isolation::isolationtester;
 pub use observe::{AdvisoryLock, Backend};
 pub use pgbouncer::{PgBouncer, PgBouncerOptions};
 pub use proxy::{Proxy, Traffic};

@@ -2,7 +2,7 @@
 
 use std::env;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 const INSTALL_POSTGRES: &str = "no PostgreSQL server binaries (initdb, postgres) found. Install them:
@@ -10,6 +10,11 @@ const INSTALL_POSTGRES: &str = "no PostgreSQL server binaries (initdb, postgres)
   Fedora, Red Hat: dnf install postgresql-server
   macOS:           brew install postgresql@17
 or let LEASEHOLD_PG_BIN name the directory that has them";
+
+const INSTALL_ISOLATIONTESTER: &str = "no isolationtester found beside the PostgreSQL server. Install it:
+  Debian, Ubuntu:  apt-get install postgresql-client-NN, with the server's version, such as postgresql-client-15
+  others:          the package with the directory pgxs/src/test/isolation of the server's version
+or let LEASEHOLD_PG_BIN name the directory `bin` of an installation that has it";
 
 const INSTALL_PGBOUNCER: &str = "no pgbouncer found. Install it:
   Debian, Ubuntu:  apt-get install pgbouncer
@@ -22,6 +27,9 @@ const INSTALL_CHROMIUM: &str = "no Chromium found. Install it:
   Fedora:          dnf install chromium-headless
   macOS:           brew install --cask chromium
 or let LEASEHOLD_CHROMIUM name the program, such as that of Google Chrome";
+
+/// Directories with the files for extensions, seen from the directory of `postgres`.
+const PGXS: [&str; 3] = ["../lib/pgxs", "../lib/postgresql/pgxs", "../lib64/pgsql/pgxs"];
 
 /// Names of the browser's program, the smallest one first.
 const CHROMIUM: [&str; 5] =
@@ -39,7 +47,7 @@ pub fn postgres() -> Result<PathBuf, String> {
         let missing = || format!("LEASEHOLD_PG_BIN names {}, which lacks the servers", chosen.display());
         return is_complete(&chosen).then(|| chosen.clone()).ok_or_else(missing);
     }
-    let mut places: Vec<PathBuf> = pg_config().into_iter().collect();
+    let mut places: Vec<PathBuf> = pg_config("--bindir").into_iter().collect();
     places.extend(newest_first("/usr/lib/postgresql", "", "bin"));
     places.extend(newest_first("/opt/homebrew/opt", "postgresql@", "bin"));
     places.extend(newest_first("/usr/local/opt", "postgresql@", "bin"));
@@ -47,6 +55,21 @@ pub fn postgres() -> Result<PathBuf, String> {
     places.extend(search_path());
     places.push("/usr/bin".into());
     places.into_iter().find(is_complete).ok_or_else(|| INSTALL_POSTGRES.to_owned())
+}
+
+/// Returns the path of Postgres' own program `isolationtester`, which runs the steps of concurrent sessions in every order.
+/// It belongs to the installation of the server.
+///
+/// # Errors
+///
+/// A message with the package to install, if it is missing.
+pub fn isolationtester() -> Result<PathBuf, String> {
+    let servers = postgres()?;
+    // The option prints a file in `pgxs/src/makefiles`.
+    let configured = pg_config("--pgxs").and_then(|file| file.ancestors().nth(3).map(Path::to_owned));
+    let directories = PGXS.iter().map(|place| servers.join(place)).chain(configured);
+    let mut programs = directories.map(|pgxs| pgxs.join("src/test/isolation/isolationtester"));
+    programs.find(|program| program.is_file()).ok_or_else(|| INSTALL_ISOLATIONTESTER.to_owned())
 }
 
 /// Returns the path of the program `pgbouncer`.
@@ -81,8 +104,9 @@ pub fn chromium() -> Result<PathBuf, String> {
     on_path.chain(apps).find(|program| program.is_file()).ok_or_else(|| INSTALL_CHROMIUM.to_owned())
 }
 
-fn pg_config() -> Option<PathBuf> {
-    let output = Command::new("pg_config").arg("--bindir").stderr(Stdio::null()).output().ok()?;
+/// Returns a path of the installation that `pg_config` in the search path belongs to.
+fn pg_config(option: &str) -> Option<PathBuf> {
+    let output = Command::new("pg_config").arg(option).stderr(Stdio::null()).output().ok()?;
     let text = String::from_utf8(output.stdout).ok()?;
     output.status.success().then(|| PathBuf::from(text.trim()))
 }
