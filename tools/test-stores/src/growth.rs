@@ -1,5 +1,4 @@
-//! Checks that no statement of a table store touches more pages if its table is large (`docs/hazards.md` H50). A new field
-//! of `Dialect` does not compile until it is listed here.
+//! Checks that no statement of a table store touches more pages if its table is large (`docs/hazards.md` H50).
 
 use leasehold_postgres::table::{Dialect, SETTINGS};
 use leasehold_postgres::{Identifier, schema};
@@ -7,6 +6,8 @@ use sqlx::PgConnection;
 use test_servers::fresh_database;
 use test_servers::growth::{Probe, assert_no_growth};
 use test_servers::sql::run;
+
+use crate::statements::rendered;
 
 const FEW: u32 = 1_000;
 
@@ -31,7 +32,7 @@ pub async fn assert_no_growth_of(
     run(&mut conn, SETTINGS).await;
     // Otherwise a scan starts where the previous one ended, and finds its rows by chance.
     run(&mut conn, "SET synchronize_seqscans = off").await;
-    let [small, large] = ["small", "large"].map(|schema| statements(dialect, more, schema));
+    let [small, large] = ["small", "large"].map(|schema| probes(dialect, more, schema));
     assert_no_growth(&mut conn, &small, &large).await;
 }
 
@@ -48,67 +49,10 @@ async fn fill(conn: &mut PgConnection, schema: &str, table: &str, rows: String) 
     run(&mut *conn, format!("VACUUM ANALYZE {name}")).await;
 }
 
-/// Returns all statements, rendered for `schema`.
-fn statements(dialect: &Dialect, more: &[(&'static str, &str)], schema: &str) -> Vec<Probe> {
-    let Dialect {
-        kind: _,
-        stores: _,
-        free,
-        among,
-        grant_one,
-        retake_one,
-        grant_free,
-        grant,
-        renew_early,
-        renew,
-        confirm,
-        relabel,
-        give_out,
-        adopt,
-        release_unawaited,
-        release_one,
-        release,
-        release_unlocked,
-        mark,
-        served,
-        force,
-        ask,
-        list,
-        purge,
-    } = dialect;
-    let all = [
-        ("grant_one", (*grant_one).to_owned()),
-        ("retake_one", (*retake_one).to_owned()),
-        ("grant_free", (*grant_free).to_owned()),
-        ("grant", grant.replace("{free}", "").replace("{among}", "")),
-        ("grant skipping", grant.replace("{free}", free).replace("{among}", among)),
-        ("renew", renew.replace("{skip}", "")),
-        ("renew skipping", renew.replace("{skip}", " SKIP LOCKED")),
-        ("confirm", (*confirm).to_owned()),
-        ("relabel", (*relabel).to_owned()),
-        ("release_unawaited", (*release_unawaited).to_owned()),
-        ("release_one", (*release_one).to_owned()),
-        ("release", (*release).to_owned()),
-        ("release_unlocked", (*release_unlocked).to_owned()),
-        ("mark", mark.replace("{skip}", "")),
-        ("mark skipping", mark.replace("{skip}", " SKIP LOCKED")),
-        ("served", (*served).to_owned()),
-        ("force", (*force).to_owned()),
-        ("ask", (*ask).to_owned()),
-        ("list", (*list).to_owned()),
-        ("inspect", (*list).to_owned()),
-        ("purge", (*purge).to_owned()),
-    ];
-    let some = [("renew_early", renew_early), ("give_out", give_out), ("adopt", adopt)];
-    let some = some.into_iter().filter_map(|(statement, text)| Some((statement, (*text)?.to_owned())));
-    let more = more.iter().map(|(statement, text)| (*statement, (*text).to_owned()));
-    let render = |(statement, text): (&'static str, String)| {
-        let token = format!("'{schema}.token'::regclass");
-        let text =
-            text.replace("{schema}", schema).replace("{token}", &token).replace("{channel}", "'growth'");
-        Probe::new(statement, text, &values_of(statement))
-    };
-    all.into_iter().chain(some).chain(more).map(render).collect()
+/// Returns all statements with their values, rendered for `schema`.
+fn probes(dialect: &Dialect, more: &[(&'static str, &str)], schema: &str) -> Vec<Probe> {
+    let probe = |(name, text): (&'static str, String)| Probe::new(name, text, &values_of(name));
+    rendered(dialect, more, schema).into_iter().map(probe).collect()
 }
 
 /// Returns the parameters with which a statement is measured, as SQL.

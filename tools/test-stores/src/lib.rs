@@ -5,4 +5,6 @@ pub mod counting;
 pub mod exclusion;
 pub mod growth;
 pub mod harness;
+pub mod permutations;
+mod statements;
 pub mod windows;
