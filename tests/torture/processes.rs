@@ -77,7 +77,7 @@ impl Workers {
 
     /// Waits until this worker is in a section, for at most [`AIM`].
     pub(crate) async fn aim(&self, at: usize) {
-        wait_for(|| self.is_in_section(at)).await;
+        wait_for(AIM, || self.is_in_section(at)).await;
     }
 
     /// Returns whether a caller of this worker has started a section and not ended it.
@@ -157,6 +157,9 @@ impl Drop for Workers {
 pub(crate) struct Commands {
     runners: Vec<Arc<Runner>>,
     threads: Vec<JoinHandle<()>>,
+    /// Time for which a kill waits for its victim to enter a section. Each miss doubles it, because on a busy machine
+    /// [`AIM`] is shorter than the start of a command, and each kill restarts the command.
+    aim: Duration,
 }
 
 #[derive(Debug)]
@@ -182,14 +185,15 @@ impl Commands {
             std::thread::spawn(move || runner.run(&program))
         };
         let threads = runners.iter().map(run).collect();
-        Self { runners, threads }
+        Self { runners, threads, aim: AIM }
     }
 
-    /// Waits up to [`AIM`] until a random command is in a section, then kills it. Returns whether it was in a section.
-    pub(crate) async fn kill(&self, random: &mut fastrand::Rng) -> bool {
+    /// Waits until a random command is in a section, for a limited time, then kills it. Returns whether it was in a
+    /// section.
+    pub(crate) async fn kill(&mut self, random: &mut fastrand::Rng) -> bool {
         let runner = &self.runners[random.usize(..RUNNERS)];
         let find = || runner.running().as_ref().is_some_and(|(_, record)| ends_in_section(record));
-        wait_for(find).await;
+        wait_for(self.aim, find).await;
         let record = {
             let mut running = runner.running();
             let Some((command, record)) = running.as_mut() else { return false };
@@ -197,8 +201,12 @@ impl Commands {
             record.clone()
         };
         // The kill also ends the child that writes the record, so the record is complete now.
-        wait_for(|| runner.running().as_ref().is_none_or(|(_, known)| *known != record)).await;
-        ends_in_section(&record)
+        wait_for(PATIENCE, || runner.running().as_ref().is_none_or(|(_, known)| *known != record)).await;
+        let was_in_section = ends_in_section(&record);
+        if !was_in_section {
+            self.aim = (self.aim * 2).min(PATIENCE);
+        }
+        was_in_section
     }
 
     /// Waits for the end of running commands, without starting new ones.
@@ -294,9 +302,9 @@ fn ends_in_section(path: &Path) -> bool {
     record::is_in_section(&String::from_utf8_lossy(&read().unwrap_or_default()))
 }
 
-async fn wait_for(mut is_so: impl FnMut() -> bool) {
+async fn wait_for(limit: Duration, mut is_so: impl FnMut() -> bool) {
     let begun = Instant::now();
-    while !is_so() && begun.elapsed() < AIM {
+    while !is_so() && begun.elapsed() < limit {
         tokio::time::sleep(PAUSE).await;
     }
 }
