@@ -114,7 +114,11 @@ mod tests {
     #[async_trait]
     impl StoreConfig for Own {
         async fn open(&self, options: &OpenOptions) -> Result<EngineBuilder, Error> {
-            SEEN.lock().unwrap().push((self.rest.clone(), self.ttl, options.is_look_only()));
+            SEEN.lock().unwrap_or_else(PoisonError::into_inner).push((
+                self.rest.clone(),
+                self.ttl,
+                options.is_look_only(),
+            ));
             StoreConfig::open(&MemoryStore::new(), options).await
         }
     }

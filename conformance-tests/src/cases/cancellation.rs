@@ -7,7 +7,7 @@ use std::time::Duration;
 use leasehold_api::{AcquireOptions, ErrorKind, Lock, LockExt as _, LockKey, MultiGuard, Validity};
 
 use super::polling::{dropped_after, each_poll};
-use crate::context::{Context, attempt_at, joined};
+use crate::context::{Context, attempt_at, fails, joined};
 use crate::harness::{Fault, FaultyClient, Op};
 use crate::inconclusive::Answered as _;
 

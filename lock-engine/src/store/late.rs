@@ -20,7 +20,7 @@ pub fn late_copy_error(key: &LockKey) -> Error {
 
 /// Returns whether a release failed with [`late_copy_error`].
 pub(crate) fn is_late_copy(error: &Error) -> bool {
-    StdError::source(error).is_some_and(|source| source.is::<LateCopy>())
+    StdError::source(error).is_some_and(<dyn StdError>::is::<LateCopy>)
 }
 
 /// The source by which the engine recognizes the error.
