@@ -81,6 +81,7 @@ pub(crate) async fn waiters_end_with_closed(cx: &Context) {
     };
     cx.settle().await;
     cx.within("a close", cx.call_limit(), b.close()).await.answered("the store answers");
+    cx.assert_valid(&guard);
     for waiter in waiters {
         let ended = cx.soon("the end of a wait", waiter.outcome()).await;
         fails(ended, &[ErrorKind::Closed]);

@@ -13,8 +13,11 @@ pub(crate) struct Failure {
 /// Message of a panic whose payload is not a string, such as a [`test_bounds::BoundPassed`].
 const NO_TEXT: &str = "Box<dyn Any>";
 
-/// Place and first words of the last panic of a conformance case that the machine was too slow to decide.
-const INCONCLUSIVE: (&str, &str) = ("conformance-tests/src/runner.rs:", "INCONCLUSIVE after ");
+/// Place of the last panic of a conformance case.
+const SUITE: &str = "conformance-tests/src/runner.rs:";
+
+/// Words in the message of a conformance case that the machine was too slow to decide, or that exceeded a bound.
+const LATE_CASE: [&str; 2] = ["INCONCLUSIVE after ", ": not within "];
 
 /// Returns the failed tests in the output of a test program.
 pub(crate) fn failures(output: &str) -> Vec<Failure> {
@@ -33,15 +36,15 @@ pub(crate) fn failures(output: &str) -> Vec<Failure> {
     failures.into_iter().map(|(test, lines)| Failure { test: test.to_owned(), late: late(&lines) }).collect()
 }
 
-/// Returns the first exceeded bound if each panic of the test is about such a bound, or the message of an inconclusive
-/// conformance case.
+/// Returns the first exceeded bound if each panic of the test is about such a bound, or the message of a late conformance
+/// case.
 fn late(lines: &[&str]) -> Option<String> {
     let is_panic = |at: &usize| lines[*at].starts_with("thread '") && lines[*at].contains(" panicked at ");
     let panics: Vec<usize> = (0..lines.len()).filter(is_panic).collect();
     // The runner of the suite panics last, after each attempt has failed in its own way.
     if let Some([place, message]) = panics.last().and_then(|at| lines.get(*at..at + 2))
-        && place.contains(INCONCLUSIVE.0)
-        && message.starts_with(INCONCLUSIVE.1)
+        && place.contains(SUITE)
+        && LATE_CASE.iter().any(|words| message.contains(words))
     {
         return Some((*message).to_owned());
     }
@@ -97,7 +100,7 @@ test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; 
     }
 
     #[test]
-    fn an_inconclusive_case_of_the_suite_is_late() {
+    fn an_inconclusive_case_of_the_suite_and_one_that_exceeds_a_bound_are_late() {
         let last = "thread 'b::c' (72) panicked at conformance-tests/src/runner.rs:82:50:\nINCONCLUSIVE after 3 attempts";
         let output = OUTPUT.replace("\nfailures:\n    a", &format!("\n{last}\n\nfailures:\n    a"));
         let late = |output: &str| failures(output).pop().unwrap().late;
@@ -106,6 +109,9 @@ test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; 
         assert_eq!(late(&elsewhere), None, "only the runner of the suite decides so");
         let next = format!("{last}\n\nthread 'b::c' (72) panicked at tests/a.rs:9:5:\ntwo holders");
         assert_eq!(late(&output.replace(last, &next)), None, "another panic follows");
+        let bound = "b::c (C4): the grant: not within 1s (waited 6s)";
+        let slow = output.replace("INCONCLUSIVE after 3 attempts", bound);
+        assert_eq!(late(&slow), Some(bound.to_owned()));
         assert_eq!(late(&output.replace("INCONCLUSIVE", "C1")), None, "a broken rule is not late");
     }
 
