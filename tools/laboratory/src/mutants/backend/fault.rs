@@ -251,7 +251,7 @@ impl BackendFault {
         (F::LateCopyIsGranted, "late-copy-is-granted", &["C23"]),
         (F::LateCopyIsGrantedForAMoment, "late-copy-is-granted-for-a-moment", &["C23"]),
         (F::TryQueues, "try-queues", &["C3"]),
-        (F::QueuedAcquireStays, "queued-acquire-stays", &["C5"]),
+        (F::QueuedAcquireStays, "queued-acquire-stays", &["C5", "C23"]),
     ];
 
     /// Returns whether the store reserves tokens for local callers.
@@ -259,9 +259,12 @@ impl BackendFault {
         matches!(self, Self::Reserves | Self::ReservesTooFew | Self::TellsOfNoRemoteWaiter)
     }
 
-    /// Returns whether the server grants a copy of a request that arrives after its release.
+    /// Returns whether the server grants a request that arrives, or is still queued, after its release.
     pub(crate) fn grants_late_copies(self) -> bool {
-        matches!(self, Self::LateCopyIsGranted | Self::LateCopyIsGrantedForAMoment)
+        matches!(
+            self,
+            Self::LateCopyIsGranted | Self::LateCopyIsGrantedForAMoment | Self::QueuedAcquireStays
+        )
     }
 
     /// Returns whether a contended acquire takes its place in the queue at once.
