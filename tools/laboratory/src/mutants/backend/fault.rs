@@ -261,10 +261,7 @@ impl BackendFault {
 
     /// Returns whether the server grants a request that arrives, or is still queued, after its release.
     pub(crate) fn grants_late_copies(self) -> bool {
-        matches!(
-            self,
-            Self::LateCopyIsGranted | Self::LateCopyIsGrantedForAMoment | Self::QueuedAcquireStays
-        )
+        matches!(self, Self::LateCopyIsGranted | Self::LateCopyIsGrantedForAMoment | Self::QueuedAcquireStays)
     }
 
     /// Returns whether a contended acquire takes its place in the queue at once.
