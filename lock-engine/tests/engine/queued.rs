@@ -30,7 +30,7 @@ struct LineState {
     calls: Vec<&'static str>,
     refuses_waits: bool,
     refuses_releases: bool,
-    /// The key whose holds are gone at their next renewal.
+    /// The key whose holds the store reports as gone at their next renewal.
     loses: Option<&'static str>,
     /// How long the reply to an attempt takes.
     replies_take: Duration,

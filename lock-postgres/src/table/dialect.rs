@@ -99,8 +99,8 @@ pub struct Dialect {
     /// Checks whether holds are still held, without writing.
     ///
     /// - Parameters: `$1` keys, `$2` holders.
-    /// - Returns: `key`, `holder`, `asked` of each hold that is still held. `asked` is true if its holder has a
-    ///   request to release.
+    /// - Returns: `key`, `holder`, `asked` of each hold that is still held. `asked` tells whether somebody has asked
+    ///   the holder to release it.
     pub confirm: &'static str,
     /// Replaces the label of one hold.
     ///
