@@ -99,8 +99,8 @@ pub struct Dialect {
     /// Checks whether holds are still held, without writing.
     ///
     /// - Parameters: `$1` keys, `$2` holders.
-    /// - Returns: `key`, `holder`, `asked` of each hold that is still held. `asked` tells whether somebody has asked
-    ///   the holder to release it.
+    /// - Returns: `key`, `holder`, `asked` of each hold that is still held. `asked` is true after a request to release
+    ///   the hold.
     pub confirm: &'static str,
     /// Replaces the label of one hold.
     ///
