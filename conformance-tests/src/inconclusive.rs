@@ -1,7 +1,9 @@
 //! Observations that do not prove a fault of the store.
 
 use std::any::Any;
+use std::fmt::Debug;
 use std::panic::{Location, panic_any};
+use std::time::Duration;
 
 use leasehold_api::{Error, LockGuard, LockKey, LossReason, Validity};
 use tokio::time::Instant;
@@ -89,6 +91,25 @@ impl Context {
         }
     }
 
+    /// Drops `call` when `gives_up` ends. The store replies after `slow` at the earliest, so an earlier reply fails
+    /// the case. A later one is inconclusive in real time.
+    pub(crate) async fn drop_before_reply<T: Debug>(
+        &self,
+        call: impl Future<Output = T>,
+        gives_up: impl Future<Output = ()>,
+        slow: Duration,
+    ) {
+        let begun = Instant::now();
+        tokio::select! {
+            biased;
+            reply = call => {
+                self.inconclusive_after(begun + slow, "the reply came before the caller gave up");
+                panic!("answered at once: {reply:?}");
+            }
+            () = gives_up => {}
+        }
+    }
+
     /// Asserts that an undisturbed hold reads valid. Inconclusive in real time if the hold has expired or is in
     /// doubt, because a slow store can answer its renewals too late.
     #[track_caller]
@@ -171,7 +192,7 @@ mod tests {
         };
         let now = Instant::now();
         assert!(doubts(Time::Real, now).await);
-        assert!(!doubts(Time::Real, now + std::time::Duration::from_secs(600)).await);
+        assert!(!doubts(Time::Real, now + Duration::from_secs(600)).await);
         assert!(!doubts(Time::Virtual, now).await);
     }
 

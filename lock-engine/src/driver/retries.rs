@@ -54,15 +54,17 @@ impl Retries {
 
     /// Adds the `failed` holds for another try, and schedules it.
     pub(crate) fn settle(&mut self, call: CallResult, failed: Vec<StoredId>, now: Instant) {
+        // The pauses of holds that have ended by themselves do not count for later ones.
+        let starts = !call.ours && !self.in_flight && self.holders.is_empty();
         self.in_flight &= !call.ours;
         self.holders.extend(failed);
-        if call.ours && call.freed {
+        if starts || call.ours && call.freed {
             // Resets the pauses, because the store answers again and earlier failures deserve an early retry.
             self.backoff.reset();
         }
         if self.holders.is_empty() {
             self.due = None;
-        } else if call.ours || self.due.is_none() {
+        } else if call.ours || starts || self.due.is_none() {
             let pause = if call.closing { FRESH_PAUSE } else { self.backoff.next() };
             // If the call released some holds, the next call with the rest follows at once.
             self.due = now.checked_add(if call.ours && call.freed { Duration::ZERO } else { pause });

@@ -285,6 +285,27 @@ async fn what_is_over_costs_no_call_and_keeps_nobody() {
     assert_eq!(net.calls(), calls);
 }
 
+/// The failures of leases that have ended do not lengthen the pauses of a later release.
+#[tokio::test(start_paused = true)]
+async fn a_release_that_fails_after_an_earlier_outage_is_repeated_soon() {
+    for (kind, soon) in [(ErrorKind::Unavailable, ms(250)), (ErrorKind::PermissionDenied, seconds(11))] {
+        let net = Arc::new(PlainNet::default());
+        let lock = start(plain(&net).leases(seconds(30)));
+        for round in 0..2 {
+            let guard = lock.key("k").acquire().await.unwrap();
+            *net.fail_release.lock().unwrap() = Some(kind);
+            drop(guard);
+            sleep(ms(1)).await;
+            let calls = net.calls();
+            sleep(soon).await;
+            assert!(net.calls() > calls, "{kind}, outage {round}: no second call within {soon:?}");
+            sleep(seconds(600)).await;
+            *net.fail_release.lock().unwrap() = None;
+            net.rows.lock().unwrap().clear();
+        }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn one_release_that_hangs_keeps_its_neighbours_for_two_calls() {
     for closes in [false, true] {
