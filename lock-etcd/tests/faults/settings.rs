@@ -13,8 +13,8 @@ use crate::support::{acquired, client, client_of, config, cycle, key, queue, soo
 
 /// Returns the error of a client that cannot connect to these members.
 async fn refused(members: Vec<String>) -> Error {
-    let connecting = EtcdConfig::new(members, "p").connect();
-    soon("the client never gives up", connecting).await.unwrap_err()
+    let config = EtcdConfig::new(members, "p");
+    soon("the client never gives up", config.connect()).await.unwrap_err()
 }
 
 /// Returns an address where nothing listens.
@@ -30,7 +30,7 @@ fn server(serve: fn(TcpStream)) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     thread::spawn(move || {
-        listener.incoming().flatten().for_each(|stream| drop(thread::spawn(move || serve(stream))))
+        listener.incoming().flatten().for_each(|stream| drop(thread::spawn(move || serve(stream))));
     });
     address
 }
@@ -133,7 +133,7 @@ async fn two_clusters_behind_one_url_never_grant_in_both() {
     let config = EtcdConfig::new(members, &*prefix);
     match soon("the client never gives up", config.connect()).await {
         Err(error) => {
-            assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::InvalidOption), "{error:?}")
+            assert!(matches!(error.kind(), ErrorKind::Unavailable | ErrorKind::InvalidOption), "{error:?}");
         }
         Ok(lock) => {
             let held = acquired(&lock, "held").await;
