@@ -119,7 +119,6 @@ async fn a_hold_that_was_released_after_the_backup_does_not_stay_in_the_restored
         let backup = etcd.backup(loss).await;
         released.release().await.unwrap();
         etcd.restore(&backup).await;
-        assert_eq!(queue(&etcd, &prefix, "released").await.len(), 1, "{loss:?}: the backup has it");
         let guard = soon("a ghost stays", acquired(&b, "released")).await;
         assert!(guard.token().unwrap() > old);
         assert!(kept.validity() != Validity::Valid || queue(&etcd, &prefix, "kept").await.len() == 1);
