@@ -7,6 +7,7 @@ mod authentication;
 mod compaction;
 #[cfg(feature = "tls-rustls-ring-webpki")]
 mod encryption;
+mod fence;
 mod late;
 mod members;
 mod race;
