@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use sqlx::{Connection as _, PgConnection};
 use test_servers::{Cluster, Database, Proxy};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::time::{Instant, timeout};
 
 /// Longer than any answer of a server on this machine takes, for answers that must not come.
@@ -192,6 +194,31 @@ async fn new_connections_go_to_the_new_target() {
     PgConnection::connect(&url).await.unwrap_err();
     proxy.retarget(Cluster::shared().address());
     PgConnection::connect(&url).await.unwrap();
+}
+
+#[tokio::test]
+async fn held_pieces_can_be_delivered_with_pauses() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let proxy = Proxy::start(listener.local_addr().unwrap().to_string()).await;
+    let mut client = TcpStream::connect(("127.0.0.1", proxy.port())).await.unwrap();
+    let (mut server, _) = listener.accept().await.unwrap();
+    proxy.stall_open();
+    client.write_all(b"a").await.unwrap();
+    let held = async {
+        while proxy.traffic().held == 0 {
+            tokio::task::yield_now().await;
+        }
+    };
+    timeout(Duration::from_secs(60), held).await.expect("the piece must reach the proxy");
+    client.write_all(b"b").await.unwrap();
+    tokio::time::sleep(SILENCE).await;
+    let gap = SILENCE / 3;
+    proxy.restore_apart(gap);
+    assert_eq!(server.read_u8().await.unwrap(), b'a');
+    let first = Instant::now();
+    assert_eq!(server.read_u8().await.unwrap(), b'b');
+    // The time of the first read is a little later than that of its delivery.
+    assert!(first.elapsed() >= gap / 2, "{:?}", first.elapsed());
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,0 +1,111 @@
+//! Inspection and administration for operators. Reads are linearizable and write nothing.
+
+mod list;
+
+use async_trait::async_trait;
+use leasehold_api::{Error, HolderId, KeyInfo, ListQuery, LockAdmin, LockKey, StoreFact};
+
+use crate::backend::notes::{ASKED, FORCED};
+use crate::backend::statements::At;
+use crate::backend::{EtcdBackend, LIMIT, Shared, changes_all_the_time};
+use crate::cluster::Failure;
+use crate::entry::Entry;
+use crate::wire::{Compare, KeyValue, RangeRequest, RequestOp, Target, TxnRequest, delete, put};
+
+/// The rounds of a request to release, each of which only a change of the entry makes necessary.
+const ROUNDS: usize = 5;
+
+#[async_trait]
+impl LockAdmin for EtcdBackend {
+    async fn inspect(&self, key: &LockKey) -> Result<KeyInfo, Error> {
+        self.shared.inspect(key).await
+    }
+
+    async fn list(&self, query: &ListQuery) -> Result<Vec<KeyInfo>, Error> {
+        // Returns an empty list for a prefix with NUL, because no key contains it.
+        if query.prefix.contains('\0') {
+            return Ok(Vec::new());
+        }
+        self.shared.list(query).await
+    }
+
+    async fn force_release(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
+        self.shared.force_release(key, holder).await.map_err(|failure| failure.error(Some(key)))
+    }
+
+    async fn ask(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
+        self.shared.ask(key, holder).await
+    }
+
+    async fn facts(&self) -> Result<Vec<StoreFact>, Error> {
+        Ok(self.shared.facts().await)
+    }
+}
+
+impl Shared {
+    /// Returns the entry of `holder` if it holds the key. A waiter that is first only because a cooldown lasts holds nothing.
+    async fn held_entry(&self, key: &LockKey, at: &At) -> Result<Option<KeyValue>, Failure> {
+        let reads = vec![
+            RangeRequest::range(at.queue.begin.clone(), at.queue.end.clone()).oldest(1).op(),
+            RangeRequest::range(at.cooldown.begin.clone(), at.cooldown.end.clone()).oldest(1).op(),
+        ];
+        let answer = self.cluster.call(TxnRequest::of_all(reads), LIMIT).await?;
+        let (first, cooldown) = (answer.reply.range(0).first(), answer.reply.range(1).first());
+        Ok(list::holder(&self.names, key, first, cooldown).filter(|holder| holder.key == at.entry).cloned())
+    }
+
+    async fn force_release(&self, key: &LockKey, holder: HolderId) -> Result<bool, Failure> {
+        let at = self.at(key, holder);
+        let Some(entry) = self.held_entry(key, &at).await? else { return Ok(false) };
+        let txn = |note: Option<RequestOp>| TxnRequest {
+            compare: stands(&at, &entry),
+            success: std::iter::once(delete(at.entry.clone())).chain(note).collect(),
+            failure: Vec::new(),
+        };
+        let note = put(self.names.note(key, holder), FORCED, entry.lease);
+        let answer = match self.cluster.call(txn(Some(note)), LIMIT).await {
+            // The holder learns of it by its next look, because a full server refuses the note.
+            Err(failure) if failure.is_no_space() || failure.lease_not_found() => {
+                self.cluster.call(txn(None), LIMIT).await
+            }
+            answer => answer,
+        }?;
+        // The first of two copies has possibly deleted the entry.
+        Ok(answer.reply.succeeded || answer.unsure)
+    }
+
+    async fn ask(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
+        let failed = |failure: Failure| failure.error(Some(key));
+        let at = self.at(key, holder);
+        for _ in 0..ROUNDS {
+            let Some(entry) = self.held_entry(key, &at).await.map_err(failed)? else { return Ok(false) };
+            let asked = Entry { asked: true, ..Entry::read(&entry.value) };
+            let mut compare = stands(&at, &entry);
+            compare.push(Compare::is(at.entry.clone(), Target::Mod(entry.mod_revision)));
+            let txn = TxnRequest {
+                compare,
+                success: vec![
+                    put(at.entry.clone(), asked.write(), entry.lease),
+                    put(self.names.note(key, holder), ASKED, entry.lease),
+                ],
+                failure: Vec::new(),
+            };
+            match self.cluster.call(txn, LIMIT).await {
+                Ok(answer) if answer.reply.succeeded => return Ok(true),
+                Ok(_) => {}
+                // The lease has just ended, and the entry with it.
+                Err(failure) if failure.lease_not_found() => {}
+                Err(failure) => return Err(failed(failure)),
+            }
+        }
+        Err(changes_all_the_time(key))
+    }
+}
+
+/// Returns the conditions that the entry is still the same hold under the same lease. Its values can have changed.
+fn stands(at: &At, entry: &KeyValue) -> Vec<Compare> {
+    vec![
+        Compare::is(at.entry.clone(), Target::Create(entry.create_revision)),
+        Compare::is(at.entry.clone(), Target::Lease(entry.lease)),
+    ]
+}

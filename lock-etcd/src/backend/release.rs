@@ -1,0 +1,103 @@
+//! Releases, by holder id.
+
+use std::sync::Arc;
+
+use leasehold_api::{Error, ErrorKind};
+use leasehold_engine::{HoldRef, ReleaseReply, Request};
+
+use super::Shared;
+use super::limit::TimeLimit;
+use super::statements::{At, Guarded, Released};
+use crate::lane::{NoReply, Reply};
+use crate::session::Session;
+use crate::wire::TxnRequest;
+
+/// The way of a release to the store.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Way {
+    Lane,
+    /// Directly, after the runtime of the lane has ended.
+    Direct,
+}
+
+impl Shared {
+    /// Deletes the entry of the hold. If a copy of its request can still arrive, changes the guard of its session in the same
+    /// transaction, so that the copy is refused.
+    pub(super) async fn release(&self, hold: &HoldRef, way: Way) -> Result<ReleaseReply, Error> {
+        let (key, holder, limit) = (&hold.key, hold.holder, TimeLimit::start(hold.limit));
+        let was_held_here = self.requests.hold(holder, self.now()).is_some();
+        let departure = self.requests.release(holder);
+        let at = self.at(key, holder);
+        // Under a sealed session no copy is granted.
+        let suspects: Vec<_> =
+            departure.suspects.into_iter().filter(|session| !session.is_sealed()).collect();
+        let guarded: Vec<_> = suspects.iter().map(|session| guarded(session)).collect();
+        let note = departure.is_noted.then(|| self.names.note(key, holder));
+        let txn = at.release(hold.unused, note.clone(), &guarded, false);
+        let reply = match self.send(&at, &guarded, txn, limit, way).await {
+            // A server without space refuses the new guard, but not the deletion of the session's key.
+            Err(none) if none.is_no_space() && !suspects.is_empty() => {
+                let txn = at.release(hold.unused, note, &guarded, true);
+                let reply = self.send(&at, &guarded, txn, limit, way).await;
+                if reply.is_ok() {
+                    suspects.iter().for_each(|session| session.seal());
+                }
+                reply
+            }
+            reply => reply,
+        };
+        let reply = reply.map_err(|no_reply| no_reply.error(key))?;
+        let released = Released(&reply.txn);
+        for (place, session) in suspects.iter().enumerate() {
+            if !session.is_sealed() && released.was_changed(place) {
+                session.learn_guard(reply.header.revision);
+            }
+        }
+        self.requests.forget(holder);
+        if was_held_here && reply.unsure && !released.was_deleted() {
+            // The first of two copies has possibly deleted the entry.
+            let message = "a first request to release was not answered, and the second found no hold, so it is not known whether the lock was held until then";
+            return Err(Error::new(ErrorKind::OutcomeUnknown, message).with_key(key));
+        }
+        let was_held = released.was_deleted() && released.was_first(&at.entry);
+        Ok(ReleaseReply::new(was_held).waiters(released.has_waiters()))
+    }
+
+    /// Takes back whatever a request has in the store, or can still have. A reply that the key is not free must leave nothing.
+    pub(super) async fn withdraw(&self, request: &Request, limit: TimeLimit) -> Result<(), Error> {
+        if self.requests.is_clean(request.holder) {
+            self.requests.forget(request.holder);
+            return Ok(());
+        }
+        let mut hold = request.hold();
+        (hold.unused, hold.limit) = (true, limit.left());
+        self.release(&hold, Way::Lane).await.map(drop)
+    }
+
+    async fn send(
+        &self,
+        at: &At,
+        guarded: &[Guarded],
+        txn: TxnRequest,
+        limit: TimeLimit,
+        way: Way,
+    ) -> Result<Reply, NoReply> {
+        match way {
+            Way::Lane => {
+                let mut touches = at.touches();
+                touches.extend(guarded.iter().map(|session| session.key.clone()));
+                self.lane.call(touches, txn, limit.left()).await
+            }
+            Way::Direct => {
+                let answer = self.cluster.call(txn, limit.left()).await?;
+                let header = answer.header();
+                let (unsure, heard_before) = (answer.unsure, answer.heard_before);
+                Ok(Reply { txn: answer.reply, header, unsure, heard_before })
+            }
+        }
+    }
+}
+
+fn guarded(session: &Arc<Session>) -> Guarded {
+    Guarded { key: session.key.clone(), lease: session.lease }
+}

@@ -1,0 +1,325 @@
+//! The requests and holds of this client, by holder id: where a copy of a request can still arrive, which places in queues
+//! have to be kept, and until when each hold lasts.
+//!
+//! Several entries share one lease, so the lease alone does not end a hold that the engine no longer renews. This table has
+//! the end of each hold, and the keeper deletes the entry then.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use leasehold_api::{HolderId, LockKey};
+use leasehold_engine::{Moment, Request};
+use tokio::sync::Notify;
+
+use crate::session::Session;
+use crate::watcher::Watched;
+
+/// The table. A lock is held only for an update.
+#[derive(Debug, Default)]
+pub(crate) struct Requests {
+    records: Mutex<HashMap<HolderId, Record>>,
+    /// Notified when the first request arrives in an empty table.
+    arrived: Notify,
+}
+
+#[derive(Debug)]
+struct Record {
+    key: LockKey,
+    /// The session under whose lease the entry is, or will be.
+    session: Option<Arc<Session>>,
+    /// The sessions with which copies of the request were sent that can still arrive.
+    copies: Vec<Copies>,
+    stage: Stage,
+    /// A release was called. Nothing is sent for the request any more.
+    is_releasing: bool,
+    /// An operator has left a note for the hold.
+    is_noted: bool,
+    /// Watches for waiters of other clients, until the hold is released.
+    watched: Option<Watched>,
+}
+
+#[derive(Debug)]
+struct Copies {
+    session: Arc<Session>,
+    /// Requests without a reply. A call that is dropped stays here.
+    pending: u32,
+    /// A copy of a request that was answered can still arrive.
+    is_unsure: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// No entry is known.
+    Asked,
+    /// The entry has a place in the queue. `until` is set while no wait runs for it.
+    Queued {
+        created: i64,
+        until: Option<Moment>,
+    },
+    Held {
+        created: i64,
+        until: Moment,
+    },
+    /// The hold or place has ended here, because it was not renewed or not awaited in time.
+    Over,
+}
+
+/// An entry in the store, as this client knows it.
+#[derive(Clone, Debug)]
+pub(crate) struct Known {
+    pub(crate) session: Arc<Session>,
+    pub(crate) created: i64,
+}
+
+/// An entry whose time has passed.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) key: LockKey,
+    pub(crate) holder: HolderId,
+    pub(crate) created: i64,
+}
+
+/// What the keeper has to do.
+#[derive(Debug, Default)]
+pub(crate) struct Work {
+    pub(crate) ended: Vec<Ended>,
+    /// The leases of the sessions with places in queues.
+    pub(crate) awaited: HashSet<i64>,
+}
+
+/// What a release has to do beside the deletion of the entry.
+#[derive(Debug)]
+pub(crate) struct Departure {
+    /// The sessions with which a copy can still arrive.
+    pub(crate) suspects: Vec<Arc<Session>>,
+    pub(crate) is_noted: bool,
+}
+
+impl Requests {
+    /// Adds the request, or continues one that is known. Returns `false` if it is being released.
+    pub(crate) fn begin(&self, request: &Request) -> bool {
+        let mut records = self.lock();
+        if records.is_empty() {
+            self.arrived.notify_one();
+        }
+        let record = records.entry(request.holder).or_insert_with(|| Record {
+            key: request.key.clone(),
+            session: None,
+            copies: Vec::new(),
+            stage: Stage::Asked,
+            is_releasing: false,
+            is_noted: false,
+            watched: None,
+        });
+        if record.stage == Stage::Over {
+            record.stage = Stage::Asked;
+        }
+        !record.is_releasing
+    }
+
+    /// Notes that a copy is about to be sent with this session. Returns the guard to compare. `None` if nothing must be sent,
+    /// because the request was released. A release that is called later finds the copy and changes the guard.
+    pub(crate) fn sending(&self, holder: HolderId, session: &Arc<Session>) -> Option<i64> {
+        let mut records = self.lock();
+        let record = records.get_mut(&holder).filter(|record| !record.is_releasing)?;
+        match record.copies.iter_mut().find(|copies| Arc::ptr_eq(&copies.session, session)) {
+            Some(copies) => copies.pending += 1,
+            None => {
+                record.copies.push(Copies { session: Arc::clone(session), pending: 1, is_unsure: false });
+            }
+        }
+        if record.session.is_none() {
+            record.set_session(Some(session));
+        }
+        Some(session.guard())
+    }
+
+    /// Notes the reply to a copy. `unsure` is whether an earlier copy can still arrive, or this one without a reply.
+    pub(crate) fn replied(&self, holder: HolderId, session: &Arc<Session>, unsure: bool) {
+        if let Some(record) = self.lock().get_mut(&holder) {
+            for copies in &mut record.copies {
+                if Arc::ptr_eq(&copies.session, session) {
+                    copies.pending = copies.pending.saturating_sub(1);
+                    copies.is_unsure |= unsure;
+                }
+            }
+            record.copies.retain(Copies::can_arrive);
+        }
+    }
+
+    /// Notes that the entry exists. Returns `false` if the request was released.
+    pub(crate) fn queued(
+        &self,
+        holder: HolderId,
+        session: &Arc<Session>,
+        created: i64,
+        until: Option<Moment>,
+    ) -> bool {
+        self.update(holder, |record| {
+            record.set_session(Some(session));
+            record.stage = Stage::Queued { created, until };
+        })
+    }
+
+    /// Notes that the entry holds the key until then. Returns `false` if the request was released.
+    pub(crate) fn granted(&self, holder: HolderId, created: i64, until: Moment) -> bool {
+        self.update(holder, |record| record.stage = Stage::Held { created, until })
+    }
+
+    /// Notes that the entry has gone, and the place with it.
+    pub(crate) fn lost_place(&self, holder: HolderId) {
+        self.update(holder, |record| {
+            record.set_session(None);
+            record.stage = Stage::Asked;
+        });
+    }
+
+    /// Returns the place in the queue of a request that a wait continues. The place lasts while the wait runs.
+    pub(crate) fn place(&self, holder: HolderId) -> Option<Known> {
+        let mut records = self.lock();
+        let record = records.get_mut(&holder)?;
+        let created = match &mut record.stage {
+            Stage::Queued { created, until } => {
+                *until = None;
+                *created
+            }
+            Stage::Held { created, .. } => *created,
+            Stage::Asked | Stage::Over => return None,
+        };
+        Some(Known { session: record.session.clone()?, created })
+    }
+
+    /// Notes that no wait runs for the place any more. It lasts until then.
+    pub(crate) fn end_wait(&self, holder: HolderId, end: Moment) {
+        self.update(holder, |record| {
+            if let Stage::Queued { until, .. } = &mut record.stage {
+                *until = Some(end);
+            }
+        });
+    }
+
+    /// Returns the hold, if it lasts at `now`.
+    pub(crate) fn hold(&self, holder: HolderId, now: Moment) -> Option<Known> {
+        let records = self.lock();
+        let record = records.get(&holder)?;
+        match record.stage {
+            Stage::Held { created, until } if until > now => {
+                Some(Known { session: record.session.clone()?, created })
+            }
+            _ => None,
+        }
+    }
+
+    /// Sets the end of a hold after a renewal. Returns `false` if the hold has ended.
+    pub(crate) fn extend(&self, holder: HolderId, until: Moment) -> bool {
+        match self.lock().get_mut(&holder).map(|record| &mut record.stage) {
+            Some(Stage::Held { until: end, .. }) => {
+                *end = until;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// Notes that the entry is under the lease of another session.
+    pub(crate) fn moved(&self, holder: HolderId, session: &Arc<Session>) {
+        self.update(holder, |record| record.set_session(Some(session)));
+    }
+
+    pub(crate) fn watch(&self, holder: HolderId, watched: Watched) {
+        self.update(holder, |record| record.watched = Some(watched));
+    }
+
+    /// Notes that an operator has left a note. Returns whether this client holds the key with this holder.
+    pub(crate) fn noted(&self, holder: HolderId) -> bool {
+        self.update(holder, |record| record.is_noted = true)
+    }
+
+    /// Returns whether no copy can arrive and no entry is known, so the request is nothing to release.
+    pub(crate) fn is_clean(&self, holder: HolderId) -> bool {
+        self.lock().get(&holder).is_none_or(|record| record.copies.is_empty() && record.stage == Stage::Asked)
+    }
+
+    /// Notes that a release is called.
+    pub(crate) fn release(&self, holder: HolderId) -> Departure {
+        let mut records = self.lock();
+        let Some(record) = records.get_mut(&holder) else {
+            return Departure { suspects: Vec::new(), is_noted: false };
+        };
+        record.is_releasing = true;
+        record.watched = None;
+        let suspects = record.copies.iter().map(|copies| Arc::clone(&copies.session)).collect();
+        Departure { suspects, is_noted: record.is_noted }
+    }
+
+    /// Forgets a request that has nothing in the store and no copy on its way.
+    pub(crate) fn forget(&self, holder: HolderId) {
+        if let Some(mut record) = self.lock().remove(&holder) {
+            record.set_session(None);
+        }
+    }
+
+    pub(crate) fn knows(&self, holder: HolderId) -> bool {
+        self.lock().contains_key(&holder)
+    }
+
+    /// Waits for a request.
+    pub(crate) async fn arrived(&self) {
+        self.arrived.notified().await;
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.lock().is_empty()
+    }
+
+    /// Ends the holds whose time has passed and the places that no wait has continued. Returns the entries to delete, and the
+    /// sessions to keep alive.
+    pub(crate) fn work(&self, now: Moment) -> Work {
+        let mut work = Work::default();
+        for (holder, record) in self.lock().iter_mut().filter(|(_, record)| !record.is_releasing) {
+            let (created, is_over) = match record.stage {
+                Stage::Queued { created, until } => (created, until.is_some_and(|until| until <= now)),
+                Stage::Held { created, until } => (created, until <= now),
+                Stage::Asked | Stage::Over => continue,
+            };
+            if is_over {
+                record.stage = Stage::Over;
+                work.ended.push(Ended { key: record.key.clone(), holder: *holder, created });
+            } else if matches!(record.stage, Stage::Queued { .. }) {
+                work.awaited.extend(record.session.as_ref().map(|session| session.lease));
+            }
+        }
+        work
+    }
+
+    fn update(&self, holder: HolderId, change: impl FnOnce(&mut Record)) -> bool {
+        let mut records = self.lock();
+        let record = records.get_mut(&holder).filter(|record| !record.is_releasing);
+        record.map(change).is_some()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<HolderId, Record>> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Record {
+    fn set_session(&mut self, session: Option<&Arc<Session>>) {
+        if let Some(session) = session {
+            session.entries.fetch_add(1, Ordering::AcqRel);
+        }
+        if let Some(old) = std::mem::replace(&mut self.session, session.cloned()) {
+            old.entries.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+}
+
+impl Copies {
+    const fn can_arrive(&self) -> bool {
+        self.pending > 0 || self.is_unsure
+    }
+}
+
+#[cfg(test)]
+mod tests;

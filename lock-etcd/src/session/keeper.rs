@@ -1,0 +1,63 @@
+//! The task that keeps places in queues alive, and ends the holds that the engine no longer renews.
+//!
+//! A lease is shared, so it lasts while one of its holds is renewed or one of its places is kept. The entry of a hold is
+//! deleted at the end of its own TTL. If the client dies, the lease ends with everything under it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::backend::Shared;
+use crate::backend::requests::Ended;
+
+/// The interval of the checks. A hold lasts at least a second, so no end is missed by more than this.
+const EVERY: Duration = Duration::from_millis(100);
+
+/// The limit of a deletion, and the pause before it is repeated.
+const LIMIT: Duration = Duration::from_secs(5);
+const AGAIN: Duration = Duration::from_millis(500);
+
+impl Shared {
+    /// Runs until the client is closed.
+    pub(crate) async fn keep(self: Arc<Self>) {
+        let run = async {
+            loop {
+                if self.requests.is_empty() {
+                    self.requests.arrived().await;
+                }
+                tokio::time::sleep(EVERY).await;
+                self.keep_once();
+            }
+        };
+        tokio::select! {
+            () = self.closed.cancelled() => {}
+            () = run => {}
+        }
+    }
+
+    fn keep_once(self: &Arc<Self>) {
+        let now = self.now();
+        let work = self.requests.work(now);
+        for session in self.sessions.live() {
+            // Often enough that a waiter which is granted finds a young proof.
+            if work.awaited.contains(&session.lease) && now.since(session.kept()) >= session.ttl / 8 {
+                self.keep_alive_soon(&session);
+            }
+        }
+        for ended in work.ended {
+            let shared = Arc::clone(self);
+            self.in_background(async move { shared.end(&ended).await });
+        }
+    }
+
+    /// Deletes the entry of a hold that has ended, until the store confirms it or a release takes over.
+    async fn end(&self, ended: &Ended) {
+        tracing::debug!(store = %self.cluster.store(), key = %ended.key, "ends a hold that was not renewed");
+        let at = self.at(&ended.key, ended.holder);
+        while self.requests.knows(ended.holder) {
+            if self.lane.call(at.touches(), at.end(ended.created), LIMIT).await.is_ok() {
+                return;
+            }
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+}

@@ -1,0 +1,288 @@
+//! The base of the tokens: a number that is added to revisions, so that tokens grow although revisions have gone back.
+//!
+//! A token is the create revision of its entry plus the base. The revision survives crashes and changes of the leader. The
+//! restore of a backup sets it back, under the same cluster id and with the same keys. In one life of a cluster the raft
+//! index minus the revision never shrinks, because every revision needs an entry of the raft log. A restored cluster starts
+//! that log again, so there the difference is far smaller than the one noted beside the base. Every grant compares the
+//! revision of the base's key, so no client grants with an old base.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use leasehold_api::{Error, ErrorKind, FencingToken, LockKey};
+use leasehold_engine::token;
+
+use crate::cluster::{Cluster, Failure, Heard};
+use crate::names::Names;
+use crate::wire::{Compare, KeyValue, RangeRequest, ResponseHeader, StatusRequest, Target, TxnRequest, put};
+
+/// The least distance between an old base and the next one: more than the revisions that a backup can miss.
+const STEP: i64 = 1 << 32;
+
+/// The base that a client knows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Base {
+    value: i64,
+    /// The revision of the base's key, which grants compare.
+    modified: i64,
+}
+
+impl Base {
+    /// Returns the store's number of a grant whose entry was created at this revision.
+    pub(crate) fn number(self, created: i64) -> Option<u64> {
+        u64::try_from(self.value.checked_add(created)?).ok()
+    }
+
+    /// Returns the token of a grant whose entry was created at this revision.
+    pub(crate) fn token(self, key: &LockKey, created: i64) -> Result<FencingToken, Error> {
+        self.number(created).and_then(token::from_store_number).ok_or_else(|| {
+            let message = "the base of the fencing tokens leaves no room for more; use a new prefix";
+            Error::new(ErrorKind::Corrupt, message).with_key(key)
+        })
+    }
+}
+
+/// The content of the base's key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Noted {
+    value: i64,
+    /// The raft index minus the revision when the base was written, rather too small.
+    offset: i64,
+    cluster: u64,
+    /// The time at which the base was written, in microseconds since 1970.
+    time: i64,
+}
+
+impl Noted {
+    fn read(kv: &KeyValue) -> Option<Self> {
+        let mut parts = std::str::from_utf8(&kv.value).ok()?.split('|');
+        let noted = Self {
+            value: parts.next()?.parse().ok()?,
+            offset: parts.next()?.parse().ok()?,
+            cluster: parts.next()?.parse().ok()?,
+            time: parts.next()?.parse().ok()?,
+        };
+        parts.next().is_none().then_some(noted)
+    }
+
+    fn write(self) -> String {
+        format!("{}|{}|{}|{}", self.value, self.offset, self.cluster, self.time)
+    }
+
+    /// Returns whether the cluster is still in the life in which the base was written. `offset` must be measured rather too
+    /// large.
+    const fn lasts(self, offset: i64, cluster: u64) -> bool {
+        self.cluster == cluster && offset >= self.offset
+    }
+
+    /// Returns the value of the next base, in a life whose revision is `revision`.
+    ///
+    /// A base exceeds the one before it by the time between them, because no life has more writes than microseconds. So two
+    /// restores of one backup, which both bring the same base back, do not end with the same one. The step is for a clock that
+    /// was set back.
+    fn next_value(old: Option<Self>, revision: i64, now: i64) -> i64 {
+        let Some(old) = old else { return now.saturating_sub(revision).max(0) };
+        let passed = now.saturating_sub(old.time).max(0);
+        old.value.saturating_add(STEP).saturating_add(passed)
+    }
+}
+
+/// The base of this client, and whether it has to be checked again.
+#[derive(Debug)]
+pub(crate) struct Bases {
+    cluster: Arc<Cluster>,
+    names: Names,
+    known: Mutex<Base>,
+    /// The number of connects before the last check.
+    connects: AtomicU64,
+    settling: tokio::sync::Mutex<()>,
+}
+
+impl Bases {
+    pub(crate) fn new(cluster: &Arc<Cluster>, names: &Names) -> Self {
+        Self {
+            cluster: Arc::clone(cluster),
+            names: names.clone(),
+            known: Mutex::default(),
+            connects: AtomicU64::new(u64::MAX),
+            settling: tokio::sync::Mutex::default(),
+        }
+    }
+
+    pub(crate) fn known(&self) -> Base {
+        *self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the condition that the base is still `base`.
+    pub(crate) fn compare(&self, base: Base) -> Compare {
+        Compare::is(self.names.base(), Target::Mod(base.modified))
+    }
+
+    /// Learns the base from a read of its key. Returns `false` if the key does not exist, or if it was written earlier than
+    /// the one that is known: then the base has to be [settled](Self::settle).
+    pub(crate) fn learn(&self, read: Option<&KeyValue>) -> bool {
+        let Some((kv, noted)) = read.and_then(|kv| Some((kv, Noted::read(kv)?))) else { return false };
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if kv.mod_revision < known.modified {
+            return false;
+        }
+        *known = Base { value: noted.value, modified: kv.mod_revision };
+        true
+    }
+
+    /// Returns whether the base has to be checked before the grant of this reply is believed: the client has connected
+    /// again, or the store has gone back behind what this client had heard before it sent the request. `wrote` is whether
+    /// the request was carried out by a write, whose revision is new.
+    pub(crate) fn is_doubted(&self, before: Heard, header: &ResponseHeader, wrote: bool) -> bool {
+        let connects = self.cluster.heard().connects;
+        connects != self.connects.load(Ordering::Acquire) || has_gone_back(before, header, wrote)
+    }
+
+    /// Reads the base, and replaces it if the cluster is in another life. Returns whether it is the one that was known.
+    ///
+    /// Two clients that settle at once end with one base, because the write compares the revision that was read.
+    pub(crate) async fn settle(&self, limit: Duration) -> Result<bool, Failure> {
+        let _settling = self.settling.lock().await;
+        let connects = self.cluster.heard().connects;
+        let base = self.settle_now(limit).await?;
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        self.connects.store(connects, Ordering::Release);
+        Ok(std::mem::replace(&mut *known, base) == base)
+    }
+
+    async fn settle_now(&self, limit: Duration) -> Result<Base, Failure> {
+        // Repeats only after another client has written a base, which the next read finds.
+        loop {
+            let heard = self.cluster.heard();
+            let read = self.cluster.call(RangeRequest::key(self.names.base()), limit).await?;
+            let before = read.header();
+            let has_gone_back = has_gone_back(heard, &before, false);
+            // Taken after the revision, so the difference is rather too large.
+            let index = self.raft_index(limit).await?;
+            let kv = read.reply.kvs.first();
+            let noted = kv.and_then(Noted::read);
+            if let (Some(kv), Some(noted)) = (kv, noted)
+                && noted.lasts(index.saturating_sub(before.revision), before.cluster_id)
+            {
+                self.hear_again(has_gone_back, &before);
+                return Ok(Base { value: noted.value, modified: kv.mod_revision });
+            }
+            // The index is taken before the revision, so the difference is rather too small.
+            let index = self.raft_index(limit).await?;
+            let later = self.cluster.call(RangeRequest::key(self.names.base()), limit).await?.header();
+            let now = unix_micros();
+            let next = Noted {
+                value: Noted::next_value(noted, later.revision, now),
+                offset: index.saturating_sub(later.revision),
+                cluster: later.cluster_id,
+                time: now,
+            };
+            let unchanged = kv.map_or(0, |kv| kv.mod_revision);
+            let txn = TxnRequest {
+                compare: vec![Compare::is(self.names.base(), Target::Mod(unchanged))],
+                success: vec![put(self.names.base(), next.write(), 0)],
+                failure: Vec::new(),
+            };
+            let written = self.cluster.call(txn, limit).await?;
+            if written.reply.succeeded {
+                tracing::warn!(store = %self.cluster.store(), base = next.value, "wrote the base of the fencing tokens, because the cluster is new or was restored");
+                self.hear_again(has_gone_back, &written.header());
+                return Ok(Base { value: next.value, modified: written.header().revision });
+            }
+        }
+    }
+
+    /// Counts from the numbers of a store that has gone back, because every later reply would otherwise be doubted.
+    fn hear_again(&self, has_gone_back: bool, header: &ResponseHeader) {
+        if has_gone_back {
+            self.cluster.start_over(header);
+        }
+    }
+
+    /// Returns the raft index of a member that has just replied, so its index is not far behind.
+    async fn raft_index(&self, limit: Duration) -> Result<i64, Failure> {
+        let status = self.cluster.call(StatusRequest {}, limit).await?;
+        Ok(i64::try_from(status.reply.raft_index).unwrap_or(i64::MAX))
+    }
+}
+
+/// Returns whether the store has lost what this client had heard before it sent a request, as after the restore of a
+/// backup behind a proxy that keeps the client's connection.
+fn has_gone_back(before: Heard, header: &ResponseHeader, wrote: bool) -> bool {
+    let is_older = if wrote { header.revision <= before.revision } else { header.revision < before.revision };
+    is_older || header.raft_term < before.term
+}
+
+fn unix_micros() -> i64 {
+    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+    i64::try_from(now.as_micros()).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOTED: Noted =
+        Noted { value: 1_700_000_000_000_000, offset: 17_000, cluster: 9, time: 1_700_000_000_000_000 };
+
+    fn heard(revision: i64, term: u64) -> Heard {
+        Heard { revision, term, connects: 1 }
+    }
+
+    fn header(revision: i64, raft_term: u64) -> ResponseHeader {
+        ResponseHeader { revision, raft_term, ..ResponseHeader::default() }
+    }
+
+    #[test]
+    fn the_base_reads_as_it_was_written() {
+        let kv = KeyValue { value: NOTED.write().into_bytes(), ..KeyValue::default() };
+        assert_eq!(Noted::read(&kv), Some(NOTED));
+        for damaged in ["", "1", "1|2", "1|2|3", "1|2|x|4", "1|2|3|4|5"] {
+            let kv = KeyValue { value: damaged.as_bytes().to_vec(), ..KeyValue::default() };
+            assert_eq!(Noted::read(&kv), None, "{damaged}");
+        }
+    }
+
+    #[test]
+    fn a_restored_cluster_and_another_cluster_end_the_base() {
+        assert!(NOTED.lasts(17_000, 9) && NOTED.lasts(40_000, 9));
+        assert!(!NOTED.lasts(16_999, 9), "the raft index minus the revision has shrunk");
+        assert!(!NOTED.lasts(-95_992, 9));
+        assert!(!NOTED.lasts(17_000, 8), "another cluster");
+    }
+
+    #[test]
+    fn numbers_grow_although_revisions_go_back_and_the_backup_is_restored_twice() {
+        let number = |value, revision| Base { value, modified: 1 }.number(revision).unwrap();
+        let last = number(NOTED.value, 96_041);
+        // Both restores bring the same base back, a minute and two minutes after it was written.
+        let minute = 60_000_000;
+        let first = Noted::next_value(Some(NOTED), 500, NOTED.time + minute);
+        let second = Noted::next_value(Some(NOTED), 500, NOTED.time + 2 * minute);
+        assert!(number(first, 1) > last);
+        assert!(number(second, 1) > number(first, 1_000_000));
+        // The clock of this client is behind.
+        assert!(number(Noted::next_value(Some(NOTED), 500, 0), 1) > last);
+        assert_eq!(Noted::next_value(None, 40, 1_000), 960, "a new cluster");
+    }
+
+    #[test]
+    fn a_reply_of_an_older_store_is_doubted() {
+        assert!(!has_gone_back(heard(10, 3), &header(11, 3), true));
+        assert!(has_gone_back(heard(10, 3), &header(10, 3), true), "a write has a revision of its own");
+        assert!(!has_gone_back(heard(10, 3), &header(10, 4), false));
+        assert!(has_gone_back(heard(10, 3), &header(9, 4), false));
+        assert!(has_gone_back(heard(10, 3), &header(12, 2), true), "an older term");
+    }
+
+    #[test]
+    fn a_token_leaves_room_for_hand_overs_and_a_full_base_is_an_error() {
+        let base = Base { value: 1_000, modified: 3 };
+        let token = base.token(&LockKey::new("k").unwrap(), 41).unwrap();
+        let next = base.token(&LockKey::new("k").unwrap(), 42).unwrap();
+        assert!(next.as_u64() - token.as_u64() >= 1 << token::LOCAL_BITS);
+        let full = Base { value: i64::MAX, modified: 3 };
+        assert_eq!(full.token(&LockKey::new("k").unwrap(), 1).unwrap_err().kind(), ErrorKind::Corrupt);
+    }
+}
