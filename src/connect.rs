@@ -81,6 +81,7 @@ impl fmt::Debug for ConnectOptions {
 /// | `postgres+advisory-xact://` | transaction: advisory locks, each in a separate transaction |
 /// | `postgres+row://` | row: mutex rows, which stay locked when their holder dies |
 /// | `postgres+ttl://` | lease: rows with a lease |
+/// | `etcd://HOST,HOST,HOST/PREFIX` | etcd: the keys below that prefix in a cluster, whose members are the hosts |
 /// | a scheme of [`register_scheme`](crate::register_scheme) | a registered store |
 ///
 /// A Postgres URL continues like libpq's, `//user:password@host:5432/database?sslmode=require`, also with
@@ -89,7 +90,7 @@ impl fmt::Debug for ConnectOptions {
 ///
 /// | Parameter | Stores | Meaning |
 /// |---|---|---|
-/// | `ttl=30s` | memory, lease | the default TTL of each lock taken through this connection |
+/// | `ttl=30s` | memory, lease, etcd | the default TTL of each lock taken through this connection |
 /// | `poll=20ms` | file, row, lease | the poll interval of a waiter (file: if it cannot wait in the kernel) |
 /// | `mode=0660` | file | lets the users of one group share a new directory (`0666`: all users) |
 /// | `read-only=true` | file | allows only inspection |

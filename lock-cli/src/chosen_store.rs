@@ -151,12 +151,26 @@ pub(crate) fn with_application_name(url: &str) -> Cow<'_, str> {
 
 /// Returns whether `key` is the URL of a store, whose password lists of the locks would show.
 pub(crate) fn is_mistaken_for_key(key: &str) -> bool {
-    key.contains("://") && (is_postgres(key) || Url::parse(key).is_ok_and(|url| names_password(&url)))
+    let is_server = is_postgres(key) || key.trim_start().get(..5).is_some_and(is_etcd);
+    key.contains("://") && (is_server || Url::parse(key).is_ok_and(|url| names_password(&url)))
+}
+
+/// Returns whether `scheme`, with its colon, names an etcd cluster.
+fn is_etcd(scheme: &str) -> bool {
+    scheme.eq_ignore_ascii_case("etcd:")
 }
 
 /// Returns whether the URL has or might have a password.
 pub(crate) fn has_password(url: &str) -> bool {
-    Url::parse(url.trim()).map_or(true, |url| names_password(&url))
+    let url = url.trim();
+    Url::parse(url).map_or_else(|_| !is_plain(url), |url| names_password(&url))
+}
+
+/// Returns whether a URL that the parser refuses, for example because of its several hosts, is too plain for a password:
+/// it has no user, no escapes and no parameter of that name.
+fn is_plain(url: &str) -> bool {
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || "+-._:/,?=&[]".contains(c);
+    !url.contains("password") && url.chars().all(is_allowed)
 }
 
 fn names_password(url: &Url) -> bool {
@@ -179,8 +193,30 @@ mod tests {
             ("postgres://db/x?user=app&password=pw", true),
             ("file:///var/lib/locks", false),
             ("postgres://app:a/b@db/x", true),
+            ("etcd://a:2379,b:2379,[::1]:2379/locks?ttl=30s", false),
+            ("etcd://app:pw@a:2379,b:2379/locks", true),
+            ("etcd://app@a:2379,b:2379/locks", true),
+            ("postgres://a:5432,b:5432/x?password=pw", true),
+            ("postgres://a:5432,b:5432/x?p%61ssword=pw", true),
+            ("postgres://a:5432,b:5432/x?pass\nword=pw", true),
         ] {
             assert_eq!(has_password(url), has, "{url}");
+        }
+    }
+
+    #[test]
+    fn the_url_of_a_server_is_no_key() {
+        for (key, is_url) in [
+            ("etcd://app:pw@a:2379,b:2379/locks", true),
+            ("ETCD://a", true),
+            ("postgres+ttl://db/x", true),
+            ("https://app:pw@host/feed", true),
+            ("https://host/feed", false),
+            ("etcd:a", false),
+            ("\u{e9}tcd://a", false),
+            ("queue://eu:west", false),
+        ] {
+            assert_eq!(is_mistaken_for_key(key), is_url, "{key}");
         }
     }
 

@@ -4,7 +4,8 @@
     feature = "file",
     feature = "postgres-advisory",
     feature = "postgres-row",
-    feature = "postgres-ttl"
+    feature = "postgres-ttl",
+    feature = "etcd"
 ))]
 
 use super::*;
@@ -20,7 +21,7 @@ fn the_table_has_the_schemes_of_the_crates() {
         let schemes = store.compiled_in.unwrap().iter().flat_map(Scheme::names);
         assert!(schemes.eq(store.schemes), "{}", store.feature);
     }
-    let ours = "memory:, memory:NAME, file:///DIRECTORY, and postgres:// also with +advisory, +advisory-xact, +row or +ttl";
+    let ours = "memory:, memory:NAME, file:///DIRECTORY, postgres:// also with +advisory, +advisory-xact, +row or +ttl, and etcd://HOST,HOST/PREFIX";
     assert!(known().starts_with(ours), "{}", known());
 }
 
