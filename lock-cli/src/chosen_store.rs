@@ -151,13 +151,12 @@ pub(crate) fn with_application_name(url: &str) -> Cow<'_, str> {
 
 /// Returns whether `key` is the URL of a store, whose password lists of the locks would show.
 pub(crate) fn is_mistaken_for_key(key: &str) -> bool {
-    let is_server = is_postgres(key) || key.trim_start().get(..5).is_some_and(is_etcd);
+    let is_server = is_postgres(key) || is_etcd(key);
     key.contains("://") && (is_server || Url::parse(key).is_ok_and(|url| names_password(&url)))
 }
 
-/// Returns whether `scheme`, with its colon, names an etcd cluster.
-fn is_etcd(scheme: &str) -> bool {
-    scheme.eq_ignore_ascii_case("etcd:")
+fn is_etcd(url: &str) -> bool {
+    url.trim_start().get(..4).is_some_and(|scheme| scheme.eq_ignore_ascii_case("etcd"))
 }
 
 /// Returns whether the URL has or might have a password.
