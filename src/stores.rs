@@ -48,7 +48,7 @@ const STORES: &[StoreEntry] = &[
     ),
     store!("postgres-row", leasehold_postgres_row, ["postgres+row", "postgresql+row"], ""),
     store!("postgres-ttl", leasehold_postgres_ttl, ["postgres+ttl", "postgresql+ttl"], ""),
-    store!("etcd", leasehold_etcd, ["etcd"], "etcd://HOST,HOST/PREFIX"),
+    store!("etcd", leasehold_etcd, ["etcd", "etcds"], "etcd:// or etcds://HOST,HOST/PREFIX"),
 ];
 
 /// Returns the settings of the store that `url` names, without opening it.

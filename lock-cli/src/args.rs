@@ -21,7 +21,7 @@ use crate::{chosen_store, exit};
 #[command(name = "leasehold", version, max_term_width = 100, after_long_help = exit::HELP)]
 pub(crate) struct Args {
     /// The store: memory:, memory:NAME, file:///DIRECTORY, postgres://, postgres+advisory-xact://, postgres+row:// or
-    /// postgres+ttl://USER@HOST/DATABASE, or etcd://HOST,HOST,HOST/PREFIX.
+    /// postgres+ttl://USER@HOST/DATABASE, etcd:// or etcds://HOST,HOST,HOST/PREFIX.
     ///
     /// Without it, LEASEHOLD_URL holds the URL, or LEASEHOLD_URL_FILE names a file with the URL in its first line.
     /// Without these, the locks are files in the state directory of this user or systemd unit, and exclude each other

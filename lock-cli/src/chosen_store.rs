@@ -7,6 +7,7 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use leasehold::etcd::EtcdCredentials;
 use leasehold::file::FileConfig;
 use leasehold::{ConnectOptions, Error, ErrorKind, Lock};
 use tokio::process::Command;
@@ -65,10 +66,16 @@ impl ChosenStore {
         }
     }
 
-    /// Reads user and password from the file whenever a session is opened. If the file cannot be read, uses the
+    /// Reads user and password from the file whenever a server needs them. If the file cannot be read, uses the
     /// previous credentials.
     fn connect_options(&self, url: &str) -> ConnectOptions {
-        let Some(file) = self.file.clone().filter(|_| is_postgres(url)) else { return ConnectOptions::new() };
+        let Some(file) = self.file.clone() else { return ConnectOptions::new() };
+        if is_etcd(url) {
+            return etcd_options(file, url);
+        }
+        if !is_postgres(url) {
+            return ConnectOptions::new();
+        }
         let before: Arc<str> = url.into();
         ConnectOptions::new().credentials(move || {
             let read = first_line(&file).and_then(|url| leasehold::postgres_credentials(&url));
@@ -83,6 +90,17 @@ impl ChosenStore {
         let Some(url) = self.url.as_deref().filter(|_| self.is_from_option) else { return };
         process.env_remove(URL_FILE).env(URL, if has_password(url) { "" } else { url });
     }
+}
+
+/// Reads user and password of etcd from `file` for each login. If that fails, uses those of `url`.
+fn etcd_options(file: PathBuf, url: &str) -> ConnectOptions {
+    // Without a user there is no login. Another URL is refused when it is opened.
+    let Ok(Some(before)) = leasehold::etcd_login(url) else { return ConnectOptions::new() };
+    ConnectOptions::new().etcd_credentials(EtcdCredentials::from_program(move || {
+        let read = first_line(&file).and_then(|url| leasehold::etcd_login(&url));
+        let login = read.ok().flatten().unwrap_or_else(|| before.clone());
+        async move { Ok(login) }
+    }))
 }
 
 fn url_of_environment(url: Option<OsString>, file: Option<OsString>) -> Result<Option<String>, Error> {

@@ -151,7 +151,8 @@ fn two_prefixes_are_two_stores() {
 #[test]
 fn the_command_of_a_run_uses_the_same_cluster_of_several_hosts() {
     let address = Etcd::shared().address(0);
-    let url = format!("etcd://{address},{address}/cli-nested");
+    // Nothing listens on the second port.
+    let url = format!("etcd://{address},127.0.0.1:1/cli-nested");
     let nested = "run inner -- echo ran";
     let mut tool =
         with(support::tool(), ["--url", &url, "run", "outer", "--", env!("CARGO_BIN_EXE_leasehold")]);
@@ -206,6 +207,26 @@ fn a_user_of_one_prefix_locks_there_and_nowhere_else() {
         assert_eq!((code, stdout.as_str()), (69, ""), "{stderr}");
         assert!(!stderr.contains("s3cret") && !stderr.contains("wr0ng"), "{stderr}");
     }
+}
+
+#[test]
+fn a_password_of_etcd_that_is_rotated_in_its_file_is_read_again() {
+    let etcd = Etcd::start(EtcdOptions::new());
+    runtime().block_on(etcd.require_users(&[EtcdUser::new("app", "one", "locks/")]));
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("url");
+    let url = |password: &str| etcd.url("locks").replacen("://", &format!("://app:{password}@"), 1);
+    let rotate = |password: &str| std::fs::write(&file, url(password) + "?ttl=2s\n").unwrap();
+    rotate("one");
+    let mut tool = support::tool();
+    // Three times as long as a lease that is not renewed.
+    tool.env("LEASEHOLD_URL_FILE", &file).args(["run", "k", "--", "sh", "-c", "echo held; sleep 6"]);
+    let mut tool = Beside::start(&mut tool);
+    assert_eq!(tool.line(), "held");
+    rotate("two");
+    // Ends the login that the tool has.
+    runtime().block_on(etcd.change_password("app", "two"));
+    assert_eq!(tool.code(), 0, "{}", tool.rest_of_stderr());
 }
 
 #[test]
