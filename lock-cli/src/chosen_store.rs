@@ -92,7 +92,7 @@ impl ChosenStore {
     }
 }
 
-/// Reads user and password of etcd from `file` for each login. If that fails, uses those of `url`.
+/// Reads user and password of etcd from `file` for each login. If that fails, uses the login in `url`.
 fn etcd_options(file: PathBuf, url: &str) -> ConnectOptions {
     // Without a user there is no login. Another URL is refused when it is opened.
     let Ok(Some(before)) = leasehold::etcd_login(url) else { return ConnectOptions::new() };
@@ -183,8 +183,8 @@ pub(crate) fn has_password(url: &str) -> bool {
     Url::parse(url).map_or_else(|_| !is_plain(url), |url| names_password(&url))
 }
 
-/// Returns whether a URL that the parser refuses, for example because of its several hosts, is too plain for a password:
-/// it has no user, no escapes and no parameter of that name.
+/// Returns whether a URL that the parser refuses, for example because of its several hosts, is too plain for a password.
+/// Such a URL consists of hosts, a path and other parameters, without escapes.
 fn is_plain(url: &str) -> bool {
     let is_allowed = |c: char| c.is_ascii_alphanumeric() || "+-._:/,?=&[]".contains(c);
     !url.contains("password") && url.chars().all(is_allowed)
