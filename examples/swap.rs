@@ -5,6 +5,8 @@
 //! cargo run -p leasehold --example swap --no-default-features --features file
 //! LEASEHOLD_URL='postgres+ttl://app@localhost/app?install=true' \
 //!     cargo run -p leasehold --example swap --no-default-features --features postgres-ttl
+//! LEASEHOLD_URL='etcd://localhost:2379/shop' \
+//!     cargo run -p leasehold --example swap --no-default-features --features etcd
 //! ```
 //!
 //! `LEASEHOLD_URL` chooses among the stores that the program was built with.

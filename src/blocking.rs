@@ -39,7 +39,7 @@
 //! the locks end as after a crash:
 //!
 //! - File, session and transaction: free at once.
-//! - Lease: free when the lease ends, with the default TTL within 30 s.
+//! - Lease, etcd: free when the lease ends, with the default TTL within 30 s (etcd: 31 s, and later after an election).
 //! - Row: held until an operator releases it.
 //!
 //! Call [`Lock::close`] at the end of `main` to release them too.

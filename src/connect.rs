@@ -44,6 +44,14 @@ impl ConnectOptions {
         self
     }
 
+    /// Uses `credentials` whenever a login of etcd is needed, for passwords that change. Other stores never use them.
+    #[cfg(feature = "etcd")]
+    #[must_use]
+    pub fn etcd_credentials(mut self, credentials: crate::etcd::EtcdCredentials) -> Self {
+        self.open = self.open.with(credentials);
+        self
+    }
+
     /// Opens the store only for inspection, which does not create a directory of files. For the command, and
     /// not part of the interface.
     #[doc(hidden)]
@@ -81,6 +89,7 @@ impl fmt::Debug for ConnectOptions {
 /// | `postgres+advisory-xact://` | transaction: advisory locks, each in a separate transaction |
 /// | `postgres+row://` | row: mutex rows, which stay locked when their holder dies |
 /// | `postgres+ttl://` | lease: rows with a lease |
+/// | `etcd://HOST,HOST,HOST/PREFIX`, `etcds://` with TLS | etcd: the keys below that prefix in a cluster of these members |
 /// | a scheme of [`register_scheme`](crate::register_scheme) | a registered store |
 ///
 /// A Postgres URL continues like libpq's, `//user:password@host:5432/database?sslmode=require`, also with
@@ -89,11 +98,12 @@ impl fmt::Debug for ConnectOptions {
 ///
 /// | Parameter | Stores | Meaning |
 /// |---|---|---|
-/// | `ttl=30s` | memory, lease | the default TTL of each lock taken through this connection |
+/// | `ttl=30s` | memory, lease, etcd | the default TTL of each lock taken through this connection |
 /// | `poll=20ms` | file, row, lease | the poll interval of a waiter (file: if it cannot wait in the kernel) |
 /// | `mode=0660` | file | lets the users of one group share a new directory (`0666`: all users) |
 /// | `read-only=true` | file | allows only inspection |
-/// | `handover=off` | file, session, row, lease | asks the store for each grant, also while callers of this client wait |
+/// | `handover=off` | file, session, row, lease, etcd | asks the store for each grant, also while callers of this client wait |
+/// | `ca=FILE`, `cert=FILE`, `key=FILE` | etcd with TLS | the trusted authorities, and the client's certificate with its key |
 /// | `schema=NAME`, `install=true` | Postgres | the schema, and whether connecting installs it |
 /// | `pooler=transaction` | Postgres | the pooler in front of the server (or `none`, `detect`) |
 /// | `connect_timeout=5s`, `statement_timeout=5s` | Postgres | time limits |

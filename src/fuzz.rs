@@ -25,6 +25,8 @@ const URLS: Fuzz<'_> = Fuzz {
         "postgres+advisory-xact://db/x?password=Hunter2x&user=app&pooler=transaction&connect_timeout=3",
         "postgres+row://a%40b:p%3FHunter2x%2F@/x?host=/run/pg&schema=My%20%22locks&install=true&poll=500ms",
         "postgres+ttl://app:Hunter2x@db/x?ttl=45s&options=-c%20work_mem%3D1MB&options[geqo]=off&statement_timeout=2s",
+        "etcd://app:Hunter2x@a.example:2379,b.example:2379,[::1]:2379/team/locks?ttl=45s&handover=off",
+        "etcd://a,b,c/locks",
     ],
     words: &[
         "postgres://",
@@ -52,6 +54,8 @@ const URLS: Fuzz<'_> = Fuzz {
         "%40",
         "%zz",
         "+row",
+        "etcd://",
+        "a:2379,",
         "//",
         "@db",
     ],

@@ -102,6 +102,7 @@
 //! | `postgres-advisory` | the modules `postgres` and `postgres_advisory`, `postgres://`, `postgres+advisory://` and `postgres+advisory-xact://` URLs |
 //! | `postgres-row` | the modules `postgres` and `postgres_row`, and `postgres+row://` URLs |
 //! | `postgres-ttl` | the modules `postgres` and `postgres_ttl`, and `postgres+ttl://` URLs |
+//! | `etcd` | the module `etcd`, and `etcd://` and `etcds://` URLs |
 //! | `claim` | the modules `postgres` and `claim`: each row of your table to one worker |
 //! | `capture` | `claim`, and the module `capture`: triggers that record each change of other tables as a row to be claimed |
 //! | `plain-tables` | `claim`, and the module `plain_tables`: locks in your tables |
@@ -113,7 +114,7 @@
 //! | `blocking` | the module `blocking`: locks for programs without an async runtime |
 //! | `metrics` | waits, holds, losses and renewals, published through the crate `metrics` (`docs/metrics.md`) |
 //! | `test-util` | `memory`, and in its module the test double: moved time, forced loss, scripted faults, and with `claim` claims in memory |
-//! | `tls-native-tls`, `tls-rustls-aws-lc-rs`, `tls-rustls-ring-webpki`, `tls-rustls-ring-native-roots` | one TLS library of the driver each. Without one, `sslmode=require` is an error |
+//! | `tls-native-tls`, `tls-rustls-aws-lc-rs`, `tls-rustls-ring-webpki`, `tls-rustls-ring-native-roots` | one TLS library each, for Postgres and (except the first) for etcd. Without one, `sslmode=require` and `etcds://` are errors |
 //!
 //! A feature only adds items. It changes no others.
 
@@ -121,6 +122,8 @@
 pub mod blocking;
 mod connect;
 mod duration;
+#[cfg(feature = "etcd")]
+mod etcd_urls;
 #[cfg(test)]
 mod fuzz;
 #[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
@@ -130,6 +133,8 @@ mod stores;
 
 pub use connect::{ConnectOptions, connect, connect_with};
 pub use duration::parse_duration;
+#[cfg(feature = "etcd")]
+pub use etcd_urls::etcd_login;
 pub use leasehold_api::*;
 #[cfg(any(feature = "postgres-advisory", feature = "postgres-row", feature = "postgres-ttl"))]
 pub use postgres_urls::{postgres_config, postgres_credentials, postgres_stores};
@@ -167,6 +172,10 @@ pub use leasehold_postgres_row as postgres_row;
 /// Postgres lease rows.
 #[cfg(feature = "postgres-ttl")]
 pub use leasehold_postgres_ttl as postgres_ttl;
+
+/// Locks in an etcd cluster, which replaces a failed member by itself.
+#[cfg(feature = "etcd")]
+pub use leasehold_etcd as etcd;
 
 /// Claims on the rows of your Postgres table. Each row goes to one worker, and no row is lost.
 #[cfg(feature = "claim")]

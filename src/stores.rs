@@ -48,6 +48,7 @@ const STORES: &[StoreEntry] = &[
     ),
     store!("postgres-row", leasehold_postgres_row, ["postgres+row", "postgresql+row"], ""),
     store!("postgres-ttl", leasehold_postgres_ttl, ["postgres+ttl", "postgresql+ttl"], ""),
+    store!("etcd", leasehold_etcd, ["etcd", "etcds"], "etcd:// or etcds://HOST,HOST/PREFIX"),
 ];
 
 /// Returns the settings of the store that `url` names, without opening it.
@@ -98,7 +99,7 @@ pub(crate) fn parse(text: &str) -> Result<StoreUrl, Error> {
 }
 
 /// Returns the URL in a form that the parser accepts. If it has several hosts, or a user without a host, it gets one
-/// host instead. Postgres URLs can have both forms, but the URL parser accepts neither.
+/// host instead. Postgres URLs can have both forms and etcd URLs several hosts, but the URL parser accepts neither form.
 fn with_one_host(text: &str) -> Cow<'_, str> {
     let Some((scheme, rest)) = text.split_once("://") else { return text.into() };
     let (authority, behind) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));

@@ -45,6 +45,10 @@ async fn a_password_is_never_shown() {
         "postgres://app:hunter2@db/app",
         "postgres://app:hunter2@db:port/app",
         "postgres+ttl://app:hunter2@db/app?x=1&x=2",
+        "etcd://app:hunter2@a:2379,b:2379/locks?x=1&x=2",
+        "etcd://app:hunter2@a:port,b:2379/locks",
+        "etcd://a,b/locks?password=hunter2",
+        "etcd://a,b/locks#hunter2",
         "file://app:hunter2@host/dir",
         "file:///dir?password=hunter2",
         "file:///dir#hunter2",
@@ -72,6 +76,14 @@ async fn a_missing_file_feature_is_named() {
     let error = refused("file:///var/lib/locks").await;
     assert_eq!(error.kind(), ErrorKind::Unsupported);
     assert!(error.to_string().contains("feature `file`"), "{error}");
+}
+
+#[cfg(not(feature = "etcd"))]
+#[tokio::test]
+async fn a_missing_etcd_feature_is_named() {
+    let error = refused("etcd://a:2379,b:2379/locks").await;
+    assert_eq!(error.kind(), ErrorKind::Unsupported);
+    assert!(error.to_string().contains("feature `etcd`"), "{error}");
 }
 
 #[tokio::test]

@@ -5,14 +5,15 @@
     feature = "file",
     feature = "postgres-advisory",
     feature = "postgres-row",
-    feature = "postgres-ttl"
+    feature = "postgres-ttl",
+    feature = "etcd"
 ))]
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use leasehold::{Error, Lock, LockExt as _, connect};
-use test_servers::fresh_database;
+use test_servers::{Etcd, fresh_database};
 use tokio::runtime::Builder;
 
 /// Limit of a wait for a released key. The lease below is longer than all waits together, so its end does not free the key.
@@ -129,4 +130,10 @@ async fn a_row_is_free_after_main() {
 #[tokio::test]
 async fn a_lease_is_free_after_main_long_before_its_end() {
     on_postgres("postgres+ttl", "&ttl=1h", &SHAPES).await;
+}
+
+#[tokio::test]
+async fn an_etcd_lock_is_free_after_main_long_before_its_end() {
+    let url = tokio::task::spawn_blocking(|| Etcd::shared().url("main-ends")).await.unwrap();
+    nothing_stays_held(&format!("{url}?ttl=1h"), &SHAPES).await;
 }

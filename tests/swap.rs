@@ -2,7 +2,7 @@
 //! each of these features alone.
 
 #![allow(clippy::unwrap_used)]
-#![cfg(any(feature = "memory", feature = "file", feature = "postgres-ttl"))]
+#![cfg(any(feature = "memory", feature = "file", feature = "postgres-ttl", feature = "etcd"))]
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -74,4 +74,11 @@ async fn two_clients_of_a_lease_store_sell_each_item_once() {
     assert_sold(&run(Some(&url), &std::env::temp_dir()));
     let table = "SELECT to_regclass('leasehold.lease')::text";
     assert_eq!(test_servers::sql::text(&mut db.connect().await, table).await, "leasehold.lease");
+}
+
+#[cfg(feature = "etcd")]
+#[test]
+fn two_clients_of_an_etcd_store_sell_each_item_once() {
+    let url = test_servers::Etcd::shared().url("swap");
+    assert_sold(&run(Some(&url), &std::env::temp_dir()));
 }

@@ -20,8 +20,8 @@ use crate::{chosen_store, exit};
 #[derive(Debug, Parser)]
 #[command(name = "leasehold", version, max_term_width = 100, after_long_help = exit::HELP)]
 pub(crate) struct Args {
-    /// The store: memory:, memory:NAME, file:///DIRECTORY, or postgres://, postgres+advisory-xact://,
-    /// postgres+row:// or postgres+ttl://USER@HOST/DATABASE.
+    /// The store: memory:, memory:NAME, file:///DIRECTORY, postgres://, postgres+advisory-xact://, postgres+row:// or
+    /// postgres+ttl://USER@HOST/DATABASE, etcd:// or etcds://HOST,HOST,HOST/PREFIX.
     ///
     /// Without it, LEASEHOLD_URL holds the URL, or LEASEHOLD_URL_FILE names a file with the URL in its first line.
     /// Without these, the locks are files in the state directory of this user or systemd unit, and exclude each other

@@ -7,6 +7,7 @@ use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use leasehold::etcd::EtcdCredentials;
 use leasehold::file::FileConfig;
 use leasehold::{ConnectOptions, Error, ErrorKind, Lock};
 use tokio::process::Command;
@@ -65,10 +66,16 @@ impl ChosenStore {
         }
     }
 
-    /// Reads user and password from the file whenever a session is opened. If the file cannot be read, uses the
+    /// Reads user and password from the file whenever a server needs them. If the file cannot be read, uses the
     /// previous credentials.
     fn connect_options(&self, url: &str) -> ConnectOptions {
-        let Some(file) = self.file.clone().filter(|_| is_postgres(url)) else { return ConnectOptions::new() };
+        let Some(file) = self.file.clone() else { return ConnectOptions::new() };
+        if is_etcd(url) {
+            return etcd_options(file, url);
+        }
+        if !is_postgres(url) {
+            return ConnectOptions::new();
+        }
         let before: Arc<str> = url.into();
         ConnectOptions::new().credentials(move || {
             let read = first_line(&file).and_then(|url| leasehold::postgres_credentials(&url));
@@ -83,6 +90,17 @@ impl ChosenStore {
         let Some(url) = self.url.as_deref().filter(|_| self.is_from_option) else { return };
         process.env_remove(URL_FILE).env(URL, if has_password(url) { "" } else { url });
     }
+}
+
+/// Reads user and password of etcd from `file` for each login. If that fails, uses the login in `url`.
+fn etcd_options(file: PathBuf, url: &str) -> ConnectOptions {
+    // Without a user there is no login. Another URL is refused when it is opened.
+    let Ok(Some(before)) = leasehold::etcd_login(url) else { return ConnectOptions::new() };
+    ConnectOptions::new().etcd_credentials(EtcdCredentials::from_program(move || {
+        let read = first_line(&file).and_then(|url| leasehold::etcd_login(&url));
+        let login = read.ok().flatten().unwrap_or_else(|| before.clone());
+        async move { Ok(login) }
+    }))
 }
 
 fn url_of_environment(url: Option<OsString>, file: Option<OsString>) -> Result<Option<String>, Error> {
@@ -151,12 +169,25 @@ pub(crate) fn with_application_name(url: &str) -> Cow<'_, str> {
 
 /// Returns whether `key` is the URL of a store, whose password lists of the locks would show.
 pub(crate) fn is_mistaken_for_key(key: &str) -> bool {
-    key.contains("://") && (is_postgres(key) || Url::parse(key).is_ok_and(|url| names_password(&url)))
+    let is_server = is_postgres(key) || is_etcd(key);
+    key.contains("://") && (is_server || Url::parse(key).is_ok_and(|url| names_password(&url)))
+}
+
+fn is_etcd(url: &str) -> bool {
+    url.trim_start().get(..4).is_some_and(|scheme| scheme.eq_ignore_ascii_case("etcd"))
 }
 
 /// Returns whether the URL has or might have a password.
 pub(crate) fn has_password(url: &str) -> bool {
-    Url::parse(url.trim()).map_or(true, |url| names_password(&url))
+    let url = url.trim();
+    Url::parse(url).map_or_else(|_| !is_plain(url), |url| names_password(&url))
+}
+
+/// Returns whether a URL that the parser refuses, for example because of its several hosts, is too plain for a password.
+/// Such a URL consists of hosts, a path and other parameters, without escapes.
+fn is_plain(url: &str) -> bool {
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || "+-._:/,?=&[]".contains(c);
+    !url.contains("password") && url.chars().all(is_allowed)
 }
 
 fn names_password(url: &Url) -> bool {
@@ -179,8 +210,30 @@ mod tests {
             ("postgres://db/x?user=app&password=pw", true),
             ("file:///var/lib/locks", false),
             ("postgres://app:a/b@db/x", true),
+            ("etcd://a:2379,b:2379,[::1]:2379/locks?ttl=30s", false),
+            ("etcd://app:pw@a:2379,b:2379/locks", true),
+            ("etcd://app@a:2379,b:2379/locks", true),
+            ("postgres://a:5432,b:5432/x?password=pw", true),
+            ("postgres://a:5432,b:5432/x?p%61ssword=pw", true),
+            ("postgres://a:5432,b:5432/x?pass\nword=pw", true),
         ] {
             assert_eq!(has_password(url), has, "{url}");
+        }
+    }
+
+    #[test]
+    fn the_url_of_a_server_is_no_key() {
+        for (key, is_url) in [
+            ("etcd://app:pw@a:2379,b:2379/locks", true),
+            ("ETCD://a", true),
+            ("postgres+ttl://db/x", true),
+            ("https://app:pw@host/feed", true),
+            ("https://host/feed", false),
+            ("etcd:a", false),
+            ("\u{e9}tcd://a", false),
+            ("queue://eu:west", false),
+        ] {
+            assert_eq!(is_mistaken_for_key(key), is_url, "{key}");
         }
     }
 

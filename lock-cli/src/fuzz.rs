@@ -19,6 +19,7 @@ const ARGUMENTS: Fuzz<'_> = Fuzz {
         "run\u{1f}hourly\u{1f}--once-per\u{1f}1h\u{1f}--not-due-exit-code=3\u{1f}--on-loss=warn\u{1f}--grace=5s\u{1f}--\u{1f}--\u{1f}x",
         "lock\u{1f}-5\u{1f}--ttl\u{1f}30s\u{1f}--max-hold\u{1f}1d\u{1f}--cooldown\u{1f}1s\u{1f}-n\u{1f}--json\u{1f}-q",
         "--url\u{1f}postgres://app:Hunter2x@db:5432/x?sslmode=require\u{1f}list\u{1f}ledger:\u{1f}--watch=5\u{1f}--all",
+        "--url=etcd://app:Hunter2x@a:2379,b:2379,c:2379/locks?ttl=30s\u{1f}list\u{1f}--json",
         "check\u{1f}postgres+row://app:Hunter2x@db/x",
         "run\u{1f}k\u{1f}--wait\u{1f}postgres://app:Hunter2x@db/x\u{1f}--\u{1f}true",
         "inspect\u{1f}--key=postgres://db/x?password=Hunter2x",

@@ -74,9 +74,12 @@ fn what_is_very_long_is_not_repeated() {
 #[test]
 fn the_url_of_a_store_is_no_key_and_other_urls_are() {
     let store = Store::new();
-    for url in
-        ["postgres://app:s3cret@db/x", "postgres+ttl://db/x?password=s3cret", "postgres://app:s3/cret@db/x"]
-    {
+    for url in [
+        "postgres://app:s3cret@db/x",
+        "postgres+ttl://db/x?password=s3cret",
+        "postgres://app:s3/cret@db/x",
+        "etcd://app:s3cret@a:2379,b:2379/locks",
+    ] {
         for command in ["run --key", "lock", "inspect", "release"] {
             let mut refused = with(store.tool(command), [url]);
             if command.starts_with("run") {
@@ -139,6 +142,12 @@ fn a_store_without_a_schema_prints_none() {
     let (code, stdout, stderr) = finish(&mut Store::new().tool("schema print"));
     assert_eq!((code, stdout.as_str()), (64, ""), "{stderr}");
     assert!(stderr.contains("has no schema"), "{stderr}");
+    for arguments in ["schema print", "schema apply"] {
+        let mut schema = with(tool(), ["--url", "etcd://a:2379,b:2379/locks"]);
+        let (code, stdout, stderr) = finish(schema.args(arguments.split(' ')));
+        assert_eq!((code, stdout.as_str()), (64, ""), "{arguments}: {stderr}");
+        assert!(stderr.contains("Postgres database"), "{arguments}: {stderr}");
+    }
 }
 
 #[cfg(target_os = "linux")]
@@ -172,6 +181,7 @@ fn bad_urls() {
         ("redis://host", "no store has the scheme"),
         ("memory:x?tls=no", "no parameter \"tls\""),
         ("postgres://127.0.0.1:1/x?user=app;password=s3cret", "separate parameters by &"),
+        ("etcd://app:s3cret@a:2379,b:2379/locks?tls=s3cret&poll=1s", "no parameter"),
     ] {
         for arguments in [&["run", "k", "--", "true"][..], &["list"], &["inspect", "k"], &["check"]] {
             let (code, _, stderr) = finish(tool().env("LEASEHOLD_URL", url).args(arguments));
@@ -195,8 +205,12 @@ fn a_limit_on_files_is_an_error_and_no_end_by_a_signal() {
 
 #[test]
 fn a_password_is_never_printed() {
-    for url in ["postgres://app:hunter2@db/app", "file://app:hunter2@host/locks", "memory:x?password=hunter2"]
-    {
+    for url in [
+        "postgres://app:hunter2@db/app",
+        "file://app:hunter2@host/locks",
+        "memory:x?password=hunter2",
+        "etcd://app:hunter2@a:2379,b:2379/locks?poll=1s",
+    ] {
         for arguments in [
             &["run", "k", "--wait", "300ms", "--", "true"][..],
             &["list"],

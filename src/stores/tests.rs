@@ -4,7 +4,8 @@
     feature = "file",
     feature = "postgres-advisory",
     feature = "postgres-row",
-    feature = "postgres-ttl"
+    feature = "postgres-ttl",
+    feature = "etcd"
 ))]
 
 use super::*;
@@ -20,7 +21,7 @@ fn the_table_has_the_schemes_of_the_crates() {
         let schemes = store.compiled_in.unwrap().iter().flat_map(Scheme::names);
         assert!(schemes.eq(store.schemes), "{}", store.feature);
     }
-    let ours = "memory:, memory:NAME, file:///DIRECTORY, and postgres:// also with +advisory, +advisory-xact, +row or +ttl";
+    let ours = "memory:, memory:NAME, file:///DIRECTORY, postgres:// also with +advisory, +advisory-xact, +row or +ttl, and etcd:// or etcds://HOST,HOST/PREFIX";
     assert!(known().starts_with(ours), "{}", known());
 }
 
@@ -41,6 +42,13 @@ fn schemes_name_stores() {
     }
     assert!(settings("memory:jobs").starts_with("MemoryStore { name: \"memory:jobs\""));
     assert!(settings("file:///var/lib/locks").starts_with("FileConfig { dir: \"/var/lib/locks\""));
+    for scheme in ["etcd", "ETCDS"] {
+        let shown = settings(&format!("{scheme}://a,b:1/team/locks"));
+        assert!(
+            shown.starts_with("EtcdConfig { members: [\"a\", \"b:1\"], prefix: \"team/locks\""),
+            "{shown}"
+        );
+    }
     for bad in ["postgres+lease", "postgres+", "+row", "mysql+row", "postgres+row+ttl"] {
         assert!(read(&format!("{bad}://app@db/ledger")).is_err(), "{bad}");
     }
@@ -81,6 +89,11 @@ fn parameters_become_settings() {
         shows(&format!("{store}?handover=off"), &["handover: false"]);
         shows(&format!("{store}?handover=on"), &["handover: true"]);
     }
+    shows(
+        "etcd://a%40b:Hunter2x%2F@a:1,[::1],c/my%20locks?ttl=1m30s&handover=off",
+        &["\"[::1]\"", "user: \"a@b\"", "prefix: \"my locks\"", "ttl: 90s", "tls: None", "handover: false"],
+    );
+    shows("etcds://a/x?ca=/c.pem&cert=/a.pem&key=/k.pem", &["/c.pem", "/a.pem", "/k.pem", "handover: true"]);
     shows("memory:jobs?ttl=30s", &["default_ttl: Some(30s)"]);
     shows(
         "file:///var/lib/my%20locks?poll=20ms&mode=0660&read-only=true",
@@ -129,6 +142,16 @@ fn what_would_be_ignored_is_refused() {
         ("postgres://db/x?schema=a&schema=b", "twice"),
         ("postgres://db/x?sslmode=require&sslmode=disable", "twice"),
         ("postgres://db/x#y", "%23"),
+        ("etcd://a,b/x?poll=1s", "a etcd URL has no parameter \"poll\"; those it has are ttl and handover"),
+        ("etcd://a,b/x?ca=/c.pem", "no parameter \"ca\""),
+        ("etcd://a,b/x?ttl=30", "30s"),
+        ("etcd://a,b/x?ttl=2h", "hour"),
+        ("etcd://a,b/x?handover=no", "on, off"),
+        ("etcd://a,b/x#y", "%23"),
+        ("etcd://a,a/x", "twice"),
+        ("etcd:a", "etcd://"),
+        ("etcd://app:1/ter2@a,b/x", "%2F"),
+        ("etcd://app:1?ter2@a,b/x", "%3F"),
         ("postgres:db", "postgres://"),
         ("postgres:/db", "postgres://"),
         ("postgres://app:1?ter2@db/x", "%3F"),

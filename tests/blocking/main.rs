@@ -7,7 +7,8 @@
     feature = "file",
     feature = "postgres-advisory",
     feature = "postgres-row",
-    feature = "postgres-ttl"
+    feature = "postgres-ttl",
+    feature = "etcd"
 ))]
 
 mod adapter;

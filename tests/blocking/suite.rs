@@ -5,7 +5,7 @@ use std::sync::Arc;
 use leasehold::{Error, Lock, async_trait, blocking};
 use leasehold_conformance::{Factory, Harness, Outcome, Run, Time};
 use tempfile::TempDir;
-use test_servers::{Database, fresh_database};
+use test_servers::{Database, Etcd, fresh_database};
 
 use super::adapter::Adapter;
 use super::url_of;
@@ -22,6 +22,7 @@ enum Store {
     Memory,
     File,
     Postgres(&'static str),
+    Etcd,
 }
 
 #[derive(Debug)]
@@ -56,6 +57,7 @@ impl Factory for Store {
                 let database = fresh_database().await;
                 (url_of(&database, scheme, ""), Some(Kept::Database(database)))
             }
+            Self::Etcd => (Etcd::shared().url(&fresh_name()), None),
         };
         Ok(Box::new(Opened { url, _kept: kept }))
     }
@@ -119,4 +121,11 @@ fn row_keeps_the_basic_rules_through_blocking_calls() {
 #[test]
 fn lease_keeps_the_basic_rules_through_blocking_calls() {
     proves(Store::Postgres("postgres+ttl"));
+}
+
+#[test]
+fn etcd_keeps_the_basic_rules_through_blocking_calls() {
+    // Starts the cluster here, because that blocks and the cases are asynchronous.
+    Etcd::shared();
+    proves(Store::Etcd);
 }
