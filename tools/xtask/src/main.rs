@@ -37,6 +37,7 @@ usage: cargo xtask JOB
   test --postgres VERSION [--core]
               the tests that start servers, on a Postgres of that major version (15 to 18, by npm); with
               --core those of exclusion, fencing, release and crashes alone, and one suite of claims
+  test --etcd the suite of the etcd store on a cluster of three members with the usual elections, not on one member
   simulate [--minutes N] [--seed S] [--without NAMES]
               schedules of the simulator: for that long from a new seed or from S on, or that of S alone, without
               the disturbances that are named
@@ -45,8 +46,8 @@ usage: cargo xtask JOB
               alone
   torture [--minutes N] [--seed S] [--store NAME] [--faults NAMES]
               processes that lock real stores while they, their connections and the server are killed, stopped
-              and cut; for that long on each of files, session, transaction, row and lease, or on that one; by
-              the faults with those names, as in --faults kill,lose-reply
+              and cut; for that long on each of files, session, transaction, row, lease and etcd, or on that
+              one; by the faults with those names, as in --faults kill,lose-reply
   lint        tests named in the documents, formatting, clippy for each combination of features,
               documentation; no warning passes; the public interface is that of docs/public-api
   api         the last two alone; with --update, docs/public-api becomes what the interface is now
@@ -57,8 +58,8 @@ usage: cargo xtask JOB
   deps        licences, sources and duplicate versions of all dependencies
   bench NAME  a benchmark: `bench memory`, `bench postgres`, `bench claims`, `bench companions` (middleware,
               idempotency keys, capture triggers, elections) or `bench files` (crowds of processes, beside flock)
-  ci          lint, deps, test, and the core of the stores' tests on the newest Postgres: what has to pass before a
-              change goes in";
+  ci          lint, deps, test, the core of the stores' tests on the newest Postgres, and the suite on three members of
+              etcd: what has to pass before a change goes in";
 
 /// The benchmarks that start servers.
 const NEED_SERVERS: [&str; 3] = ["postgres", "claims", "companions"];
@@ -71,6 +72,7 @@ fn main() -> ExitCode {
         ["test", "--strict"] => test(LateTests::Failed),
         ["test", "--postgres", version] => test_on(version),
         ["test", "--postgres", version, "--core"] => core_on(version),
+        ["test", "--etcd"] => test_on_three_members(),
         ["simulate", ..] => simulate::run(&arguments[1..]),
         ["fuzz", ..] => fuzz::run(&arguments[1..]),
         ["torture", ..] => torture::run(&arguments[1..]),
@@ -119,9 +121,10 @@ fn ci() -> Outcome {
         // CI has a dedicated machine, so a late test is a failure.
         let tested = programs::run(TESTS, &programs, &[], &[], LateTests::Failed);
         let newest = core_on_the_newest_postgres(&programs);
+        let three_members = on_three_members(&programs);
         let compiled =
             compiled.join().unwrap_or_else(|_| Err("failed: what is compiled beside the tests".to_owned()));
-        step::sum([tested, newest, compiled])
+        step::sum([tested, newest, three_members, compiled])
     })?;
     println!("\n{passed} tests passed");
     Ok(())
@@ -182,7 +185,7 @@ fn test_on(version: &str) -> Outcome {
     let targets = Metadata::read()?.tests_with_servers();
     let targets: Vec<&str> =
         ["--lib"].into_iter().chain(targets.iter().flat_map(|target| ["--test", target])).collect();
-    tests_on(version, &built(&targets)?, &[]).map(|_| ())
+    tests_on(version, &programs::without_etcd(&built(&targets)?), &[]).map(|_| ())
 }
 
 fn core_on(version: &str) -> Outcome {
@@ -202,6 +205,26 @@ fn tests_on(version: &str, programs: &[Program], families: &[&str]) -> Outcome<u
         programs,
         families,
         &variables,
+        LateTests::Failed,
+    )
+}
+
+/// Variable with the number of members of the tests' etcd cluster. The package `test-servers` reads it.
+const ETCD_MEMBERS: &str = "LEASEHOLD_ETCD_MEMBERS";
+
+fn test_on_three_members() -> Outcome {
+    on_three_members(&built(&["--test", "conformance"])?).map(|_| ())
+}
+
+/// Runs the suite of the etcd store on three members. The other tests use one, because a cluster waits for its disks and
+/// for elections.
+fn on_three_members(programs: &[Program]) -> Outcome<u64> {
+    let suite = programs::suite_on_etcd(programs);
+    programs::run(
+        "the suite on three members of etcd",
+        &suite,
+        &[],
+        &[(ETCD_MEMBERS, "3")],
         LateTests::Failed,
     )
 }
