@@ -229,7 +229,7 @@ impl Guarded {
     }
 
     /// Returns the exit status if the server has ended on its own.
-    fn exited(&mut self) -> Outcome<Option<ExitStatus>> {
+    pub(crate) fn exited(&mut self) -> Outcome<Option<ExitStatus>> {
         let Some(running) = &mut self.server else { return Ok(None) };
         let status =
             running.child.try_wait().map_err(|error| format!("cannot wait for the server: {error}"))?;

@@ -1,13 +1,14 @@
-//! Real servers for tests: private Postgres clusters, streaming standbys, `PgBouncer`, and a proxy that breaks
+//! Real servers for tests: private Postgres clusters, streaming standbys, `PgBouncer`, etcd, and proxies that break
 //! connections.
 //!
-//! Every server runs the machine's own binaries in its own temporary directory, on loopback, never as root. It ends
-//! when the process that started it ends, even by SIGKILL. If the setup fails, the helpers panic with advice, because
+//! Every server runs in its own temporary directory, on loopback, never as root. Its program is the machine's own, or
+//! for etcd also the one inside a crate. It ends when the process that started it ends, even by SIGKILL. If the setup fails, the helpers panic with advice, because
 //! a test that needs a server must not pass without it.
 
 mod admin;
 mod cluster;
 mod database;
+mod etcd;
 mod fresh;
 pub mod growth;
 mod guarded;
@@ -23,6 +24,10 @@ mod user;
 
 pub use cluster::{Cluster, ClusterOptions, StopMode};
 pub use database::{Database, fresh_database, ordinary_role, prepared_cluster, prepared_database};
+pub use etcd::{
+    Backup, Certificates, Counter, Entry, Etcd, EtcdOptions, EtcdProgram, EtcdUser, Loss, Refusal, Relay,
+    Status,
+};
 pub use isolation::isolationtester;
 pub use observe::{AdvisoryLock, Backend};
 pub use pgbouncer::{PgBouncer, PgBouncerOptions};

@@ -22,6 +22,12 @@ const INSTALL_PGBOUNCER: &str = "no pgbouncer found. Install it:
   macOS:           brew install pgbouncer
 or let LEASEHOLD_PGBOUNCER name the program";
 
+const INSTALL_ETCD: &str = "no etcd or etcdctl of this machine found. Install them:
+  Debian, Ubuntu:  apt-get install etcd-server etcd-client
+  Fedora, Red Hat: dnf install etcd
+  macOS:           brew install etcd
+or let LEASEHOLD_ETCD_BIN name the directory that has them";
+
 const INSTALL_CHROMIUM: &str = "no Chromium found. Install it:
   Debian:          apt-get install chromium-headless-shell
   Fedora:          dnf install chromium-headless
@@ -85,6 +91,22 @@ pub fn pgbouncer() -> Result<PathBuf, String> {
     let usual = ["/usr/sbin", "/usr/bin", "/opt/homebrew/bin", "/usr/local/bin"].map(PathBuf::from);
     let mut programs = search_path().into_iter().chain(usual).map(|directory| directory.join("pgbouncer"));
     programs.find(|program| program.is_file()).ok_or_else(|| INSTALL_PGBOUNCER.to_owned())
+}
+
+/// Returns the directory with the machine's own `etcd` and `etcdctl`.
+///
+/// # Errors
+///
+/// A message with the packages to install, if no directory has both.
+pub fn etcd() -> Result<PathBuf, String> {
+    let is_complete =
+        |directory: &PathBuf| ["etcd", "etcdctl"].iter().all(|program| directory.join(program).is_file());
+    if let Some(chosen) = env::var_os("LEASEHOLD_ETCD_BIN").map(PathBuf::from) {
+        let missing = || format!("LEASEHOLD_ETCD_BIN names {}, which lacks the programs", chosen.display());
+        return is_complete(&chosen).then(|| chosen.clone()).ok_or_else(missing);
+    }
+    let usual = ["/usr/bin", "/opt/homebrew/bin", "/usr/local/bin"].map(PathBuf::from);
+    search_path().into_iter().chain(usual).find(is_complete).ok_or_else(|| INSTALL_ETCD.to_owned())
 }
 
 /// Returns the path of Chromium, or of a browser made from it.
