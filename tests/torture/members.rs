@@ -19,6 +19,8 @@ const PASSWORD: &str = "secret";
 const PREFIX: &str = "torture";
 /// Number of compactions in one fault.
 const COMPACTIONS: u32 = 10;
+/// Usual time until another member leads. A login before that is often lost with the old leader, and takes five seconds.
+const ELECTION: Duration = Duration::from_secs(2);
 /// Interval of polls.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -120,6 +122,7 @@ impl Members {
 
     /// Returns the leases that remain after all clients have ended.
     pub(crate) async fn leftovers(&self) -> Vec<String> {
+        self.etcd.ready().await;
         self.etcd.leases().await.iter().map(|lease| format!("lease {lease:x}")).collect()
     }
 
@@ -168,10 +171,11 @@ impl Members {
         has_led
     }
 
-    /// Waits until `member` knows another leader than the one with the id `old`, at most [`PATIENCE`].
+    /// Waits until `member` knows another leader than the one with the id `old`, for a limited time.
     async fn another_leads(&self, member: usize, old: u64) -> bool {
+        tokio::time::sleep(ELECTION).await;
         let begun = Instant::now();
-        while begun.elapsed() < PATIENCE {
+        while begun.elapsed() < PATIENCE * 2 {
             let status = self.etcd.status(member).await;
             if status.is_ok_and(|status| status.leader != 0 && status.leader != old) {
                 return true;
