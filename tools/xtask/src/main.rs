@@ -31,8 +31,8 @@ usage: cargo xtask JOB
 
   test [--strict]
               every test: unit, documentation, conformance, mutants, the command end to end, a page in a browser;
-              installs PostgreSQL, PgBouncer and Chromium if they are missing and apt-get may, or says how; runs
-              a test that only passed a bound in real time again alone if other programs used the machine, not
+              installs PostgreSQL, PgBouncer, etcd and Chromium if they are missing and apt-get may, or says how;
+              runs a test that only passed a bound in real time again alone if other programs used the machine, not
               with --strict
   test --postgres VERSION [--core]
               the tests that start servers, on a Postgres of that major version (15 to 18, by npm); with
