@@ -223,7 +223,7 @@ async fn connect(url: &str) -> Arc<dyn Lock> {
 
 fn promised(declared: &Capabilities) -> Circumstances {
     let bound = declared.crash_release.unwrap_or(declared.loss_detection) + declared.handover + SLACK;
-    // A hold that the store does not confirm any more ends with its lease, whatever longest lease the store declares for.
+    // Without a confirmation by the store, a hold ends with its lease. A store declares its bound for the longest lease.
     let lease = declared.lease.as_ref().and_then(|bounds| bounds.default);
     let loss = lease.map_or(declared.loss_detection, |ttl| declared.loss_detection.min(ttl));
     Circumstances { bound, loss, ..Circumstances::default() }

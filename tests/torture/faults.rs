@@ -56,11 +56,11 @@ pub(crate) enum Fault {
     KillMember,
     /// Stops the leader for a while. Effect: another member led.
     StopLeader,
-    /// Stops a follower for a while, rather one that clients use. Effect: a request was sent during the stop.
+    /// Stops a follower for a while, if possible a used one. Effect: a request was sent during the stop.
     StopFollower,
     /// Cuts the leader off from its peers but not from the clients. Effect: another member led.
     IsolateLeader,
-    /// Stops all followers, so that no majority is left. Effect: a request was sent during the stop.
+    /// Stops all followers, so no majority is left. Effect: a request was sent during the stop.
     NoQuorum,
     /// Makes another member the leader. Effect: it led.
     MoveLeader,
@@ -283,7 +283,7 @@ impl Scene<'_> {
                 if !members.restores_log() {
                     return members.put_back(&backup).await;
                 }
-                // No client starts between the restore and the first grants of those that notice it.
+                // No client starts until the old clients have noticed the restore, because a new client cannot.
                 self.commands.pause().await;
                 let went_back = members.put_back(&backup).await;
                 register::settle(self.dir, PATIENCE * 4).await;

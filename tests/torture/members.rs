@@ -12,7 +12,7 @@ use crate::faults::PATIENCE;
 use crate::network;
 
 const MEMBERS: usize = 3;
-/// Life in seconds of a login that is not used, about as long as the stop of a worker.
+/// Life in seconds of an unused login, about the time for which a worker is stopped.
 const LOGIN: u32 = 3;
 const USER: &str = "worker";
 const PASSWORD: &str = "secret";
@@ -126,7 +126,7 @@ impl Members {
         self.etcd.leases().await.iter().map(|lease| format!("lease {lease:x}")).collect()
     }
 
-    /// Returns all proxies, or half of the time only that of a member that clients use.
+    /// Returns all proxies, or half of the time only the proxy of a member that clients use.
     fn some_proxies(&self, random: &mut fastrand::Rng) -> Vec<&Proxy> {
         match self.used(random) {
             Some(member) if random.bool() => vec![&self.proxies[member]],
@@ -134,7 +134,7 @@ impl Members {
         }
     }
 
-    /// Returns a random member among those that clients are connected to.
+    /// Returns a random member to which clients are connected.
     fn used(&self, random: &mut fastrand::Rng) -> Option<usize> {
         let is_used = |member: &usize| self.proxies[*member].traffic().open > 0;
         let used: Vec<_> = (0..MEMBERS).filter(is_used).collect();

@@ -157,6 +157,7 @@ fn compiled_tests() -> Outcome<u64> {
         swap("leasehold/memory"),
         swap("leasehold/file"),
         swap("leasehold/postgres-ttl"),
+        swap("leasehold/etcd"),
     ])
 }
 

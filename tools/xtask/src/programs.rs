@@ -112,7 +112,7 @@ pub(crate) fn suites(programs: &[Program]) -> Vec<Program> {
     without_etcd(programs).iter().filter(on_postgres).cloned().collect()
 }
 
-/// Returns the `programs` without those of the etcd store, to which the version of Postgres does not matter.
+/// Returns the `programs` except the etcd store's, to which the version of Postgres does not matter.
 pub(crate) fn without_etcd(programs: &[Program]) -> Vec<Program> {
     programs.iter().filter(|program| !program.name.starts_with(ETCD)).cloned().collect()
 }
