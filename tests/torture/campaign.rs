@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold::{Capabilities, ListQuery, Lock, LockExt as _};
-use test_setup::torture as names;
+use test_setup::{programs, torture as names};
 
 use crate::checker::{self, Circumstances, Done, Findings};
 use crate::clock::{self, Clock};
@@ -124,6 +124,9 @@ impl Means {
             } else {
                 means.need(Fault::DiskFull, is_named, disk::prlimit());
             }
+        }
+        if means.faults.contains(&Fault::PutBack) {
+            means.need(Fault::PutBack, is_named, programs::etcd());
         }
         if !cfg!(target_os = "linux") && means.faults.contains(&Fault::KillCommand) {
             let kills = "elsewhere than on Linux a command outlives the `leasehold run` that is killed";

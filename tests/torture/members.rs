@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use test_servers::{Backup, Etcd, EtcdOptions, EtcdUser, Loss, Proxy};
+use test_servers::{Etcd, EtcdOptions, EtcdUser, Loss, Proxy};
 
 use crate::faults::Fault::{
     self, Compact, Crash, EndLogins, EndSessions, Freeze, IsolateLeader, KillLeader, KillMember, MoveLeader,
@@ -17,10 +17,10 @@ const LOGIN: u32 = 3;
 const USER: &str = "worker";
 const PASSWORD: &str = "secret";
 const PREFIX: &str = "torture";
+/// Keeps the history of half a minute, because the backups of a long campaign would otherwise become large.
+const HISTORY: [&str; 4] = ["--auto-compaction-mode", "periodic", "--auto-compaction-retention", "30s"];
 /// Number of compactions in one fault.
 const COMPACTIONS: u32 = 10;
-/// Usual time until another member leads. A login before that is often lost with the old leader, and takes five seconds.
-const ELECTION: Duration = Duration::from_secs(2);
 /// Interval of polls.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -29,15 +29,14 @@ const PAUSE: Duration = Duration::from_millis(50);
 pub(crate) struct Members {
     etcd: Etcd,
     proxies: Vec<Proxy>,
-    /// Data that a restore loses beside the later writes.
-    loss: Loss,
 }
 
 impl Members {
     /// Starts a cluster. Returns it with the URL of the store.
     pub(crate) async fn start() -> (Self, String) {
-        let start = || Etcd::start(EtcdOptions::three().token_ttl(LOGIN));
-        let etcd = tokio::task::spawn_blocking(start).await.unwrap();
+        let options = EtcdOptions::three().token_ttl(LOGIN);
+        let options = HISTORY.into_iter().fold(options, EtcdOptions::argument);
+        let etcd = tokio::task::spawn_blocking(|| Etcd::start(options)).await.unwrap();
         etcd.require_users(&[EtcdUser::new(USER, PASSWORD, format!("{PREFIX}/"))]).await;
         let mut proxies = Vec::new();
         for address in etcd.addresses() {
@@ -45,10 +44,7 @@ impl Members {
         }
         let hosts: Vec<_> = proxies.iter().map(|proxy| format!("127.0.0.1:{}", proxy.port())).collect();
         let url = format!("etcd://{USER}:{PASSWORD}@{}/{PREFIX}?ttl=2s", hosts.join(","));
-        // Only the machine's own etcd comes with the tool that operators restore with.
-        let has_tool = std::env::var_os("LEASEHOLD_ETCD").is_some_and(|program| program == "installed");
-        let loss = if has_tool { Loss::Log } else { Loss::Nothing };
-        (Self { etcd, proxies, loss }, url)
+        (Self { etcd, proxies }, url)
     }
 
     /// Causes one fault. Returns whether it took effect.
@@ -103,20 +99,13 @@ impl Members {
         self.etcd.set_alarm(false).await;
     }
 
-    pub(crate) async fn back_up(&self) -> Backup {
-        self.etcd.backup(self.loss).await
-    }
-
-    /// Returns whether a restore brings back the log too. By a new log, every client notices the restore. By an old one,
-    /// only the clients that have seen later data do.
-    pub(crate) fn restores_log(&self) -> bool {
-        self.loss == Loss::Nothing
-    }
-
-    /// Restores a backup. Returns whether the revision went back.
-    pub(crate) async fn put_back(&self, backup: &Backup) -> bool {
+    /// Makes a backup, and restores it after a while as operators do. Returns whether the revision went back.
+    pub(crate) async fn put_back(&self, time: Duration) -> bool {
+        self.etcd.ready().await;
+        let backup = self.etcd.backup(Loss::Log).await;
+        tokio::time::sleep(time).await;
         let before = self.etcd.revision().await;
-        self.etcd.restore(backup).await;
+        self.etcd.restore(&backup).await;
         self.etcd.revision().await < before
     }
 
@@ -173,7 +162,6 @@ impl Members {
 
     /// Waits until `member` knows another leader than the one with the id `old`, for a limited time.
     async fn another_leads(&self, member: usize, old: u64) -> bool {
-        tokio::time::sleep(ELECTION).await;
         let begun = Instant::now();
         while begun.elapsed() < PATIENCE * 2 {
             let status = self.etcd.status(member).await;

@@ -167,7 +167,6 @@ struct Runner {
     how: How,
     number: usize,
     is_stopped: AtomicBool,
-    is_paused: AtomicBool,
     /// The running command and its record. After a kill, the next command has another record, because processes of the
     /// killed one might still write.
     running: Mutex<Option<(Child, PathBuf)>>,
@@ -177,8 +176,8 @@ impl Commands {
     pub(crate) fn start(how: &How) -> Self {
         let program = program();
         let runner = |number| {
-            let (is_stopped, is_paused) = (AtomicBool::new(false), AtomicBool::new(false));
-            Arc::new(Runner { how: how.clone(), number, is_stopped, is_paused, running: Mutex::new(None) })
+            let (is_stopped, running) = (AtomicBool::new(false), Mutex::new(None));
+            Arc::new(Runner { how: how.clone(), number, is_stopped, running })
         };
         let runners: Vec<_> = (0..RUNNERS).map(runner).collect();
         let run = |runner: &Arc<Runner>| {
@@ -208,17 +207,6 @@ impl Commands {
             self.aim = (self.aim * 2).min(PATIENCE);
         }
         was_in_section
-    }
-
-    /// Waits for the end of running commands. New ones start only after [`Self::resume`].
-    pub(crate) async fn pause(&self) {
-        self.runners.iter().for_each(|runner| runner.is_paused.store(true, Ordering::SeqCst));
-        wait_for(PATIENCE, || self.runners.iter().all(|runner| runner.running().is_none())).await;
-    }
-
-    /// Ends [`Self::pause`].
-    pub(crate) fn resume(&self) {
-        self.runners.iter().for_each(|runner| runner.is_paused.store(false, Ordering::SeqCst));
     }
 
     /// Waits for the end of running commands, without starting new ones.
@@ -254,13 +242,6 @@ impl Runner {
             let record = self.how.dir.join(format!("command-{}-{records}.record", self.number));
             let key = KEYS[random.usize(..KEYS.len())];
             let before = length(&record);
-            // Locked until the command runs, because a pause must not miss a command that is about to start.
-            let mut running = self.running();
-            if self.is_paused.load(Ordering::SeqCst) {
-                drop(running);
-                std::thread::sleep(PAUSE);
-                continue;
-            }
             let command = Command::new(program)
                 .args(["--quiet", "--url", &self.how.url, "run", key, "--wait", "2s", "--grace", "1s", "--"])
                 .arg(std::env::current_exe().unwrap())
@@ -272,8 +253,7 @@ impl Runner {
                 .stderr(Stdio::null())
                 .spawn()
                 .unwrap();
-            *running = Some((command, record.clone()));
-            drop(running);
+            *self.running() = Some((command, record.clone()));
             let status = loop {
                 let status = self.running().as_mut().and_then(|(command, _)| command.try_wait().unwrap());
                 match status {
