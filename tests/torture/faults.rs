@@ -147,8 +147,8 @@ pub(crate) const OF_POSTGRES: &[Fault] = &[
     ServerClock,
     ClientClock,
 ];
-/// Faults of etcd. Omitted is the server's clock, because the program does not use the library that `faketime` replaces,
-/// and a full disk, by which a member ends.
+/// Faults of etcd. Omitted are the server's clock, because the program does not use the library that `faketime` replaces,
+/// and a full disk, because a member ends by it.
 pub(crate) const OF_ETCD: &[Fault] = &[
     Kill,
     KillCommand,
