@@ -129,6 +129,12 @@ impl Etcd {
         Ok(etcd)
     }
 
+    /// Returns a prefix for keys that no other test uses.
+    #[must_use]
+    pub fn fresh_prefix() -> String {
+        format!("test-{}", uuid::Uuid::new_v4().simple())
+    }
+
     /// Returns the number of members.
     #[must_use]
     pub fn members(&self) -> usize {
@@ -272,22 +278,40 @@ impl Etcd {
         self.inner.peers.rejoin();
     }
 
-    /// Makes another member the leader. Returns its number, or `None` if an election interfered.
+    /// Makes the next member the leader. Returns its number, or `None` if an election interfered.
     ///
     /// # Cancel safety
     ///
     /// If dropped, the servers stay in their current state until their values are dropped.
     pub async fn move_leader(&self) -> Option<usize> {
-        let inner = self.inner.clone();
-        let moved = admin::blocking(move || {
-            let leader = inner.leader().ok()?;
-            let next = (leader + 1) % inner.members.len();
-            let target = inner.status(next).ok()?.member.to_string();
-            let path = "maintenance/transfer-leadership";
-            inner.api(leader).call(path, &json!({ "targetID": target })).ok()?;
-            Some(next)
-        });
-        moved.await
+        let next = (self.leader().await + 1) % self.members();
+        self.try_leader(next).await.then_some(next)
+    }
+
+    /// Makes this member the leader.
+    ///
+    /// # Panics
+    ///
+    /// If the member is not the leader after two minutes.
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped, the servers stay in their current state until their values are dropped.
+    pub async fn make_leader(&self, member: usize) {
+        let start = Instant::now();
+        while self.leader().await != member {
+            self.try_leader(member).await;
+            assert!(start.elapsed() < ELECTED, "member {member} never leads");
+        }
+    }
+
+    async fn try_leader(&self, member: usize) -> bool {
+        self.calls(move |inner| {
+            let (Ok(leader), Ok(target)) = (inner.leader(), inner.status(member)) else { return false };
+            let target = json!({ "targetID": target.member.to_string() });
+            inner.api(leader).call("maintenance/transfer-leadership", &target).is_ok()
+        })
+        .await
     }
 
     /// Runs blocking work on a member beside the caller's runtime. The work completes even if the caller is dropped.

@@ -74,6 +74,8 @@ struct Faults {
     /// Whether these connections pass requests until one contains the words.
     awaits_words: bool,
     delay: Duration,
+    /// Pause after each chunk for the server that was held longer than this.
+    gap: Duration,
 }
 
 #[derive(Debug, Default)]
@@ -166,6 +168,14 @@ impl Proxy {
     pub fn restore(&self) {
         lock(&self.shared.traps).clear();
         self.shared.faults.send_replace(Faults::default());
+        self.listen_again();
+    }
+
+    /// Restores as [`Self::restore`] does, with this pause after each held piece of a request. A client that gives up
+    /// cancels its request, and the server must not read both at once.
+    pub fn restore_apart(&self, gap: Duration) {
+        lock(&self.shared.traps).clear();
+        self.shared.faults.send_replace(Faults { gap, ..Faults::default() });
         self.listen_again();
     }
 
@@ -391,6 +401,10 @@ impl Shared {
             let bytes = if way == Way::ToServer { self.rewritten(bytes) } else { bytes };
             self.counters.count(way, bytes.len(), is_asked);
             writer.write_all(&bytes).await?;
+            let gap = self.faults.borrow().gap;
+            if way == Way::ToServer && due.elapsed() > gap {
+                tokio::time::sleep(gap).await;
+            }
         }
         self.pass(way, number, has_words).await;
         writer.shutdown().await

@@ -47,7 +47,7 @@ async fn both_programs_start_as_another_user_than_root() {
 #[tokio::test]
 async fn keys_and_leases_are_seen() {
     let etcd = Etcd::shared();
-    let prefix = format!("{}/", uuid::Uuid::new_v4());
+    let prefix = format!("{}/", Etcd::fresh_prefix());
     let first = etcd.put(format!("{prefix}b"), "1").await.unwrap();
     etcd.put(format!("{prefix}a"), "2").await.unwrap();
     etcd.put(format!("{prefix}b"), "3").await.unwrap();
@@ -79,6 +79,8 @@ async fn three_members_survive_the_leader_and_take_it_back() {
     assert!(etcd.status(first).await.is_ok());
     let moved = etcd.move_leader().await.unwrap();
     assert_eq!(etcd.leader().await, moved);
+    etcd.make_leader(first).await;
+    assert_eq!(etcd.leader().await, first);
 }
 
 #[tokio::test]

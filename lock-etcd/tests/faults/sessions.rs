@@ -1,0 +1,103 @@
+//! Sessions: the leases that all holds of a client share.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use leasehold_api::{LockExt as _, Validity};
+use test_servers::Etcd;
+
+use crate::support::{acquired, client, client_of, cycle, idle, queue, queue_of, soon, until};
+
+/// Hazard E4: found by others in etcd's own lock.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_whose_session_ends_is_granted_with_an_entry_that_stands() {
+    let (etcd, prefix) = (Etcd::shared(), Etcd::fresh_prefix());
+    let (a, b) = (client(etcd, &prefix).await, client(etcd, &prefix).await);
+    let held = acquired(&a, "k").await;
+    let waiter = tokio::spawn(async move { b.key("k").acquire().await });
+    let entries = queue_of(etcd, &prefix, "k", 2).await;
+    assert!(etcd.revoke(entries[1].lease).await);
+    held.release().await.unwrap();
+    let guard = soon("never granted", waiter).await.unwrap().unwrap();
+    let entries = queue(etcd, &prefix, "k").await;
+    assert_eq!(entries.len(), 1, "{entries:?}");
+    assert!(etcd.leases().await.contains(&entries[0].lease));
+    guard.confirm().await.unwrap();
+    assert!(a.key("k").try_acquire().await.unwrap().is_none());
+    guard.release().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_holder_whose_session_ends_is_told_and_another_client_gets_the_key() {
+    let (etcd, prefix) = (Etcd::shared(), Etcd::fresh_prefix());
+    let a = client_of(etcd.addresses(), &prefix, Duration::from_secs(3)).await;
+    let b = client(etcd, &prefix).await;
+    let held = acquired(&a, "k").await;
+    let entry = queue_of(etcd, &prefix, "k", 1).await.remove(0);
+    assert!(etcd.revoke(entry.lease).await);
+    let next = acquired(&b, "k").await;
+    assert!(next.token() > held.token());
+    soon("the loss is never noticed", held.lost()).await;
+    assert_eq!(held.validity(), Validity::Lost);
+    // The client goes on with a new session.
+    cycle(&a, "other").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn thousands_of_holds_have_several_sessions_and_few_renewals() {
+    const HOLDS: usize = 5_100;
+    let (etcd, prefix) = (Etcd::shared(), Etcd::fresh_prefix());
+    let a = client_of(etcd.addresses(), &prefix, Duration::from_secs(30)).await;
+    let begun = Instant::now();
+    let names: Vec<_> = (0..HOLDS).map(|number| format!("k{number}")).collect();
+    let guards = join_all(names.iter().map(|name| acquired(&a, name)));
+    let guards = soon("never granted", guards).await;
+    println!("{HOLDS} holds in {:?}", begun.elapsed());
+    let entries = etcd.entries(format!("{prefix}/q/")).await;
+    assert_eq!(entries.len(), HOLDS);
+    let leases: BTreeSet<_> = entries.iter().map(|entry| entry.lease).collect();
+    assert!((2..=10).contains(&leases.len()), "{} leases", leases.len());
+    let renewed = join_all(guards.iter().map(leasehold_api::LockGuard::renew)).await;
+    assert!(renewed.iter().all(Result::is_ok));
+    let released = join_all(guards.into_iter().map(leasehold_api::LockGuard::release)).await;
+    assert!(released.iter().all(Result::is_ok));
+    assert!(etcd.entries(format!("{prefix}/q/")).await.is_empty());
+}
+
+/// A session without holds is not renewed, and ends. Its client must notice before it is granted under it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_grant_after_a_long_idle_time_has_its_whole_ttl() {
+    let (etcd, prefix) = (Etcd::shared(), Etcd::fresh_prefix());
+    let ttl = Duration::from_secs(2);
+    let a = client_of(etcd.addresses(), &prefix, ttl).await;
+    let leases = etcd.leases().await;
+    let guard = acquired(&a, "k").await;
+    let lease = queue_of(etcd, &prefix, "k", 1).await[0].lease;
+    guard.release().await.unwrap();
+    assert!(leases.contains(&lease) || etcd.leases().await.contains(&lease));
+    until("the idle session never ends", async || !etcd.leases().await.contains(&lease)).await;
+    for _ in 0..3 {
+        let guard = acquired(&a, "k").await;
+        assert!(guard.remaining().unwrap() > ttl / 2, "{:?}", guard.remaining());
+        guard.confirm().await.unwrap();
+        guard.release().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_closed_client_leaves_nothing() {
+    use leasehold_api::Lock as _;
+
+    let (etcd, prefix) = (Etcd::shared(), Etcd::fresh_prefix());
+    let a = client(etcd, &prefix).await;
+    let guard = acquired(&a, "k").await;
+    let lease = queue_of(etcd, &prefix, "k", 1).await[0].lease;
+    a.close().await.unwrap();
+    assert_eq!(guard.validity(), Validity::Lost);
+    idle(&a).await;
+    assert_eq!(queue(etcd, &prefix, "k").await, []);
+    assert!(!etcd.leases().await.contains(&lease), "the session of a closed client lives on");
+    let left: Vec<_> = etcd.entries(format!("{prefix}/")).await.into_iter().map(|entry| entry.key).collect();
+    assert_eq!(left, [format!("{prefix}/base").into_bytes()]);
+}

@@ -1,0 +1,57 @@
+//! A cluster that has reached its space quota (hazard E9).
+
+use std::time::{Duration, Instant};
+
+use leasehold_api::{ErrorKind, ListQuery, Lock as _, LockExt as _, Validity};
+use test_servers::{Etcd, EtcdOptions, EtcdProgram};
+
+use crate::LONG;
+use crate::support::{acquired, client, cycle, queue, soon};
+
+#[tokio::test]
+async fn holds_outlast_a_full_cluster_and_grants_wait_for_an_operator() {
+    for program in [EtcdProgram::Vendored, EtcdProgram::Installed] {
+        let etcd = Etcd::start(EtcdOptions::new().program(program).quota(4 << 20));
+        let prefix = Etcd::fresh_prefix();
+        let (lock, other) = (client(&etcd, &prefix).await, client(&etcd, &prefix).await);
+        let (kept, released) = (acquired(&lock, "kept").await, acquired(&lock, "released").await);
+        etcd.fill().await;
+
+        kept.renew().await.unwrap();
+        kept.confirm().await.unwrap();
+        let listed = other.admin().unwrap().list(&ListQuery::new()).await.unwrap();
+        assert_eq!(listed.len(), 2, "{program:?}");
+        released.release().await.unwrap();
+        assert_eq!(queue(&etcd, &prefix, "released").await, [], "{program:?}");
+
+        let begun = Instant::now();
+        let waiting = lock.key("new").wait(Duration::from_secs(5)).acquire();
+        let error = soon("an acquire never ends", waiting).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NeedsOperator, "{program:?}: {error:?}");
+        assert!(!error.is_retryable() && begun.elapsed() < LONG, "{error:?}");
+        let error = other.key("new").try_acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NeedsOperator, "{program:?}: {error:?}");
+
+        etcd.make_room().await;
+        cycle(&other, "new").await;
+        cycle(&lock, "released").await;
+        assert_eq!(kept.validity(), Validity::Valid, "{program:?}");
+        kept.release().await.unwrap();
+        assert_eq!(queue(&etcd, &prefix, "kept").await, []);
+    }
+}
+
+#[tokio::test]
+async fn a_full_cluster_and_its_room_are_facts_for_operators() {
+    let etcd = Etcd::start(EtcdOptions::new().quota(4 << 20));
+    let lock = client(&etcd, &Etcd::fresh_prefix()).await;
+    let names = |facts: &[leasehold_api::StoreFact]| -> Vec<String> {
+        facts.iter().filter(|fact| fact.advice.is_some()).map(|fact| fact.name.clone()).collect()
+    };
+    let healthy = names(&lock.admin().unwrap().facts().await.unwrap());
+    etcd.fill().await;
+    let full = names(&lock.admin().unwrap().facts().await.unwrap());
+    assert!(full.len() > healthy.len(), "the alarm is no fact: {healthy:?}, then {full:?}");
+    etcd.make_room().await;
+    assert_eq!(names(&lock.admin().unwrap().facts().await.unwrap()), healthy);
+}
