@@ -58,17 +58,13 @@ struct Inner {
 }
 
 impl Etcd {
-    /// Returns the cluster of one member shared by all tests of this process that only need prefixes. With the variable
-    /// `LEASEHOLD_ETCD_MEMBERS=3`, it is [`Self::shared_three`].
+    /// Returns the cluster of one member shared by all tests of this process that only need prefixes.
     ///
     /// # Panics
     ///
     /// As [`Etcd::start`].
     pub fn shared() -> &'static Self {
         static SHARED: OnceLock<Etcd> = OnceLock::new();
-        if std::env::var_os("LEASEHOLD_ETCD_MEMBERS").is_some_and(|members| members == "3") {
-            return Self::shared_three();
-        }
         SHARED.get_or_init(|| Self::start(EtcdOptions::new()))
     }
 

@@ -37,7 +37,7 @@ usage: cargo xtask JOB
   test --postgres VERSION [--core]
               the tests that start servers, on a Postgres of that major version (15 to 18, by npm); with
               --core those of exclusion, fencing, release and crashes alone, and one suite of claims
-  test --etcd the suite of the etcd store on a cluster of three members with the usual elections, not on one member
+  test --etcd the suite of the etcd store on three members that wait for their disks; `test` runs it on one
   simulate [--minutes N] [--seed S] [--without NAMES]
               schedules of the simulator: for that long from a new seed or from S on, or that of S alone, without
               the disturbances that are named
@@ -99,7 +99,8 @@ const TESTS: &str = "unit, integration, conformance, mutant and command tests";
 
 fn test(late: LateTests) -> Outcome {
     servers::ensure_browser()?;
-    let programs = built(&[])?;
+    // The suite on three members is a separate job, because it waits for disks and elections.
+    let (programs, _) = programs::split_three_members(built(&[])?);
     // Both run even if one fails, so one run shows all failures. The programs run last, because their output ends with the
     // results of reruns.
     let passed = step::sum([compiled_tests(), programs::run(TESTS, &programs, &[], &[], late)])?;
@@ -113,7 +114,7 @@ fn ci() -> Outcome {
     lint_of_all()?;
     dependencies::check()?;
     servers::ensure_browser()?;
-    let programs = built(&[])?;
+    let (programs, on_etcd) = programs::split_three_members(built(&[])?);
     let passed = thread::scope(|scope| {
         let compiled = scope.spawn(|| {
             step::sum([lint_of_each().map(|()| 0), compiled_tests(), publish::verify().map(|()| 0)])
@@ -121,7 +122,7 @@ fn ci() -> Outcome {
         // CI has a dedicated machine, so a late test is a failure.
         let tested = programs::run(TESTS, &programs, &[], &[], LateTests::Failed);
         let newest = core_on_the_newest_postgres(&programs);
-        let three_members = on_three_members(&programs);
+        let three_members = on_three_members(&on_etcd, LateTests::Failed);
         let compiled =
             compiled.join().unwrap_or_else(|_| Err("failed: what is compiled beside the tests".to_owned()));
         step::sum([tested, newest, three_members, compiled])
@@ -210,24 +211,13 @@ fn tests_on(version: &str, programs: &[Program], families: &[&str]) -> Outcome<u
     )
 }
 
-/// Variable with the number of members of the tests' etcd cluster. The package `test-servers` reads it.
-const ETCD_MEMBERS: &str = "LEASEHOLD_ETCD_MEMBERS";
-
 fn test_on_three_members() -> Outcome {
-    on_three_members(&built(&["--test", "conformance"])?).map(|_| ())
+    let (_, programs) = programs::split_three_members(built(&["--test", "three_members"])?);
+    on_three_members(&programs, LateTests::RunAgain).map(|_| ())
 }
 
-/// Runs the suite of the etcd store on three members. The other tests use one, because a cluster waits for its disks and
-/// for elections.
-fn on_three_members(programs: &[Program]) -> Outcome<u64> {
-    let suite = programs::suite_on_etcd(programs);
-    programs::run(
-        "the suite on three members of etcd",
-        &suite,
-        &[],
-        &[(ETCD_MEMBERS, "3")],
-        LateTests::Failed,
-    )
+fn on_three_members(programs: &[Program], late: LateTests) -> Outcome<u64> {
+    programs::run("the suite on three members of etcd", programs, &[], &[], late)
 }
 
 fn lint() -> Outcome {

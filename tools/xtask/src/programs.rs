@@ -20,6 +20,8 @@ const SUITES: [&str; 2] = ["/tests/conformance.rs", "/tests/stores/main.rs"];
 const FILES: &str = "lock-file/";
 /// Start of the names of the etcd store's programs.
 const ETCD: &str = "lock-etcd/";
+/// The program that runs the suite on three members of etcd. It waits for disks and elections, so it is run separately.
+const THREE_MEMBERS: &str = "lock-etcd/tests/three_members.rs";
 
 /// Default timeout in seconds for the tests' connections to Postgres, because the usual 5 are too short on a busy
 /// machine.
@@ -117,10 +119,9 @@ pub(crate) fn without_etcd(programs: &[Program]) -> Vec<Program> {
     programs.iter().filter(|program| !program.name.starts_with(ETCD)).cloned().collect()
 }
 
-/// Returns the program among the `programs` that runs the suite on etcd.
-pub(crate) fn suite_on_etcd(programs: &[Program]) -> Vec<Program> {
-    let is_on_etcd = |program: &&Program| program.is_suite() && program.name.starts_with(ETCD);
-    programs.iter().filter(is_on_etcd).cloned().collect()
+/// Splits off the program that runs the suite on three members of etcd. Returns the others, and that program.
+pub(crate) fn split_three_members(programs: Vec<Program>) -> (Vec<Program>, Vec<Program>) {
+    programs.into_iter().partition(|program| program.name != THREE_MEMBERS)
 }
 
 /// Runs all programs with `options`, also after a failure. Returns the number of passed tests.
@@ -302,8 +303,11 @@ mod tests {
         let etcd = program_in(&suite.replace("lock-file", "lock-etcd")).unwrap();
         let all = [both[1].clone(), rows.clone(), etcd.clone()];
         assert_eq!(suites(&all), [rows]);
-        assert_eq!(suite_on_etcd(&all), [etcd]);
         assert_eq!(without_etcd(&all), all[..2]);
+        let three = suite.replace("lock-file", "lock-etcd").replace("conformance", "three_members");
+        let three = program_in(&three).unwrap();
+        let split = split_three_members(vec![etcd.clone(), three.clone()]);
+        assert_eq!(split, (vec![etcd], vec![three]));
     }
 
     #[test]
