@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold::{Capabilities, ListQuery, Lock, LockExt as _};
-use test_setup::torture as names;
+use test_setup::{programs, torture as names};
 
 use crate::checker::{self, Circumstances, Done, Findings};
 use crate::clock::{self, Clock};
 use crate::disk::{self, Disk};
 use crate::faults::{self, Fault, Scene};
+use crate::members::Members;
 use crate::processes::{Commands, How, Workers};
 use crate::record;
 use crate::register::{self, KEYS};
@@ -30,34 +31,44 @@ const MINIMUM: usize = 100;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Store {
     pub(crate) name: &'static str,
-    /// Scheme and further parameters of its URL, if it has a server.
-    pub(crate) server: Option<(&'static str, &'static str)>,
+    pub(crate) place: Place,
     pub(crate) faults: &'static [Fault],
+    /// Faults of a short run, if these are not all.
+    pub(crate) in_short: Option<&'static [Fault]>,
     /// Faults by which the store ends holds before their holders notice.
     pub(crate) gaps: &'static [Fault],
 }
 
-pub(crate) const STORES: [Store; 5] = [
-    Store { name: names::STORES[0], server: None, faults: faults::OF_FILES, gaps: &[] },
-    Store { server: Some(("postgres+advisory", "")), ..advisory(names::STORES[1]) },
-    Store { server: Some(("postgres+advisory-xact", "")), ..advisory(names::STORES[2]) },
+/// The place of a store's locks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// A directory.
+    Files,
+    /// A Postgres database, with the scheme and further parameters of the store's URL.
+    Postgres(&'static str, &'static str),
+    /// A cluster of etcd.
+    Etcd,
+}
+
+pub(crate) const STORES: [Store; 6] = [
+    Store { gaps: &[], ..store(names::STORES[0], Place::Files, faults::OF_FILES) },
+    store(names::STORES[1], Place::Postgres("postgres+advisory", ""), faults::OF_POSTGRES),
+    store(names::STORES[2], Place::Postgres("postgres+advisory-xact", ""), faults::OF_POSTGRES),
+    // Rows stay locked after a fault.
+    Store { gaps: &[], ..store(names::STORES[3], Place::Postgres("postgres+row", ""), faults::OF_ROWS) },
     Store {
-        name: names::STORES[3],
-        server: Some(("postgres+row", "")),
-        faults: faults::OF_ROWS,
-        // Rows stay locked after a fault.
-        gaps: &[],
+        gaps: faults::THAT_END_LEASES,
+        ..store(names::STORES[4], Place::Postgres("postgres+ttl", "&ttl=2s"), faults::OF_POSTGRES)
     },
     Store {
-        name: names::STORES[4],
-        server: Some(("postgres+ttl", "&ttl=2s")),
-        faults: faults::ALL,
-        gaps: faults::THAT_END_LEASES,
+        in_short: Some(faults::OF_ETCD_IN_SHORT),
+        gaps: faults::THAT_REVOKE_LEASES,
+        ..store(names::STORES[5], Place::Etcd, faults::OF_ETCD)
     },
 ];
 
-const fn advisory(name: &'static str) -> Store {
-    Store { name, server: None, faults: faults::ALL, gaps: faults::THAT_END_SESSIONS }
+const fn store(name: &'static str, place: Place, faults: &'static [Fault]) -> Store {
+    Store { name, place, faults, in_short: None, gaps: faults::THAT_END_SESSIONS }
 }
 
 /// Settings of a campaign.
@@ -101,16 +112,21 @@ struct Means {
 
 impl Means {
     /// Finds the faults of a store. `locks` is the directory of the file store.
-    fn find(store: Store, wanted: &[Fault], locks: &Path) -> Self {
-        let is_wanted = |fault: &Fault| wanted.is_empty() || wanted.contains(fault);
-        let faults = store.faults.iter().copied().filter(is_wanted).collect();
+    fn find(store: Store, settings: &Settings, locks: &Path) -> Self {
+        let (wanted, is_named) = (&settings.faults, !settings.faults.is_empty());
+        let in_short = store.in_short.filter(|_| settings.time.is_zero() && !is_named);
+        let is_wanted = |fault: &Fault| !is_named || wanted.contains(fault);
+        let faults = in_short.unwrap_or(store.faults).iter().copied().filter(is_wanted).collect();
         let mut means = Self { faults, left_out: Vec::new(), disk: None, faketime: None };
-        let is_named = !wanted.is_empty();
-        if store.server.is_none() && means.faults.contains(&Fault::DiskFull) {
-            means.disk = means.need(Fault::DiskFull, is_named, Disk::mount(locks));
+        if means.faults.contains(&Fault::DiskFull) {
+            if store.place == Place::Files {
+                means.disk = means.need(Fault::DiskFull, is_named, Disk::mount(locks));
+            } else {
+                means.need(Fault::DiskFull, is_named, disk::prlimit());
+            }
         }
-        if store.server.is_some() && means.faults.contains(&Fault::DiskFull) {
-            means.need(Fault::DiskFull, is_named, disk::prlimit());
+        if means.faults.contains(&Fault::PutBack) {
+            means.need(Fault::PutBack, is_named, programs::etcd());
         }
         if !cfg!(target_os = "linux") && means.faults.contains(&Fault::KillCommand) {
             let kills = "elsewhere than on Linux a command outlives the `leasehold run` that is killed";
@@ -147,23 +163,27 @@ pub(crate) async fn torture(store: Store, settings: &Settings) -> Option<Report>
     let (dir, locks) = (home.path().join("records"), home.path().join("locks"));
     std::fs::create_dir(&dir).unwrap();
     std::fs::create_dir(&locks).unwrap();
-    let Means { faults: kinds, left_out, disk, faketime } = Means::find(store, &settings.faults, &locks);
+    let Means { faults: kinds, left_out, disk, faketime } = Means::find(store, settings, &locks);
     if kinds.is_empty() {
         return None;
     }
-    let (server, url) = match store.server {
-        Some((scheme, parameters)) => {
+    let (server, members, url) = match store.place {
+        Place::Files => (None, None, format!("file://{}", locks.display())),
+        Place::Postgres(scheme, parameters) => {
             let (server, url) = Server::start(scheme, parameters, faketime.as_deref()).await;
-            (Some(server), url)
+            (Some(server), None, url)
         }
-        None => (None, format!("file://{}", locks.display())),
+        Place::Etcd => {
+            let (members, url) = Members::start().await;
+            (None, Some(members), url)
+        }
     };
     let declared = connect(&url).await.capabilities().clone();
     let how = How { url: url.clone(), dir: dir.clone(), broken: settings.broken };
     let commands = Commands::start(&how);
     let workers = Workers::start(how, faketime.as_deref().map(Clock::new), settings.seed);
     let mut scene =
-        Scene { workers, commands, server, disk, has_leases: declared.lease.is_some(), dir: &dir };
+        Scene { workers, commands, server, members, disk, has_leases: declared.lease.is_some(), dir: &dir };
     let mut circumstances = promised(&declared);
     let (stalls, begun) = (Stalls::watch(), Instant::now());
     let counts = go_on(&mut scene, &kinds, store.gaps, settings, &mut circumstances).await;
@@ -206,7 +226,10 @@ async fn connect(url: &str) -> Arc<dyn Lock> {
 
 fn promised(declared: &Capabilities) -> Circumstances {
     let bound = declared.crash_release.unwrap_or(declared.loss_detection) + declared.handover + SLACK;
-    Circumstances { bound, loss: declared.loss_detection, ..Circumstances::default() }
+    // Without a confirmation by the store, a hold ends with its lease. A store declares its bound for the longest lease.
+    let lease = declared.lease.as_ref().and_then(|bounds| bounds.default);
+    let loss = lease.map_or(declared.loss_detection, |ttl| declared.loss_detection.min(ttl));
+    Circumstances { bound, loss, ..Circumstances::default() }
 }
 
 /// Runs faults in sequence until the time is over and each has taken effect. Returns the counts of each fault.
@@ -277,10 +300,14 @@ async fn leftovers(url: &str, scene: &Scene<'_>, locks: &Path, bound: Duration) 
     left.extend(held);
     lock.close().await.unwrap();
     drop(lock);
-    if let Some(server) = &scene.server {
+    if scene.server.is_some() || scene.members.is_some() {
         let begun = Instant::now();
         let known = loop {
-            let known = server.leftovers().await;
+            let known = match (&scene.server, &scene.members) {
+                (Some(server), _) => server.leftovers().await,
+                (None, Some(members)) => members.leftovers().await,
+                (None, None) => Vec::new(),
+            };
             if known.is_empty() || begun.elapsed() > bound {
                 break known;
             }

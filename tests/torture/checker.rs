@@ -43,6 +43,8 @@ pub(crate) struct Findings {
     pub(crate) waits: Vec<Duration>,
     /// Longest of these waits, and the fault before it.
     pub(crate) longest_wait: Option<(Duration, &'static str)>,
+    /// Longest time without a grant of any key, from the beginning of each fault to the beginning of the next one.
+    pub(crate) pauses: BTreeMap<&'static str, Duration>,
     /// Waits that were too long while the machine stood still.
     pub(crate) inconclusive: usize,
     pub(crate) violations: Vec<String>,
@@ -65,6 +67,7 @@ pub(crate) fn check(sections: &[Section], circumstances: &Circumstances) -> Find
         registers(key, sections, circumstances, &mut findings);
     }
     next_grants(&keys, circumstances, &mut findings);
+    findings.pauses = pauses(sections, circumstances);
     findings
 }
 
@@ -190,6 +193,27 @@ fn next_grants(keys: &Keys<'_>, around: &Circumstances, findings: &mut Findings)
             findings.violations.push(format!("{key} was {what} {waited:?} after {}", fault.fault));
         }
     }
+}
+
+/// Returns the longest time without a grant of any key, by fault. It includes the fault itself, in which a store cannot
+/// always grant.
+fn pauses(sections: &[Section], around: &Circumstances) -> BTreeMap<&'static str, Duration> {
+    let mut begins: Vec<u64> = sections.iter().map(|section| section.begin).collect();
+    begins.sort_unstable();
+    let mut pauses = BTreeMap::new();
+    for (at, fault) in around.faults.iter().enumerate() {
+        let until = around.faults.get(at + 1).map_or(around.end, |next| next.begin);
+        let first = begins.partition_point(|begin| *begin <= fault.begin);
+        let grants = begins[first..].iter().copied().take_while(|begin| *begin < until);
+        let (mut last, mut longest) = (fault.begin, 0);
+        for time in grants.chain([until]) {
+            longest = longest.max(time.saturating_sub(last));
+            last = time;
+        }
+        let known: &mut Duration = pauses.entry(fault.fault).or_default();
+        *known = (*known).max(Duration::from_nanos(longest));
+    }
+    pauses
 }
 
 fn nanos(duration: Duration) -> u64 {
@@ -334,5 +358,10 @@ mod tests {
         let good = after(&[done(90, 100, None), done(110, 120, None)], &[(0, 20)], 200);
         assert_eq!((good.violations.len(), good.waits), (0, vec![Duration::from_nanos(40)]));
         assert_eq!(good.longest_wait, Some((Duration::from_nanos(40), "promote")));
+        assert_eq!(
+            good.pauses["promote"],
+            Duration::from_nanos(50),
+            "from the second fault to the second grant"
+        );
     }
 }

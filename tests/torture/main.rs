@@ -2,6 +2,7 @@
 //! records. All random choices come from one seed, but the timing depends on the machine.
 #![allow(clippy::unwrap_used)]
 #![cfg(all(
+    feature = "etcd",
     feature = "file",
     feature = "postgres-advisory",
     feature = "postgres-row",
@@ -13,6 +14,8 @@ mod checker;
 mod clock;
 mod disk;
 mod faults;
+mod members;
+mod network;
 mod processes;
 mod record;
 mod register;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::campaign::Report;
 
-/// Returns two tables in Markdown: the stores, and the number of effective faults.
+/// Returns two tables in Markdown: the stores, and the faults with the number of effective ones and the longest pause.
 pub(crate) fn tables(seed: u64, reports: &[Report]) -> String {
     let mut text = format!("Seed {seed}:\n\n");
     text += "| Store | Minutes | Grants | Faults that took effect | Violations | At most (3/N) | Lost in the plain register, of \
@@ -16,7 +16,7 @@ pub(crate) fn tables(seed: u64, reports: &[Report]) -> String {
         row(&mut text, report);
     }
     let kinds: BTreeSet<_> = reports.iter().flat_map(|report| report.faults.keys()).collect();
-    text += "\n| Took effect";
+    text += "\n| Took effect, and the longest time without a grant of any key";
     text += &reports.iter().map(|report| format!(" | {}", report.store)).collect::<String>();
     text += " |\n|---";
     text += &"|---".repeat(reports.len());
@@ -25,7 +25,10 @@ pub(crate) fn tables(seed: u64, reports: &[Report]) -> String {
         let _ = write!(text, "| `{}`", fault.name());
         for report in reports {
             match report.faults.get(fault) {
-                Some((_, effective)) => _ = write!(text, " | {effective}"),
+                Some((_, effective)) => {
+                    let pause = report.findings.pauses.get(fault.name()).copied().unwrap_or_default();
+                    let _ = write!(text, " | {effective}, {}", readable(pause));
+                }
                 None => text += " | –",
             }
         }

@@ -1,5 +1,6 @@
 //! Private etcd clusters of one or three members.
 
+mod alarm;
 mod api;
 mod backup;
 mod certificates;

@@ -24,7 +24,7 @@ const ACCEPTED: [&str; 10] = [
 
 /// Crates that may occur in several versions, each with its cause. An entry that is no longer
 /// needed is an error.
-const DUPLICATES: [(&str, &str); 12] = [
+const DUPLICATES: [(&str, &str); 14] = [
     ("block-buffer", "of sha2, see there"),
     ("cpufeatures", "of sha2, see there"),
     ("crypto-common", "of sha2, see there"),
@@ -36,6 +36,8 @@ const DUPLICATES: [(&str, &str); 12] = [
     ("rand_core", "of rand, see there"),
     ("sha2", "sqlx still uses version 0.10, for checksums of migrations"),
     ("syn", "a build-time crate; jiff, tracing and zerocopy (of criterion) still use version 2"),
+    ("synstructure", "rcgen, only in tests, still uses version 0.13"),
+    ("unicode-width", "miette of protox, only in tests, still uses version 0.1"),
     ("windows-sys", "ring, only with TLS, still uses version 0.52"),
 ];
 

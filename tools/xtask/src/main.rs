@@ -31,12 +31,13 @@ usage: cargo xtask JOB
 
   test [--strict]
               every test: unit, documentation, conformance, mutants, the command end to end, a page in a browser;
-              installs PostgreSQL, PgBouncer and Chromium if they are missing and apt-get may, or says how; runs
-              a test that only passed a bound in real time again alone if other programs used the machine, not
+              installs PostgreSQL, PgBouncer, etcd and Chromium if they are missing and apt-get may, or says how;
+              runs a test that only passed a bound in real time again alone if other programs used the machine, not
               with --strict
   test --postgres VERSION [--core]
               the tests that start servers, on a Postgres of that major version (15 to 18, by npm); with
               --core those of exclusion, fencing, release and crashes alone, and one suite of claims
+  test --etcd the suite of the etcd store on three members that wait for their disks; `test` runs it on one
   simulate [--minutes N] [--seed S] [--without NAMES]
               schedules of the simulator: for that long from a new seed or from S on, or that of S alone, without
               the disturbances that are named
@@ -45,8 +46,8 @@ usage: cargo xtask JOB
               alone
   torture [--minutes N] [--seed S] [--store NAME] [--faults NAMES]
               processes that lock real stores while they, their connections and the server are killed, stopped
-              and cut; for that long on each of files, session, transaction, row and lease, or on that one; by
-              the faults with those names, as in --faults kill,lose-reply
+              and cut; for that long on each of files, session, transaction, row, lease and etcd, or on that
+              one; by the faults with those names, as in --faults kill,lose-reply
   lint        tests named in the documents, formatting, clippy for each combination of features,
               documentation; no warning passes; the public interface is that of docs/public-api
   api         the last two alone; with --update, docs/public-api becomes what the interface is now
@@ -57,8 +58,8 @@ usage: cargo xtask JOB
   deps        licences, sources and duplicate versions of all dependencies
   bench NAME  a benchmark: `bench memory`, `bench postgres`, `bench claims`, `bench companions` (middleware,
               idempotency keys, capture triggers, elections) or `bench files` (crowds of processes, beside flock)
-  ci          lint, deps, test, and the core of the stores' tests on the newest Postgres: what has to pass before a
-              change goes in";
+  ci          lint, deps, test, the core of the stores' tests on the newest Postgres, and the suite on three members of
+              etcd: what has to pass before a change goes in";
 
 /// The benchmarks that start servers.
 const NEED_SERVERS: [&str; 3] = ["postgres", "claims", "companions"];
@@ -71,6 +72,7 @@ fn main() -> ExitCode {
         ["test", "--strict"] => test(LateTests::Failed),
         ["test", "--postgres", version] => test_on(version),
         ["test", "--postgres", version, "--core"] => core_on(version),
+        ["test", "--etcd"] => test_on_three_members(),
         ["simulate", ..] => simulate::run(&arguments[1..]),
         ["fuzz", ..] => fuzz::run(&arguments[1..]),
         ["torture", ..] => torture::run(&arguments[1..]),
@@ -97,7 +99,8 @@ const TESTS: &str = "unit, integration, conformance, mutant and command tests";
 
 fn test(late: LateTests) -> Outcome {
     servers::ensure_browser()?;
-    let programs = built(&[])?;
+    // The suite on three members is a separate job, because it waits for disks and elections.
+    let (programs, _) = programs::split_three_members(built(&[])?);
     // Both run even if one fails, so one run shows all failures. The programs run last, because their output ends with the
     // results of reruns.
     let passed = step::sum([compiled_tests(), programs::run(TESTS, &programs, &[], &[], late)])?;
@@ -111,7 +114,7 @@ fn ci() -> Outcome {
     lint_of_all()?;
     dependencies::check()?;
     servers::ensure_browser()?;
-    let programs = built(&[])?;
+    let (programs, on_etcd) = programs::split_three_members(built(&[])?);
     let passed = thread::scope(|scope| {
         let compiled = scope.spawn(|| {
             step::sum([lint_of_each().map(|()| 0), compiled_tests(), publish::verify().map(|()| 0)])
@@ -119,9 +122,10 @@ fn ci() -> Outcome {
         // CI has a dedicated machine, so a late test is a failure.
         let tested = programs::run(TESTS, &programs, &[], &[], LateTests::Failed);
         let newest = core_on_the_newest_postgres(&programs);
+        let three_members = on_three_members(&on_etcd, LateTests::Failed);
         let compiled =
             compiled.join().unwrap_or_else(|_| Err("failed: what is compiled beside the tests".to_owned()));
-        step::sum([tested, newest, compiled])
+        step::sum([tested, newest, three_members, compiled])
     })?;
     println!("\n{passed} tests passed");
     Ok(())
@@ -154,6 +158,7 @@ fn compiled_tests() -> Outcome<u64> {
         swap("leasehold/memory"),
         swap("leasehold/file"),
         swap("leasehold/postgres-ttl"),
+        swap("leasehold/etcd"),
     ])
 }
 
@@ -182,7 +187,7 @@ fn test_on(version: &str) -> Outcome {
     let targets = Metadata::read()?.tests_with_servers();
     let targets: Vec<&str> =
         ["--lib"].into_iter().chain(targets.iter().flat_map(|target| ["--test", target])).collect();
-    tests_on(version, &built(&targets)?, &[]).map(|_| ())
+    tests_on(version, &programs::without_etcd(&built(&targets)?), &[]).map(|_| ())
 }
 
 fn core_on(version: &str) -> Outcome {
@@ -204,6 +209,15 @@ fn tests_on(version: &str, programs: &[Program], families: &[&str]) -> Outcome<u
         &variables,
         LateTests::Failed,
     )
+}
+
+fn test_on_three_members() -> Outcome {
+    let (_, programs) = programs::split_three_members(built(&["--test", "three_members"])?);
+    on_three_members(&programs, LateTests::RunAgain).map(|_| ())
+}
+
+fn on_three_members(programs: &[Program], late: LateTests) -> Outcome<u64> {
+    programs::run("the suite on three members of etcd", programs, &[], &[], late)
 }
 
 fn lint() -> Outcome {

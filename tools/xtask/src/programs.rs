@@ -18,6 +18,10 @@ use crate::step::{self, Outcome};
 const SUITES: [&str; 2] = ["/tests/conformance.rs", "/tests/stores/main.rs"];
 /// Start of the name of the suite that needs no server.
 const FILES: &str = "lock-file/";
+/// Start of the names of the etcd store's programs.
+const ETCD: &str = "lock-etcd/";
+/// The program that runs the suite on three members of etcd. It waits for disks and elections, so it is run separately.
+const THREE_MEMBERS: &str = "lock-etcd/tests/three_members.rs";
 
 /// Default timeout in seconds for the tests' connections to Postgres, because the usual 5 are too short on a busy
 /// machine.
@@ -107,7 +111,17 @@ pub(crate) fn build(what: &str, arguments: &[&str]) -> Outcome<Vec<Program>> {
 /// Returns the `programs` that run the suites on Postgres.
 pub(crate) fn suites(programs: &[Program]) -> Vec<Program> {
     let on_postgres = |program: &&Program| program.is_suite() && !program.name.starts_with(FILES);
-    programs.iter().filter(on_postgres).cloned().collect()
+    without_etcd(programs).iter().filter(on_postgres).cloned().collect()
+}
+
+/// Returns the `programs` except the etcd store's, to which the version of Postgres does not matter.
+pub(crate) fn without_etcd(programs: &[Program]) -> Vec<Program> {
+    programs.iter().filter(|program| !program.name.starts_with(ETCD)).cloned().collect()
+}
+
+/// Splits off the program that runs the suite on three members of etcd. Returns the others, and that program.
+pub(crate) fn split_three_members(programs: Vec<Program>) -> (Vec<Program>, Vec<Program>) {
+    programs.into_iter().partition(|program| program.name != THREE_MEMBERS)
 }
 
 /// Runs all programs with `options`, also after a failure. Returns the number of passed tests.
@@ -286,7 +300,14 @@ mod tests {
         assert!(both[0].name.ends_with("conformance.rs"), "{both:?}");
         assert_eq!(suites(&both), [], "files are not on Postgres");
         let rows = program_in(&suite.replace("lock-file", "lock-postgres-row")).unwrap();
-        assert_eq!(suites(&[both[1].clone(), rows.clone()]), [rows]);
+        let etcd = program_in(&suite.replace("lock-file", "lock-etcd")).unwrap();
+        let all = [both[1].clone(), rows.clone(), etcd.clone()];
+        assert_eq!(suites(&all), [rows]);
+        assert_eq!(without_etcd(&all), all[..2]);
+        let three = suite.replace("lock-file", "lock-etcd").replace("conformance", "three_members");
+        let three = program_in(&three).unwrap();
+        let split = split_three_members(vec![etcd.clone(), three.clone()]);
+        assert_eq!(split, (vec![etcd], vec![three]));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Installation of the programs that the tests start: Postgres, `PgBouncer` and a browser.
+//! Installation of the programs that the tests start: Postgres, `PgBouncer`, etcd and a browser.
 
 use std::process::{Command, Stdio};
 
@@ -8,8 +8,13 @@ use crate::step::Outcome;
 
 /// Checks that the servers are installed. Installs missing ones if `apt-get` can run as root without a password.
 pub(crate) fn ensure() -> Outcome {
-    let find = || programs::postgres().and_then(|_| programs::pgbouncer()).map(drop);
-    ensure_found(find, &["postgresql", "pgbouncer"])
+    let find = || {
+        programs::postgres()?;
+        programs::pgbouncer()?;
+        // The newest etcd comes with a crate. The tests also use an older one.
+        programs::etcd().map(drop)
+    };
+    ensure_found(find, &["postgresql", "pgbouncer", "etcd-server", "etcd-client"])
 }
 
 /// Checks that a browser is installed, as [`ensure`] does.

@@ -1,10 +1,15 @@
 //! Reads and writes of keys, beside the store.
 
+use std::time::Instant;
+
 use serde_json::{Value, json};
 
-use super::Etcd;
 use super::api::{Refusal, decoded, encoded, number};
+use super::{ELECTED, Etcd, Inner, PAUSE};
 use crate::or_panic;
+
+/// The code of gRPC for a call that might succeed later, for example without a leader.
+const UNAVAILABLE: u64 = 14;
 
 /// A key with its value.
 #[non_exhaustive]
@@ -103,9 +108,20 @@ impl Etcd {
         revision
     }
 
-    /// Makes a call that the members must carry out.
+    /// Makes a call that the members must carry out. Repeats it while an election interferes.
     pub(super) async fn ask(&self, path: &'static str, body: Value) -> Value {
-        let reply = self.calls(move |inner| inner.call(path, &body)).await;
+        let insist = move |inner: &Inner| {
+            let start = Instant::now();
+            loop {
+                match inner.call(path, &body) {
+                    Err(refusal) if refusal.code == Some(UNAVAILABLE) && start.elapsed() < ELECTED => {
+                        std::thread::sleep(PAUSE);
+                    }
+                    reply => return reply,
+                }
+            }
+        };
+        let reply = self.calls(insist).await;
         or_panic(reply.map_err(|refusal| format!("etcd refused {path}: {refusal}")))
     }
 }
