@@ -20,7 +20,7 @@ pub(crate) use lease::{
     LeaseRevokeResponse, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse,
 };
 pub(crate) use maintenance::{
-    AlarmRequest, AlarmResponse, AlarmType, AuthenticateRequest, AuthenticateResponse, StatusRequest,
+    AlarmMember, AlarmRequest, AlarmResponse, AlarmType, AuthenticateRequest, AuthenticateResponse, StatusRequest,
     StatusResponse,
 };
 pub(crate) use watch::{FilterType, WatchCreateRequest, WatchRequest, WatchResponse};

@@ -2,6 +2,8 @@
 //!
 //! The messages are private, so the test reads their source.
 
+#![allow(clippy::unwrap_used)]
+
 use std::fs;
 use std::path::Path;
 
