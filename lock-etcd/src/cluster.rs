@@ -30,21 +30,12 @@ use self::login::{Login, Token};
 use self::member::{Mark, Member};
 use crate::config::EtcdConfig;
 use crate::wire::{
-    Call, Headed, KEEP_ALIVE, LeaseKeepAliveRequest, LeaseKeepAliveResponse, ResponseHeader, StatusRequest,
-    StatusResponse, WATCH, WatchRequest,
+    Call, Headed, KEEP_ALIVE, LeaseKeepAliveRequest, LeaseKeepAliveResponse, RangeRequest, ResponseHeader,
+    StatusRequest, StatusResponse, WATCH, WatchRequest,
 };
-
-/// The longest time for one question to the cluster. Less than the engine's limit of 10 s for a call.
-const LONGEST: Duration = Duration::from_secs(8);
 
 /// The time for a member to accept a stream.
 const OPEN_LIMIT: Duration = Duration::from_secs(2);
-
-/// Returns the time for a question to the cluster inside a call of the engine with this limit. It leaves the rest to the
-/// work around the question.
-pub(crate) fn within(limit: Duration) -> Duration {
-    (limit / 5 * 4).min(LONGEST)
-}
 
 /// The way to the members of one cluster. All users of a client share it.
 pub(crate) struct Cluster {
@@ -59,8 +50,6 @@ pub(crate) struct Cluster {
 #[derive(Clone, Debug)]
 pub(crate) struct Answer<R> {
     pub(crate) reply: R,
-    /// The index of the member that replied.
-    pub(crate) member: usize,
     /// Whether an earlier copy of this request can still arrive and be carried out.
     pub(crate) unsure: bool,
     /// The numbers that this client had heard before the first copy was sent.
@@ -153,7 +142,7 @@ impl Cluster {
 
     fn answer<R>(&self, won: Result<Won<R>, Failure>, heard_before: Heard) -> Result<Answer<R>, Failure> {
         match won {
-            Ok(Won { reply, member, unsure }) => Ok(Answer { reply, member, unsure, heard_before }),
+            Ok(Won { reply, unsure }) => Ok(Answer { reply, unsure, heard_before }),
             Err(failure) => Err(failure.of_store(&self.store)),
         }
     }
@@ -185,17 +174,15 @@ impl Cluster {
         first: WatchRequest,
         requests: mpsc::Receiver<WatchRequest>,
     ) -> Result<Watching, Failure> {
-        let mut token = self.token(member).await?;
-        let peer = &self.members[member];
-        // The requests can be given to one stream alone, so a token that has ended is found out by another call.
+        // A read of the same key finds out whether the token has ended, because the stream takes the requests with it.
         if self.login.is_used() {
-            let asked = peer.unary(StatusRequest {}, &token, Leader::NotNeeded).await;
-            if asked.is_err_and(|failure| failure.wants_token()) {
-                token = self.new_token(member, &token).await?;
-            }
+            let read = RangeRequest::key(first.key()).count_only();
+            self.send(member, read, Leader::Needed).await?;
         }
+        let token = self.token(member).await?;
+        let peer = &self.members[member];
         let replies = peer.stream(stream::of_requests(first, requests), WATCH, &token).await?;
-        Ok(Watching::new(member, Arc::clone(peer.name()), replies, Arc::clone(&self.ears), &self.store))
+        Ok(Watching::new(Arc::clone(peer.name()), replies, Arc::clone(&self.ears), &self.store))
     }
 
     /// Makes one call to one member, with a new token if the current one has ended.
@@ -276,11 +263,6 @@ impl Cluster {
     /// backup, after the caller has checked that its own numbers cannot repeat.
     pub(crate) fn start_over(&self, header: &ResponseHeader) {
         self.ears.start_over(header);
-    }
-
-    /// Returns the cluster id of the first reply.
-    pub(crate) fn id(&self) -> u64 {
-        self.ears.cluster_id()
     }
 
     /// Returns a receiver that changes when the client leaves its chosen member. Streams on the old one should then be opened

@@ -85,6 +85,10 @@ fn kind_and_message(class: Class, sent: bool) -> (ErrorKind, &'static str) {
             ErrorKind::Unavailable,
             "no member of the etcd cluster could be reached; check that etcd runs and that its client URLs are the members named",
         ),
+        Class::Lost if !sent => (
+            ErrorKind::Unavailable,
+            "the members of etcd close the connection without an answer; check whether they speak TLS (then the scheme is etcds://), and whether they ask for a client certificate",
+        ),
         Class::LeaseNotFound | Class::LeaseExists | Class::Compacted | Class::Invalid if !sent => {
             (ErrorKind::Unavailable, "etcd refused the request; the call can be repeated")
         }

@@ -8,7 +8,7 @@ use leasehold_api::StoreFact;
 
 use crate::backend::Shared;
 use crate::cluster::{Class, Failure};
-use crate::wire::{AlarmRequest, AlarmType, RangeRequest, StatusResponse};
+use crate::wire::{AlarmMember, AlarmRequest, AlarmType, RangeRequest, StatusResponse};
 
 /// The limit of each request, less than the 10 s that the command waits for all facts.
 const LIMIT: Duration = Duration::from_secs(3);
@@ -32,7 +32,7 @@ impl Shared {
         let mut facts = vec![versions(&named), quorum(&named)];
         facts.extend(size(&named));
         facts.push(match alarms {
-            Ok(answer) => alarm(answer.reply.alarms.iter().map(|alarm| alarm.alarm())),
+            Ok(answer) => alarm(answer.reply.alarms.iter().map(AlarmMember::alarm)),
             Err(failure) if failure.is_denied() => StoreFact::new("alarms", "not shown to this user"),
             Err(failure) => StoreFact::new("alarms", failure.error(None).to_string()),
         });

@@ -18,5 +18,5 @@ mod wire;
 
 pub use backend::EtcdBackend;
 pub use config::{DEFAULT_TTL, EtcdConfig, EtcdCredentials, EtcdTls, MAX_TTL, connect};
-pub use fence::{EtcdFence, EtcdGuardExt};
+pub use fence::{EtcdFence, EtcdGuardExt, EtcdWrite};
 pub use scheme::SCHEMES;

@@ -102,7 +102,7 @@ impl Session {
     pub(crate) fn learn(&self, read: Option<&KeyValue>, used: i64) {
         match read {
             Some(kv) if kv.lease == self.lease && kv.mod_revision >= used => {
-                self.learn_guard(kv.mod_revision)
+                self.learn_guard(kv.mod_revision);
             }
             _ if self.is_sealed() => {}
             _ => self.end(),

@@ -103,7 +103,6 @@ fn create(id: i64, span: Span, from: i64, on: On) -> WatchCreateRequest {
         start_revision: from,
         filters,
         watch_id: id,
-        ..WatchCreateRequest::default()
     }
 }
 

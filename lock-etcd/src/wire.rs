@@ -9,23 +9,21 @@ mod lease;
 mod maintenance;
 mod watch;
 
+#[cfg(test)]
+pub(crate) use kv::Request;
 pub(crate) use kv::{
-    Compare, CompareResult, DeleteRangeRequest, DeleteRangeResponse, KeyValue, PutRequest, PutResponse,
-    RangeRequest, RangeResponse, Request, RequestOp, Response, ResponseOp, SortOrder, SortTarget, Target,
-    TxnRequest, TxnResponse, delete, put,
+    Compare, DeleteRangeRequest, DeleteRangeResponse, KeyValue, PutRequest, PutResponse, RangeRequest,
+    RangeResponse, RequestOp, Target, TxnRequest, TxnResponse, delete, put,
 };
 pub(crate) use lease::{
     LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse, LeaseRevokeRequest,
     LeaseRevokeResponse, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse,
 };
 pub(crate) use maintenance::{
-    AlarmMember, AlarmRequest, AlarmResponse, AlarmType, AuthenticateRequest, AuthenticateResponse, Member,
-    MemberListRequest, MemberListResponse, StatusRequest, StatusResponse,
+    AlarmMember, AlarmRequest, AlarmResponse, AlarmType, AuthenticateRequest, AuthenticateResponse, StatusRequest,
+    StatusResponse,
 };
-pub(crate) use watch::{
-    Event, EventType, FilterType, WatchCancelRequest, WatchCreateRequest, WatchRequest, WatchResponse,
-    WatchWhat,
-};
+pub(crate) use watch::{FilterType, WatchCreateRequest, WatchRequest, WatchResponse};
 
 /// The header of every reply.
 #[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
@@ -84,7 +82,6 @@ calls! {
     LeaseTimeToLiveRequest => LeaseTimeToLiveResponse, "/etcdserverpb.Lease/LeaseTimeToLive";
     StatusRequest => StatusResponse, "/etcdserverpb.Maintenance/Status";
     AlarmRequest => AlarmResponse, "/etcdserverpb.Maintenance/Alarm";
-    MemberListRequest => MemberListResponse, "/etcdserverpb.Cluster/MemberList";
     AuthenticateRequest => AuthenticateResponse, "/etcdserverpb.Auth/Authenticate";
 }
 headed!(LeaseKeepAliveResponse, WatchResponse);

@@ -2,6 +2,8 @@
 //!
 //! The messages are private, so the test reads their source.
 
+#![allow(clippy::unwrap_used)]
+
 use std::fs;
 use std::path::Path;
 
@@ -22,7 +24,7 @@ fn every_message_and_call_is_etcds() {
     let source = Source::of_this_crate();
     let pool = published();
     assert_eq!(source.differences(&pool), Vec::<String>::new());
-    assert!(source.structs.len() > 35, "of {} messages", source.structs.len());
+    assert!(source.structs.len() > 30, "of {} messages", source.structs.len());
     assert!(source.calls.len() > 8, "of {} calls", source.calls.len());
 }
 

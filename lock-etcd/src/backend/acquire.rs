@@ -11,6 +11,7 @@ use super::limit::TimeLimit;
 use super::statements::{At, NotFree};
 use crate::entry::{Cooldown, Entry};
 use crate::fence::EtcdFence;
+use crate::lane::NoReply;
 use crate::session::Session;
 use crate::tokens::Base;
 use crate::watcher::On;
@@ -86,7 +87,7 @@ impl Shared {
         request: &Request,
         limit: TimeLimit,
     ) -> Result<Option<Arc<Session>>, Error> {
-        let failed = |no_reply: crate::lane::NoReply| no_reply.error(&request.key);
+        let failed = |no_reply: NoReply| no_reply.error(&request.key);
         let session = self.session(self.ttl(request.ttl), limit.left()).await.map_err(failed)?;
         self.wake(&session, limit.left()).await.map_err(failed)?;
         Ok(session.is_usable().then_some(session))
@@ -101,7 +102,7 @@ impl Shared {
         limit: TimeLimit,
     ) -> Result<Option<Tried>, Error> {
         let (key, holder) = (&request.key, request.holder);
-        let failed = |no_reply: crate::lane::NoReply| no_reply.error(key);
+        let failed = |no_reply: NoReply| no_reply.error(key);
         let cooldown = match request.cooldown {
             Some(cooldown) => Some(self.new_cooldown(key, cooldown, limit).await?),
             None => None,
@@ -116,7 +117,7 @@ impl Shared {
         self.requests.replied(
             holder,
             session,
-            reply.as_ref().map_or_else(|none| none.sent(), |reply| reply.unsure),
+            reply.as_ref().map_or_else(NoReply::sent, |reply| reply.unsure),
         );
         let reply = reply.map_err(failed)?;
         if reply.txn.succeeded {

@@ -31,7 +31,7 @@ impl Shared {
         // Under a sealed session no copy is granted.
         let suspects: Vec<_> =
             departure.suspects.into_iter().filter(|session| !session.is_sealed()).collect();
-        let guarded: Vec<_> = suspects.iter().map(|session| guarded(session)).collect();
+        let guarded: Vec<_> = suspects.iter().map(guarded).collect();
         let note = departure.is_noted.then(|| self.names.note(key, holder));
         let txn = at.release(hold.unused, note.clone(), &guarded, false);
         let reply = match self.send(&at, &guarded, txn, limit, way).await {

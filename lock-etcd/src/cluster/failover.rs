@@ -87,7 +87,6 @@ pub(super) struct Plan {
 #[derive(Debug)]
 pub(super) struct Won<R> {
     pub(super) reply: R,
-    pub(super) member: usize,
     /// Whether an earlier copy can still be carried out.
     pub(super) unsure: bool,
 }
@@ -229,7 +228,7 @@ impl<'a, M: Members, R> Asking<'a, M, R> {
             choice.choose(choice.chosen(), member);
         }
         let unsure = self.is_unsure();
-        Won { reply, member, unsure }
+        Won { reply, unsure }
     }
 
     /// Notes the failure of a copy. Returns it if no other copy can help.

@@ -113,7 +113,7 @@ impl Failure {
         self
     }
 
-    pub(super) fn as_unsent(mut self) -> Self {
+    pub(super) fn into_unsent(mut self) -> Self {
         self.sent = false;
         self
     }
@@ -173,11 +173,7 @@ impl Failure {
         self.class == Class::LeaseExists
     }
 
-    /// Returns whether the member refuses the request as too large.
-    pub(crate) fn is_too_large(&self) -> bool {
-        self.class == Class::TooLarge
-    }
-
+    /// Returns whether the reply is another cluster's.
     pub(crate) fn is_other_cluster(&self) -> bool {
         self.class == Class::OtherCluster
     }

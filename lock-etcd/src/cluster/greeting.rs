@@ -49,7 +49,7 @@ impl Cluster {
         }
         if greeted.answered == 0 {
             let failure = greeted.failure.unwrap_or(Failure::unsent(Class::Unreachable));
-            return Err(failure.as_unsent().error(None));
+            return Err(failure.into_unsent().error(None));
         }
         let chosen = greeted.leader.or(greeted.follower).unwrap_or_default();
         self.choice.choose(self.choice.chosen(), chosen);
@@ -83,7 +83,7 @@ impl Cluster {
             }
             // A user without the right to read a member's state can still have the right to lock.
             Err(failure) if failure.class() == Class::Denied => greeted.answered += 1,
-            Err(failure) if !failure.may_pass() => return Err(failure.as_unsent().error(None)),
+            Err(failure) if !failure.may_pass() => return Err(failure.into_unsent().error(None)),
             Err(failure) => {
                 tracing::warn!(member = name, error = %failure, "this member of etcd does not answer");
                 greeted.failure = Some(failure.or_more_telling(greeted.failure.take()));

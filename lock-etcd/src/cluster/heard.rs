@@ -56,10 +56,6 @@ impl Ears {
         self.revision.store(header.revision, Ordering::SeqCst);
         self.term.store(header.raft_term, Ordering::SeqCst);
     }
-
-    pub(super) fn cluster_id(&self) -> u64 {
-        self.cluster_id.load(Ordering::SeqCst)
-    }
 }
 
 #[cfg(test)]
@@ -79,7 +75,7 @@ mod tests {
         ears.note(Some(&header(7, 5, 2))).unwrap();
         ears.note(Some(&header(7, 4, 3))).unwrap();
         assert!(ears.note(Some(&header(8, 99, 99))).unwrap_err().is_other_cluster());
-        assert_eq!((ears.cluster_id(), ears.heard()), (7, Heard { revision: 5, term: 3, connects: 0 }));
+        assert_eq!(ears.heard(), Heard { revision: 5, term: 3, connects: 0 });
         ears.start_over(&header(7, 2, 1));
         ears.connected();
         assert_eq!(ears.heard(), Heard { revision: 2, term: 1, connects: 1 });

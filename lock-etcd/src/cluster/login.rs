@@ -69,7 +69,7 @@ impl Login {
             }
             // The cluster has authentication turned off, so that each request is allowed.
             Err(failure) if failure.class() == Class::AuthOff => None,
-            Err(failure) => return Err(failure.as_unsent()),
+            Err(failure) => return Err(failure.into_unsent()),
         };
         let token = Token { number: current.number + 1, value };
         *self.token.lock().unwrap_or_else(PoisonError::into_inner) = token.clone();

@@ -7,13 +7,12 @@ use futures_util::{Stream, StreamExt as _, stream};
 use tokio::sync::mpsc;
 use tonic::Streaming;
 
-use super::Failure;
 use super::heard::Ears;
+use super::{Class, Failure};
 use crate::wire::{WatchRequest, WatchResponse};
 
 /// The replies of a stream of watches.
 pub(crate) struct Watching {
-    member: usize,
     name: Arc<str>,
     replies: Streaming<WatchResponse>,
     ears: Arc<Ears>,
@@ -22,21 +21,16 @@ pub(crate) struct Watching {
 
 impl Watching {
     pub(super) fn new(
-        member: usize,
         name: Arc<str>,
         replies: Streaming<WatchResponse>,
         ears: Arc<Ears>,
         store: &Arc<str>,
     ) -> Self {
-        Self { member, name, replies, ears, store: Arc::clone(store) }
+        Self { name, replies, ears, store: Arc::clone(store) }
     }
 
-    /// Returns the index of the member that serves the stream.
-    pub(crate) const fn member(&self) -> usize {
-        self.member
-    }
-
-    /// Waits for the next reply. `None` if the member has ended the stream. If dropped, no reply is missed.
+    /// Waits for the next reply. `None` if the member has ended the stream. Fails
+    /// also if the server no longer accepts the token of the stream. If dropped, no reply is missed.
     pub(crate) async fn next(&mut self) -> Result<Option<WatchResponse>, Failure> {
         let reply = self
             .replies
@@ -44,6 +38,9 @@ impl Watching {
             .await
             .map_err(|status| Failure::of_status(status, Arc::clone(&self.name)).of_store(&self.store))?;
         if let Some(reply) = &reply {
+            if reply.is_denied() {
+                return Err(Failure::unsent(Class::EndedToken).of_store(&self.store));
+            }
             self.ears.note(reply.header.as_ref()).map_err(|failure| failure.of_store(&self.store))?;
         }
         Ok(reply)

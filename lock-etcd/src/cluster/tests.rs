@@ -115,12 +115,6 @@ async fn a_failed_login_has_sent_nothing_and_can_be_repeated() {
     assert!(off.value.is_none() && !off.is_missing(), "without authentication no token is needed");
 }
 
-#[test]
-fn a_question_leaves_time_for_the_work_around_it() {
-    assert_eq!(super::within(Duration::from_millis(500)), Duration::from_millis(400));
-    assert_eq!(super::within(Duration::MAX), LONGEST);
-}
-
 #[cfg(not(any(
     feature = "tls-rustls-aws-lc-rs",
     feature = "tls-rustls-ring-webpki",

@@ -41,11 +41,11 @@ mod with_rustls {
     pub(in crate::cluster) async fn load(tls: Option<&EtcdTls>) -> Result<Option<Trust>, Error> {
         let Some(tls) = tls else { return Ok(None) };
         let config = ClientTlsConfig::new().timeout(HANDSHAKE_LIMIT);
-        let config = match tls.ca_file() {
+        let config = match &tls.ca {
             Some(file) => config.ca_certificate(Certificate::from_pem(read(file).await?)),
             None => config.with_enabled_roots(),
         };
-        let config = match tls.identity_files() {
+        let config = match &tls.identity {
             Some((certificate, key)) => {
                 config.identity(Identity::from_pem(read(certificate).await?, read(key).await?))
             }
@@ -94,7 +94,6 @@ mod without {
     pub(in crate::cluster) struct Trust(Infallible);
 
     /// Refuses settings of TLS.
-    #[expect(clippy::unused_async, reason = "the other form of this function reads files")]
     pub(in crate::cluster) async fn load(tls: Option<&EtcdTls>) -> Result<Option<Trust>, Error> {
         match tls {
             None => Ok(None),

@@ -1,13 +1,15 @@
 //! The settings of TLS.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// The settings of TLS. By default the client trusts the roots of the cargo feature, checks the names of the members, and
 /// shows no certificate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EtcdTls {
-    ca: Option<PathBuf>,
-    identity: Option<(PathBuf, PathBuf)>,
+    /// The file of the trusted authorities.
+    pub(crate) ca: Option<PathBuf>,
+    /// The files of the certificate and of its key.
+    pub(crate) identity: Option<(PathBuf, PathBuf)>,
 }
 
 impl EtcdTls {
@@ -29,15 +31,5 @@ impl EtcdTls {
     pub fn identity(mut self, certificate: impl Into<PathBuf>, key: impl Into<PathBuf>) -> Self {
         self.identity = Some((certificate.into(), key.into()));
         self
-    }
-
-    /// Returns the file of the trusted authorities.
-    pub(crate) fn ca_file(&self) -> Option<&Path> {
-        self.ca.as_deref()
-    }
-
-    /// Returns the files of the certificate and of its key.
-    pub(crate) fn identity_files(&self) -> Option<(&Path, &Path)> {
-        self.identity.as_ref().map(|(certificate, key)| (certificate.as_path(), key.as_path()))
     }
 }

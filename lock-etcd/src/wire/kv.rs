@@ -14,7 +14,7 @@ pub(crate) struct KeyValue {
     pub(crate) version: i64,
     #[prost(bytes = "vec", tag = "5")]
     pub(crate) value: Vec<u8>,
-    /// Zero without a lease. Also zero in a reply with `keys_only` of a server 3.7, which leaves it out.
+    /// Zero without a lease. Also zero in a reply of a server 3.7 to `keys_only`, which is therefore never used with leases.
     #[prost(int64, tag = "6")]
     pub(crate) lease: i64,
 }
@@ -240,12 +240,6 @@ impl RangeRequest {
         self
     }
 
-    /// Leaves the values out. Never read a lease from such a reply, because a server 3.7 leaves it out too.
-    pub(crate) fn keys_only(mut self) -> Self {
-        self.keys_only = true;
-        self
-    }
-
     /// Asks for the number of keys alone.
     pub(crate) fn count_only(mut self) -> Self {
         self.count_only = true;
@@ -311,12 +305,6 @@ impl Compare {
         self.range_end = end.into();
         self
     }
-
-    /// Replaces the comparison `equal` by another one.
-    pub(crate) fn with(mut self, result: CompareResult) -> Self {
-        self.set_result(result);
-        self
-    }
 }
 
 impl TxnResponse {
@@ -354,10 +342,5 @@ impl TxnResponse {
             Some(Response::Txn(txn)) => Some(txn),
             _ => None,
         }
-    }
-
-    /// Returns the revision of the store after the transaction. Zero in the reply of a nested one, which has no header.
-    pub(crate) fn revision(&self) -> i64 {
-        self.header.map_or(0, |header| header.revision)
     }
 }

@@ -87,4 +87,43 @@ impl WatchRequest {
     pub(crate) const fn cancel(watch_id: i64) -> Self {
         Self { request_union: Some(WatchWhat::Cancel(WatchCancelRequest { watch_id })) }
     }
+
+    /// Returns the key of the watch that the request starts, or no bytes.
+    pub(crate) fn key(&self) -> &[u8] {
+        match &self.request_union {
+            Some(WatchWhat::Create(watch)) => &watch.key,
+            _ => &[],
+        }
+    }
+}
+
+impl WatchResponse {
+    /// Returns whether the server refuses the user. The token can have ended since the stream was opened.
+    pub(crate) fn is_denied(&self) -> bool {
+        let says = |text| self.cancel_reason.contains(text);
+        self.canceled
+            && (says("auth token") || says("auth store") || says("user name") || says("permission denied"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_watch_that_ends_with_its_token_is_told_apart() {
+        let ended = |canceled, reason: &str| WatchResponse {
+            canceled,
+            cancel_reason: reason.into(),
+            ..WatchResponse::default()
+        };
+        assert!(
+            ended(true, "rpc error: code = Unauthenticated desc = etcdserver: invalid auth token")
+                .is_denied()
+        );
+        assert!(ended(true, "etcdserver: permission denied").is_denied());
+        assert!(!ended(true, "etcdserver: mvcc: required revision has been compacted").is_denied());
+        assert!(!ended(true, "").is_denied());
+        assert!(!ended(false, "etcdserver: permission denied").is_denied());
+    }
 }
