@@ -14,15 +14,19 @@ fn ways() -> [(EtcdOptions, Loss); 2] {
 }
 
 /// Notes the tokens of all grants, in order.
-#[derive(Default)]
-struct Tokens(Vec<FencingToken>);
+struct Tokens {
+    loss: Loss,
+    last: Option<FencingToken>,
+}
 
 impl Tokens {
+    fn over(loss: Loss) -> Self {
+        Self { loss, last: None }
+    }
+
     fn note(&mut self, token: FencingToken) {
-        if let Some(last) = self.0.last() {
-            assert!(token > *last, "a token goes back: {token} follows {last}");
-        }
-        self.0.push(token);
+        let last = self.last.replace(token);
+        assert!(last < Some(token), "a token goes back, loss {:?}: {token} follows {last:?}", self.loss);
     }
 }
 
@@ -31,7 +35,7 @@ async fn tokens_grow_over_two_restores_for_clients_that_stay_and_for_new_ones() 
     for (options, loss) in ways() {
         let (etcd, prefix) = (Etcd::start(options), Etcd::fresh_prefix());
         let (a, b) = (client(&etcd, &prefix).await, client(&etcd, &prefix).await);
-        let mut tokens = Tokens::default();
+        let mut tokens = Tokens::over(loss);
         for _ in 0..5 {
             tokens.note(cycle(&a, "k").await);
         }
@@ -61,7 +65,7 @@ async fn tokens_grow_over_two_restores_for_clients_that_stay_and_for_new_ones() 
 async fn tokens_of_a_new_client_grow_over_a_restore_from_a_snapshot() {
     let (options, loss) = ways().into_iter().next().unwrap();
     let (etcd, prefix) = (Etcd::start(options), Etcd::fresh_prefix());
-    let mut tokens = Tokens::default();
+    let mut tokens = Tokens::over(loss);
     let old = client(&etcd, &prefix).await;
     for _ in 0..5 {
         tokens.note(cycle(&old, "k").await);
@@ -86,7 +90,7 @@ async fn tokens_grow_behind_a_proxy_that_keeps_the_connection_of_its_client() {
         let (etcd, prefix) = (Etcd::start(options), Etcd::fresh_prefix());
         let relay = Relay::start(etcd.address(0));
         let a = client_of(vec![relay.address()], &prefix, Duration::from_secs(30)).await;
-        let mut tokens = Tokens::default();
+        let mut tokens = Tokens::over(loss);
         for _ in 0..5 {
             tokens.note(cycle(&a, "k").await);
         }

@@ -96,6 +96,7 @@ async fn a_server_for_http_1_is_no_etcd() {
     let address = server(|mut stream| {
         let _ = stream.read(&mut [0; 4096]);
         let _ = stream.write_all(b"HTTP/1.1 505 HTTP Version Not Supported\r\ncontent-length: 0\r\n\r\n");
+        while stream.read(&mut [0; 4096]).is_ok_and(|length| length > 0) {}
     });
     let error = refused(vec![address]).await;
     assert_eq!(error.kind(), ErrorKind::Unsupported, "{error:?}");
