@@ -162,7 +162,10 @@ impl Bases {
             let index = self.raft_index(limit).await?;
             let kv = read.reply.kvs.first();
             let noted = kv.and_then(Noted::read);
+            // An earlier copy of the disks has an earlier log too, so the difference is the one noted there.
+            let is_earlier = before.revision < heard.revision;
             if let (Some(kv), Some(noted)) = (kv, noted)
+                && !is_earlier
                 && noted.lasts(index.saturating_sub(before.revision), before.cluster_id)
             {
                 self.hear_again(has_gone_back, &before);
