@@ -198,10 +198,12 @@ impl Hold {
         sent: Moment,
         permit: Option<Permit>,
     ) -> Result<LockGuard, Error> {
-        let sent = granted.asked_at.unwrap_or(sent);
-        if let Some(place) = Place::first(&self.core, self.id(), &mut granted, sent) {
+        let asked_at = granted.asked_at.unwrap_or(sent);
+        // Counts a hand-over from the request that was granted, although an earlier one possibly renewed the lease.
+        if let Some(place) = Place::first(&self.core, self.id(), &mut granted, sent.max(asked_at)) {
             let _ = self.place.set(place);
         }
+        let sent = asked_at;
         if granted.extension.is_some() || granted.state.is_some() {
             let _ = self.extras.set(Arc::new(Extras { extension: granted.extension, state: granted.state }));
         }

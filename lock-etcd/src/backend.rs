@@ -40,8 +40,9 @@ pub(crate) use self::shared::Shared;
 /// The interval at which the engine checks that its leases still exist. Renewals detect a loss as well.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
 
-/// How long callers of one client pass a hold to each other.
-const HANDOVER_FOR: Duration = Duration::from_millis(10);
+/// How long callers of one client pass a hold to each other. Several times longer than a grant, because the time counts from
+/// the request. A watch ends it sooner if a waiter of another client arrives.
+const HANDOVER_FOR: Duration = Duration::from_millis(30);
 
 /// The limit of each request of a connect or a close.
 pub(crate) const LIMIT: Duration = Duration::from_secs(8);

@@ -6,7 +6,7 @@
 //! that log again, so there the difference is far smaller than the one noted beside the base. Every grant compares the
 //! revision of the base's key, so no client grants with an old base.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -96,6 +96,9 @@ pub(crate) struct Bases {
     known: Mutex<Base>,
     /// The number of connects before the last check.
     connects: AtomicU64,
+    /// A reply has shown that the store lost writes. The next check then replaces the base without the raft index, which a
+    /// restored copy of the disks sets back too.
+    has_lost_writes: AtomicBool,
     settling: tokio::sync::Mutex<()>,
 }
 
@@ -106,6 +109,7 @@ impl Bases {
             names: names.clone(),
             known: Mutex::default(),
             connects: AtomicU64::new(u64::MAX),
+            has_lost_writes: AtomicBool::new(false),
             settling: tokio::sync::Mutex::default(),
         }
     }
@@ -125,6 +129,7 @@ impl Bases {
         let Some((kv, noted)) = read.and_then(|kv| Some((kv, Noted::read(kv)?))) else { return false };
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if kv.mod_revision < known.modified {
+            self.has_lost_writes.store(true, Ordering::Release);
             return false;
         }
         *known = Base { value: noted.value, modified: kv.mod_revision };
@@ -135,8 +140,13 @@ impl Bases {
     /// again, or the store has gone back behind what this client had heard before it sent the request. `wrote` is whether
     /// the request was carried out by a write, whose revision is new.
     pub(crate) fn is_doubted(&self, before: Heard, header: &ResponseHeader, wrote: bool) -> bool {
+        let has_lost_writes = has_lost_writes(before, header, wrote);
+        if has_lost_writes {
+            self.has_lost_writes.store(true, Ordering::Release);
+        }
         let connects = self.cluster.heard().connects;
-        connects != self.connects.load(Ordering::Acquire) || has_gone_back(before, header, wrote)
+        let has_connected = connects != self.connects.load(Ordering::Acquire);
+        has_connected || has_lost_writes || header.raft_term < before.term
     }
 
     /// Reads the base, and replaces it if the cluster is in another life. Returns whether it is the one that was known.
@@ -145,24 +155,31 @@ impl Bases {
     pub(crate) async fn settle(&self, limit: Duration) -> Result<bool, Failure> {
         let _settling = self.settling.lock().await;
         let connects = self.cluster.heard().connects;
-        let base = self.settle_now(limit).await?;
+        let has_lost_writes = self.has_lost_writes.swap(false, Ordering::AcqRel);
+        let settled = self.settle_now(has_lost_writes, limit).await;
+        if settled.is_err() && has_lost_writes {
+            self.has_lost_writes.store(true, Ordering::Release);
+        }
+        let base = settled?;
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         self.connects.store(connects, Ordering::Release);
         Ok(std::mem::replace(&mut *known, base) == base)
     }
 
-    async fn settle_now(&self, limit: Duration) -> Result<Base, Failure> {
+    async fn settle_now(&self, has_lost_writes: bool, limit: Duration) -> Result<Base, Failure> {
         // Repeats only after another client has written a base, which the next read finds.
         loop {
             let heard = self.cluster.heard();
             let read = self.cluster.call(RangeRequest::key(self.names.base()), limit).await?;
             let before = read.header();
-            let has_gone_back = has_gone_back(heard, &before, false);
+            let is_lost = has_lost_writes || self::has_lost_writes(heard, &before, false);
+            let has_gone_back = is_lost || before.raft_term < heard.term;
             // Taken after the revision, so the difference is rather too large.
             let index = self.raft_index(limit).await?;
             let kv = read.reply.kvs.first();
             let noted = kv.and_then(Noted::read);
             if let (Some(kv), Some(noted)) = (kv, noted)
+                && !is_lost
                 && noted.lasts(index.saturating_sub(before.revision), before.cluster_id)
             {
                 self.hear_again(has_gone_back, &before);
@@ -207,11 +224,10 @@ impl Bases {
     }
 }
 
-/// Returns whether the store has lost what this client had heard before it sent a request, as after the restore of a
-/// backup behind a proxy that keeps the client's connection.
-fn has_gone_back(before: Heard, header: &ResponseHeader, wrote: bool) -> bool {
-    let is_older = if wrote { header.revision <= before.revision } else { header.revision < before.revision };
-    is_older || header.raft_term < before.term
+/// Returns whether the store has lost writes that this client had heard of before it sent a request, as after the restore of
+/// a backup behind a proxy that keeps the client's connection.
+const fn has_lost_writes(before: Heard, header: &ResponseHeader, wrote: bool) -> bool {
+    if wrote { header.revision <= before.revision } else { header.revision < before.revision }
 }
 
 fn unix_micros() -> i64 {
@@ -225,14 +241,6 @@ mod tests {
 
     const NOTED: Noted =
         Noted { value: 1_700_000_000_000_000, offset: 17_000, cluster: 9, time: 1_700_000_000_000_000 };
-
-    fn heard(revision: i64, term: u64) -> Heard {
-        Heard { revision, term, connects: 1 }
-    }
-
-    fn header(revision: i64, raft_term: u64) -> ResponseHeader {
-        ResponseHeader { revision, raft_term, ..ResponseHeader::default() }
-    }
 
     #[test]
     fn the_base_reads_as_it_was_written() {
@@ -268,12 +276,13 @@ mod tests {
     }
 
     #[test]
-    fn a_reply_of_an_older_store_is_doubted() {
-        assert!(!has_gone_back(heard(10, 3), &header(11, 3), true));
-        assert!(has_gone_back(heard(10, 3), &header(10, 3), true), "a write has a revision of its own");
-        assert!(!has_gone_back(heard(10, 3), &header(10, 4), false));
-        assert!(has_gone_back(heard(10, 3), &header(9, 4), false));
-        assert!(has_gone_back(heard(10, 3), &header(12, 2), true), "an older term");
+    fn a_revision_that_is_not_new_shows_a_loss_of_writes() {
+        let heard = Heard { revision: 10, term: 3, connects: 1 };
+        let header = |revision| ResponseHeader { revision, raft_term: 4, ..ResponseHeader::default() };
+        assert!(!has_lost_writes(heard, &header(11), true));
+        assert!(has_lost_writes(heard, &header(10), true), "a write has a revision of its own");
+        assert!(!has_lost_writes(heard, &header(10), false));
+        assert!(has_lost_writes(heard, &header(9), false));
     }
 
     #[test]
