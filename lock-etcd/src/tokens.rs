@@ -17,7 +17,7 @@ use crate::cluster::{Cluster, Failure, Heard};
 use crate::names::Names;
 use crate::wire::{Compare, KeyValue, RangeRequest, ResponseHeader, StatusRequest, Target, TxnRequest, put};
 
-/// The least distance between an old base and the next one: more than the revisions that a backup can miss.
+/// The distance between an old base and the next one if the clock was set back: more than the revisions that a backup misses.
 const STEP: i64 = 1 << 32;
 
 /// The base that a client knows.
@@ -76,15 +76,19 @@ impl Noted {
         self.cluster == cluster && offset >= self.offset
     }
 
-    /// Returns the value of the next base, in a life whose revision is `revision`.
+    /// Returns the value of the next base, in a life whose revision is `revision`. `greatest` is the greatest number that this
+    /// client can have given out.
     ///
-    /// A base exceeds the one before it by the time between them, because no life has more writes than microseconds. So two
-    /// restores of one backup, which both bring the same base back, do not end with the same one. The step is for a clock that
-    /// was set back.
-    fn next_value(old: Option<Self>, revision: i64, now: i64) -> i64 {
-        let Some(old) = old else { return now.saturating_sub(revision).max(0) };
-        let passed = now.saturating_sub(old.time).max(0);
-        old.value.saturating_add(STEP).saturating_add(passed)
+    /// A base grows by the time since the one before it, because no life has more writes than microseconds. So the value
+    /// depends on the time alone: two restores of one backup, which both bring the same base back, do not end with the same
+    /// one, however often clients replaced it in between. The step is for a clock that was set back.
+    fn next_value(old: Option<Self>, greatest: i64, revision: i64, now: i64) -> i64 {
+        let by_time = match old {
+            None => now.saturating_sub(revision),
+            Some(old) if now > old.time => old.value.saturating_add(now - old.time),
+            Some(old) => old.value.saturating_add(STEP),
+        };
+        by_time.max(greatest.saturating_sub(revision)).max(0)
     }
 }
 
@@ -189,8 +193,9 @@ impl Bases {
             let index = self.raft_index(limit).await?;
             let later = self.cluster.call(RangeRequest::key(self.names.base()), limit).await?.header();
             let now = unix_micros();
+            let greatest = self.known().value.saturating_add(heard.revision);
             let next = Noted {
-                value: Noted::next_value(noted, later.revision, now),
+                value: Noted::next_value(noted, greatest, later.revision, now),
                 offset: index.saturating_sub(later.revision),
                 cluster: later.cluster_id,
                 time: now,
@@ -266,13 +271,18 @@ mod tests {
         let last = number(NOTED.value, 96_041);
         // Both restores bring the same base back, a minute and two minutes after it was written.
         let minute = 60_000_000;
-        let first = Noted::next_value(Some(NOTED), 500, NOTED.time + minute);
-        let second = Noted::next_value(Some(NOTED), 500, NOTED.time + 2 * minute);
+        let next = |old, minutes| Noted::next_value(Some(old), 0, 500, NOTED.time + minutes * minute);
+        let first = next(NOTED, 1);
         assert!(number(first, 1) > last);
-        assert!(number(second, 1) > number(first, 1_000_000));
+        // A second client replaces the base once more before the second restore.
+        let replaced = Noted { value: first, time: NOTED.time + minute, ..NOTED };
+        let again = Noted::next_value(Some(replaced), 0, 500, replaced.time + 1_000);
+        assert!(number(next(NOTED, 2), 1) > number(again, 1_000_000));
         // The clock of this client is behind.
-        assert!(number(Noted::next_value(Some(NOTED), 500, 0), 1) > last);
-        assert_eq!(Noted::next_value(None, 40, 1_000), 960, "a new cluster");
+        assert!(number(Noted::next_value(Some(NOTED), 0, 500, 0), 1) > last);
+        // The client has given out a greater number than the clock allows for.
+        assert_eq!(Noted::next_value(None, 5_000, 40, 1_000), 4_960);
+        assert_eq!(Noted::next_value(None, 0, 40, 1_000), 960, "a new cluster");
     }
 
     #[test]
