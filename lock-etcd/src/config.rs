@@ -158,9 +158,11 @@ impl EtcdConfig {
 
     /// Checks the settings and returns the addresses of the members, each once.
     pub(crate) fn addresses(&self) -> Result<Vec<Address>, Error> {
-        if self.prefix.is_empty() || self.prefix.len() > MAX_PREFIX || self.prefix.contains('\0') {
+        let (prefix, length) = (&self.prefix, self.prefix.len());
+        let has_empty_part = prefix.contains("//") || prefix.ends_with('/');
+        if length == 0 || length > MAX_PREFIX || prefix.contains('\0') || has_empty_part {
             return Err(invalid(
-                "the prefix of an etcd store has 1 to 256 bytes and no NUL; name another one",
+                "the prefix of an etcd store has 1 to 256 bytes, no NUL, no two slashes in a row and none at its end; name another one",
             ));
         }
         if self.ttl.is_zero() || self.ttl > MAX_TTL {

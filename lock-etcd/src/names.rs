@@ -2,11 +2,13 @@
 //!
 //! | Key | Content |
 //! |---|---|
-//! | `PREFIX/q/KEY\0HOLDER` | an entry: a client that holds `KEY` or waits for it, under the lease of its session. The oldest entry holds |
-//! | `PREFIX/s/LEASE` | a session, under its own lease. Every grant of the session compares its revision |
-//! | `PREFIX/c/KEY\0HOLDER` | the cooldown that this grant of `KEY` started, under a separate lease |
-//! | `PREFIX/n/HOLDER\0KEY` | a note of an operator to this holder, under the lease of its session |
-//! | `PREFIX/base` | the number that is added to revisions to make tokens |
+//! | `PREFIX//q/KEY\0HOLDER` | an entry: a client that holds `KEY` or waits for it, under the lease of its session. The oldest entry holds |
+//! | `PREFIX//s/LEASE` | a session, under its own lease. Every grant of the session compares its revision |
+//! | `PREFIX//c/KEY\0HOLDER` | the cooldown that this grant of `KEY` started, under a separate lease |
+//! | `PREFIX//n/HOLDER\0KEY` | a note of an operator to this holder, under the lease of its session |
+//! | `PREFIX//base` | the number that is added to revisions to make tokens |
+//!
+//! A prefix contains no two slashes in a row, so no name under `app` is also one under `app/q`.
 
 use leasehold_api::{HolderId, LockKey};
 
@@ -29,7 +31,7 @@ impl Names {
     }
 
     fn under(&self, kind: char, rest: &[&[u8]]) -> Vec<u8> {
-        let mut name = format!("{}/{kind}/", self.prefix).into_bytes();
+        let mut name = format!("{}//{kind}/", self.prefix).into_bytes();
         rest.iter().for_each(|part| name.extend_from_slice(part));
         name
     }
@@ -66,12 +68,12 @@ impl Names {
     }
 
     pub(crate) fn base(&self) -> Vec<u8> {
-        format!("{}/base", self.prefix).into_bytes()
+        format!("{}//base", self.prefix).into_bytes()
     }
 
     /// Returns a key that no client ever writes, for a transaction that only checks rights.
     pub(crate) fn probe(&self) -> Vec<u8> {
-        format!("{}/probe", self.prefix).into_bytes()
+        format!("{}//probe", self.prefix).into_bytes()
     }
 
     /// Returns the range of the entries of all keys that begin with `prefix`.
@@ -143,6 +145,16 @@ mod tests {
                 assert!(!within(&names.queue(&key(owner)), &cooldown));
             }
         }
+    }
+
+    #[test]
+    fn no_name_is_under_two_prefixes() {
+        let holder = HolderId::from_parts(1, 1);
+        let (outer, inner) = (Names::new("app"), Names::new("app/q"));
+        let entry = inner.entry(&key("k"), holder);
+        assert!(!within(&outer.queues(""), &entry));
+        assert_eq!(outer.parse(&entry), None);
+        assert_ne!(outer.entry(&key("/q/k"), holder), entry);
     }
 
     #[test]

@@ -80,6 +80,8 @@ fn settings_out_of_bounds_are_refused() {
         EtcdConfig::new(["h"], ""),
         EtcdConfig::new(["h"], long),
         EtcdConfig::new(["h"], "a\0b"),
+        EtcdConfig::new(["h"], "a//b"),
+        EtcdConfig::new(["h"], "a/"),
         EtcdConfig::new(["h"], "p").ttl(Duration::ZERO),
         EtcdConfig::new(["h"], "p").ttl(MAX_TTL + Duration::from_millis(1)),
     ] {
