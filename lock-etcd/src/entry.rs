@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// The value of an entry.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Entry {
-    /// The client, as operators see it.
+    /// The client as operators see it, `USER@HOST pid N`.
     #[serde(rename = "o", default)]
     pub(crate) owner: String,
     #[serde(rename = "l", default, skip_serializing_if = "Option::is_none")]
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn an_entry_reads_as_it_was_written() {
-        let entry = Entry { asked: true, ..Entry::new("app pid 1", Some("worker \"7\"\n")) };
+        let entry = Entry { asked: true, ..Entry::new("app@host pid 1", Some("worker \"7\"\n")) };
         assert_eq!(Entry::read(&entry.write()), entry);
         assert_eq!(Entry::read(&Entry::default().write()).since(), None);
         assert_eq!(Entry::read(b"not ours"), Entry::default());

@@ -39,9 +39,9 @@ pub(crate) struct Shared {
     pub(super) instance: OnceLock<u128>,
     /// The watch on the notes of operators.
     pub(super) notes: Mutex<Option<Watched>>,
-    /// The shortest TTL of the server.
+    /// The shortest TTL that the server grants, read when the client connects. Not set if the cluster was full at that time.
     pub(crate) shortest: OnceLock<Duration>,
-    /// The client as operators see it.
+    /// The client as operators see it: `USER@HOST pid N`.
     pub(super) owner: String,
     pub(super) runtime: Handle,
     pub(crate) tasks: TaskTracker,
@@ -63,7 +63,7 @@ impl Shared {
             instance: OnceLock::new(),
             notes: Mutex::default(),
             shortest: OnceLock::new(),
-            owner: format!("pid {}", std::process::id()),
+            owner: owner(),
             cluster,
             names,
             runtime,
@@ -157,4 +157,12 @@ impl Shared {
     pub(super) fn keep_watch(&self, watched: Option<Watched>) {
         *self.notes.lock().unwrap_or_else(PoisonError::into_inner) = watched;
     }
+}
+
+/// Returns `USER@HOST pid N` for this process, because clients of one cluster run on many machines. A part that the system
+/// does not know is `?`.
+fn owner() -> String {
+    let user = whoami::username().unwrap_or_else(|_| "?".to_owned());
+    let host = whoami::hostname().unwrap_or_else(|_| "?".to_owned());
+    format!("{user}@{host} pid {}", std::process::id())
 }
