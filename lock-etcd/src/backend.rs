@@ -44,6 +44,9 @@ const CHECK_EVERY: Duration = Duration::from_secs(5);
 /// the request. A watch ends it sooner if a waiter of another client arrives.
 const HANDOVER_FOR: Duration = Duration::from_millis(30);
 
+/// The shortest TTL of a server with the default settings, for a server that does not show its own one.
+const USUAL_SHORTEST_TTL: Duration = Duration::from_secs(2);
+
 /// The limit of each request of a connect or a close.
 pub(crate) const LIMIT: Duration = Duration::from_secs(8);
 
@@ -67,8 +70,11 @@ impl EtcdBackend {
         let shared = Arc::new(Shared::new(config, cluster, runtime));
         // Ends the tasks if the connect fails or is dropped.
         let closes = shared.closed.clone().drop_guard();
-        let min = shared.shortest_ttl().await?;
-        let _ = shared.shortest.set(min);
+        let shortest = shared.shortest_ttl().await?;
+        let min = shortest.unwrap_or(USUAL_SHORTEST_TTL);
+        if let Some(shortest) = shortest {
+            let _ = shared.shortest.set(shortest);
+        }
         if !config.look_only {
             shared.check_rights().await?;
         }
@@ -91,40 +97,39 @@ impl EtcdBackend {
 }
 
 impl Shared {
-    /// Returns the TTL that the server grants to a lease of one second. Its minimum depends on its election timeout.
-    async fn shortest_ttl(&self) -> Result<Duration, Error> {
+    /// Returns the TTL that the server grants to a lease of one second, which is its shortest one. `None` if the server does
+    /// not show it, because the cluster is full or a reply was lost. A session later takes the TTL that the server grants to
+    /// it, so a wrong shortest TTL does no harm.
+    async fn shortest_ttl(&self) -> Result<Option<Duration>, Error> {
         let id = fastrand::i64(1..);
         let granted = self.cluster.call(LeaseGrantRequest { ttl: 1, id }, LIMIT).await;
         let ttl = match granted {
-            Ok(answer) => answer.reply.ttl,
+            Ok(answer) => Some(answer.reply.ttl),
             // An earlier copy of the request was carried out.
-            Err(failure) if failure.lease_exists() => 2,
-            Err(failure) if failure.is_no_space() && self.config.look_only => 2,
+            Err(failure) if failure.lease_exists() => None,
+            // A full cluster grants no lease. Operators must be able to connect to it, to list and release locks.
+            Err(failure) if failure.is_no_space() => return Ok(None),
             Err(failure) => return Err(failure.error(None)),
         };
         // If this fails, the lease ends without a key.
         let _ = self.cluster.call(LeaseRevokeRequest { id }, LIMIT).await;
-        Ok(Duration::from_secs(u64::try_from(ttl).unwrap_or(1).max(1)))
+        Ok(ttl.map(|ttl| Duration::from_secs(u64::try_from(ttl).unwrap_or(1).max(1))))
     }
 
-    /// Fails without the right to write under the prefix. Writes nothing, because no key has a negative revision. A server
-    /// checks the rights to both branches of a transaction.
+    /// Fails if the user lacks the right to write under the prefix. The transactions change no key, because their condition,
+    /// a negative revision, is never true. A server still checks the rights to their operations.
     async fn check_rights(&self) -> Result<(), Error> {
         let probe = self.names.probe();
-        let txn = TxnRequest {
+        let never = |operation| TxnRequest {
             compare: vec![Compare::is(probe.clone(), Target::Create(-1))],
-            success: vec![put(probe.clone(), Vec::new(), 0)],
+            success: vec![operation],
             failure: Vec::new(),
         };
-        let read = TxnRequest {
-            compare: vec![Compare::is(probe.clone(), Target::Create(-1))],
-            success: vec![delete(probe)],
-            failure: Vec::new(),
-        };
-        for txn in [txn, read] {
+        for txn in [never(put(probe.clone(), Vec::new(), 0)), never(delete(probe.clone()))] {
             match self.cluster.call(txn, LIMIT).await {
                 Ok(_) => {}
-                // A client that connects to a full server can still release and list.
+                // A full cluster refuses every put. The right to put is then checked by the first acquire after an operator
+                // has made room.
                 Err(failure) if failure.is_no_space() => {}
                 Err(failure) => return Err(failure.error(None)),
             }
