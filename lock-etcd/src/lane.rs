@@ -131,7 +131,7 @@ async fn run(cluster: Arc<Cluster>, mut arrived: mpsc::UnboundedReceiver<Job>, t
         let batch = take_batch(&mut waiting);
         let cluster = Arc::clone(&cluster);
         tasks.spawn(async move {
-            carry_out(&cluster, batch).await;
+            carry_out(batch, cluster.heard(), |request, limit| cluster.call(request, limit)).await;
             drop(slot);
         });
     }
@@ -160,20 +160,23 @@ fn take_batch(waiting: &mut VecDeque<Job>) -> Vec<Job> {
     batch
 }
 
-async fn carry_out(cluster: &Cluster, mut batch: Vec<Job>) {
+/// Sends the batch by `call` in one request, and passes each job its reply. `heard` are the numbers of the replies so far.
+async fn carry_out<F>(mut batch: Vec<Job>, heard: Heard, call: impl Fn(TxnRequest, Duration) -> F)
+where
+    F: Future<Output = Result<Answer<TxnResponse>, Failure>>,
+{
     let Some(limit) = batch.iter().map(|job| job.limit).max() else { return };
-    let heard = cluster.heard();
     batch.iter_mut().for_each(|job| job.heard_before = heard);
     let request = request_of(&batch);
-    match cluster.call(request, limit).await {
+    match call(request, limit).await {
         Ok(answer) => deliver(batch, answer),
-        // Repeats each one alone, because the server refused the whole request for one of them.
+        // Sends each transaction again alone, because the server refused the whole request for one of them.
         Err(failure) if batch.len() > 1 && is_about_one(failure.class()) => {
             for mut job in batch {
                 job.unsure |= failure.sent();
                 let single = vec![job];
                 let request = request_of(&single);
-                match cluster.call(request, limit).await {
+                match call(request, limit).await {
                     Ok(answer) => deliver(single, answer),
                     Err(alone) => fail(single, if failure.sent() { &failure } else { &alone }),
                 }
@@ -217,7 +220,11 @@ fn fail(batch: Vec<Job>, failure: &Failure) {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::future::ready;
+
     use super::*;
+    use crate::wire::put;
 
     type Replies = Vec<oneshot::Receiver<Result<Reply, NoReply>>>;
 
@@ -261,5 +268,48 @@ mod tests {
         drop(replies.remove(0));
         assert_eq!(take_batch(&mut waiting).len(), 1);
         assert!(waiting.is_empty());
+    }
+
+    /// Carries out three transactions of one batch. The server refuses the second one, and each request with it, by `failure`.
+    /// Returns the replies and the number of requests.
+    async fn with_a_bad_second_one(failure: Failure) -> (Vec<Result<Reply, NoReply>>, u32) {
+        let (mut waiting, mut replies) = jobs(&[&["a"], &["b"], &["c"]]);
+        for job in &mut waiting {
+            job.txn = TxnRequest::of_all(vec![put(job.touches.concat(), "", 7)]);
+        }
+        let batch = take_batch(&mut waiting);
+        let (bad, requests) = (batch[1].txn.clone(), Cell::new(0));
+        carry_out(batch, Heard::default(), |request, _| {
+            requests.set(requests.get() + 1);
+            if request == bad || request.success.len() > 1 {
+                return ready(Err(failure.clone()));
+            }
+            let reply = TxnResponse { succeeded: true, ..TxnResponse::default() };
+            ready(Ok(Answer { reply, unsure: false, heard_before: Heard::default() }))
+        })
+        .await;
+        (replies.iter_mut().map(|reply| reply.try_recv().unwrap()).collect(), requests.get())
+    }
+
+    #[tokio::test]
+    async fn a_transaction_that_the_server_refuses_spares_the_others_of_its_batch() {
+        for failure in [Failure::unsent(Class::LeaseNotFound), Failure::maybe_sent(Class::NoSpace)] {
+            let (replies, requests) = with_a_bad_second_one(failure.clone()).await;
+            assert_eq!(requests, 4, "one request of all, then one of each");
+            assert!(
+                matches!(&replies[1], Err(NoReply::Failed(refused)) if refused.class() == failure.class())
+            );
+            for spared in [&replies[0], &replies[2]] {
+                let reply = spared.as_ref().unwrap();
+                assert_eq!((reply.txn.succeeded, reply.unsure), (true, failure.sent()));
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_request_that_gets_no_reply_fails_for_its_whole_batch() {
+        let (replies, requests) = with_a_bad_second_one(Failure::maybe_sent(Class::Lost)).await;
+        assert_eq!(requests, 1);
+        assert!(replies.iter().all(|reply| reply.as_ref().is_err_and(NoReply::sent)));
     }
 }

@@ -85,12 +85,12 @@ struct Reply {
 
 impl Failure {
     /// Makes the failure of a request that was not sent.
-    pub(super) const fn unsent(class: Class) -> Self {
+    pub(crate) const fn unsent(class: Class) -> Self {
         Self { class, sent: false, cause: Cause::None, store: None }
     }
 
     /// Makes the failure of a request that may have been carried out.
-    pub(super) const fn maybe_sent(class: Class) -> Self {
+    pub(crate) const fn maybe_sent(class: Class) -> Self {
         Self { class, sent: true, cause: Cause::None, store: None }
     }
 

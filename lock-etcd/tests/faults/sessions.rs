@@ -28,6 +28,30 @@ async fn a_waiter_whose_session_ends_is_granted_with_an_entry_that_stands() {
     guard.release().await.unwrap();
 }
 
+/// Hazard E4 after a restore or a late copy: the waiter's entry exists again, but not under its session.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_waiter_whose_session_ends_is_not_granted_with_an_entry_that_came_back() {
+    let (etcd, prefix) = (Etcd::shared(), Etcd::fresh_prefix());
+    let (a, b) = (client(etcd, &prefix).await, client(etcd, &prefix).await);
+    let held = acquired(&a, "k").await;
+    let waiter = tokio::spawn(async move { b.key("k").acquire().await });
+    let entry = queue_of(etcd, &prefix, "k", 2).await.remove(1);
+    assert!(etcd.revoke(entry.lease).await);
+    etcd.put(&entry.key, &entry.value).await.unwrap();
+    let first = held.token();
+    held.release().await.unwrap();
+    let guard = soon("never granted", waiter).await.unwrap().unwrap();
+    guard.confirm().await.unwrap();
+    assert!(guard.token() > first, "{:?}, then {:?}", first, guard.token());
+    let entries = queue(etcd, &prefix, "k").await;
+    assert_eq!(entries.len(), 1, "{entries:?}");
+    assert_ne!(entries[0].lease, entry.lease);
+    assert!(etcd.leases().await.contains(&entries[0].lease), "the entry is under no session");
+    assert!(a.key("k").try_acquire().await.unwrap().is_none());
+    guard.release().await.unwrap();
+    assert_eq!(queue(etcd, &prefix, "k").await, []);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_holder_whose_session_ends_is_told_and_another_client_gets_the_key() {
     let (etcd, prefix) = (Etcd::shared(), Etcd::fresh_prefix());
