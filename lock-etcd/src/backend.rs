@@ -40,8 +40,8 @@ pub(crate) use self::shared::Shared;
 /// The interval at which the engine checks that its leases still exist. Renewals detect a loss as well.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
 
-/// How long callers of one client pass a hold to each other. Several times longer than a grant, because the time counts from
-/// the request. A watch ends it sooner if a waiter of another client arrives.
+/// The longest time for which callers of one client pass a hold to each other. It is several times longer than a grant,
+/// because it counts from the request. A watch ends it sooner if another client enters the queue.
 const HANDOVER_FOR: Duration = Duration::from_millis(30);
 
 /// The shortest TTL of a server with the default settings, for a server that does not show its own one.
@@ -58,12 +58,14 @@ const LATE_BY: Duration = Duration::from_millis(1_500);
 pub struct EtcdBackend {
     pub(crate) shared: Arc<Shared>,
     capabilities: Capabilities,
-    /// The connections belong to another runtime, because the first one has ended.
+    /// Whether the connections were replaced by new ones on another runtime, because the runtime of the connect has
+    /// ended.
     is_moved: AtomicBool,
 }
 
 impl EtcdBackend {
-    /// Connects, checks the rights and the shortest TTL of the server, and reads the base of the tokens.
+    /// Connects, checks the user's rights and the shortest TTL of the server, and reads the base of the tokens, which it
+    /// writes if it does not exist.
     pub(crate) async fn connect(config: &EtcdConfig) -> Result<Self, Error> {
         let runtime = current_runtime()?;
         let cluster = Cluster::connect(config).await?;
@@ -137,7 +139,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Starts a task on the runtime of the connect. It ends with the runtime.
+    /// Starts a task on the runtime of the connect, which ends with that runtime.
     pub(crate) fn spawn<T: Send + 'static>(
         &self,
         task: impl Future<Output = T> + Send + 'static,
@@ -180,7 +182,7 @@ fn capabilities(config: &EtcdConfig, min: Duration) -> Capabilities {
     has.loss_detection = CHECK_EVERY * 2;
     has.undo = Duration::from_secs(10);
     has.handover = Duration::from_secs(3);
-    // A leader that changes starts every lease again, after an election of up to 3 s.
+    // A new leader counts every lease from its whole TTL again, after an election of up to 3 s.
     has.crash_release = Some(config.ttl * 2 + Duration::from_secs(5));
     has.cooldown = true;
     has.ends_late_by = LATE_BY;
@@ -244,7 +246,7 @@ impl Backend for EtcdBackend {
     }
 
     async fn close(&self) {
-        // Ends the tasks first, so that no wait grants a key any more.
+        // Ends the tasks first, because a wait could otherwise grant a key after its session was listed.
         self.abort();
         self.shared.revoke_all().await;
         self.shared.tasks.wait().await;
