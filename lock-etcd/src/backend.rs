@@ -118,8 +118,8 @@ impl Shared {
         Ok(ttl.map(|ttl| Duration::from_secs(u64::try_from(ttl).unwrap_or(1).max(1))))
     }
 
-    /// Fails if the user lacks the right to write under the prefix. The transactions change no key, because their condition,
-    /// a negative revision, is never true. A server still checks the rights to their operations.
+    /// Fails if the user lacks the right to write under the prefix. The two transactions change nothing, because their
+    /// condition is always false. A server still checks the rights to their operations.
     async fn check_rights(&self) -> Result<(), Error> {
         let probe = self.names.probe();
         let never = |operation| TxnRequest {

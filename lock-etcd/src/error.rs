@@ -11,8 +11,8 @@ pub(crate) fn invalid(message: impl Into<Cow<'static, str>>) -> Error {
     Error::new(ErrorKind::InvalidOption, message)
 }
 
-/// Returns the error that a caller gets for `failure`. It names the member, says what to do next, and keeps the server's
-/// reply as its source.
+/// Returns the error that a caller gets for `failure`. It names the store and the next step, and has the server's reply
+/// as its source.
 pub(crate) fn of_failure(failure: &Failure, key: Option<&LockKey>) -> Error {
     let (kind, message) = kind_and_message(failure.class(), failure.sent());
     let mut error = Error::new(kind, message);

@@ -1,4 +1,4 @@
-//! Batches of transactions: those that arrive during a round trip are nested in the next request.
+//! Batches of transactions. The transactions that arrive during a round trip are nested in the next request.
 //!
 //! One request is one entry of the raft log and one write to the disks of the members, however many transactions are nested
 //! in it. A server evaluates the compares of all nested transactions before any of them writes, so no two transactions of
@@ -16,10 +16,11 @@ use tokio_util::task::TaskTracker;
 use crate::cluster::{Answer, Class, Cluster, Failure, Heard};
 use crate::wire::{ResponseHeader, TxnRequest, TxnResponse};
 
-/// The most transactions in one request. A server counts the operations of nested transactions too, up to 128.
+/// The most transactions in one request. A server accepts 128 operations by default, and counts the operations of nested
+/// transactions too.
 const BATCH: usize = 60;
 
-/// The requests under way. More of them make smaller batches and are not faster.
+/// The number of requests at the same time. More of them make smaller batches, and are not faster.
 const WIDTH: usize = 2;
 
 /// The reply to one transaction.
@@ -30,7 +31,7 @@ pub(crate) struct Reply {
     pub(crate) header: ResponseHeader,
     /// Whether an earlier copy of the transaction can still arrive and be carried out.
     pub(crate) unsure: bool,
-    /// What this client had heard before the first copy was sent.
+    /// The greatest numbers of all replies before the first copy was sent.
     pub(crate) heard_before: Heard,
 }
 
@@ -40,7 +41,7 @@ pub(crate) struct Lane {
     jobs: mpsc::UnboundedSender<Job>,
 }
 
-/// Why a transaction has no reply.
+/// The reason for which a transaction has no reply.
 #[derive(Clone, Debug)]
 pub(crate) enum NoReply {
     Failed(Failure),
@@ -83,7 +84,7 @@ struct Job {
     limit: Duration,
     /// Whether an earlier copy can still arrive.
     unsure: bool,
-    /// What this client had heard before the first copy was sent. Set when the job is sent.
+    /// The greatest numbers of all replies before the first copy was sent. Set when the job is sent.
     heard_before: Heard,
     reply: oneshot::Sender<Result<Reply, NoReply>>,
 }
@@ -102,7 +103,8 @@ impl Lane {
         Self { jobs }
     }
 
-    /// Carries out `txn`, which is safe to repeat. A call that is dropped before its batch is sent sends nothing.
+    /// Carries out `txn`, which must be safe to repeat, within `limit`. `touches` are the names that no other transaction
+    /// of its batch must have. If dropped before its batch is sent, sends nothing.
     pub(crate) async fn call(
         &self,
         touches: Vec<Vec<u8>>,
@@ -137,7 +139,7 @@ async fn run(cluster: Arc<Cluster>, mut arrived: mpsc::UnboundedReceiver<Job>, t
     }
 }
 
-/// Takes the next batch. Jobs that touch a key of the batch stay, in their order.
+/// Takes the next batch from `waiting`. Jobs that touch a key of the batch stay there, in their order.
 fn take_batch(waiting: &mut VecDeque<Job>) -> Vec<Job> {
     let (mut touched, mut batch, mut later) = (HashSet::new(), Vec::new(), VecDeque::new());
     while let Some(job) = waiting.pop_front() {
@@ -193,7 +195,7 @@ fn request_of(batch: &[Job]) -> TxnRequest {
     }
 }
 
-/// Returns whether a server refused the whole request for one of its transactions.
+/// Returns whether a server might have refused the whole request because of one of its transactions.
 const fn is_about_one(class: Class) -> bool {
     use Class::{Denied, Invalid, LeaseNotFound, NoSpace, TooLarge};
     matches!(class, NoSpace | Denied | LeaseNotFound | TooLarge | Invalid)
