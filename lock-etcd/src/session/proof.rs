@@ -1,7 +1,7 @@
 //! Renewal of a session, and the proof that it lasts.
 //!
-//! The reply to a keep-alive is no proof, because a replaced leader that does not know it yet still replies. The
-//! keep-alive has extended the lease if a linearizable read that was sent after its reply is served in the same raft
+//! A leader still replies to keep-alives after it was replaced, until it notices that. So such a reply alone is no proof.
+//! The keep-alive has extended the lease if a linearizable read that was sent after its reply is served in the same raft
 //! term.
 
 use std::collections::HashSet;
