@@ -69,7 +69,7 @@ fn quorum(members: &[Named<'_>]) -> StoreFact {
     let mut leaders: Vec<_> = answered(members).map(|(_, status)| status.leader).collect();
     leaders.sort_unstable();
     leaders.dedup();
-    let fact = StoreFact::new("members", format!("{count} of {} answer", members.len()));
+    let fact = StoreFact::new("members", format!("{count} of {} reply", members.len()));
     let silent: Vec<_> =
         members.iter().filter(|(_, status)| status.is_err()).map(|(name, _)| *name).collect();
     if !silent.is_empty() {

@@ -57,7 +57,7 @@ impl Shared {
         self.requests.forget(holder);
         if was_held_here && reply.unsure && !released.was_deleted() {
             // The first of two copies of this request has possibly deleted the entry.
-            let message = "a first request to release was not answered, and the second found no hold, so it is not known whether the lock was held until then";
+            let message = "the first request to release got no reply, and the second one found no hold, so the lock possibly ended before the release; check the work that it protected";
             return Err(Error::new(ErrorKind::OutcomeUnknown, message).with_key(key));
         }
         let was_held = released.was_deleted() && released.was_first(&at.entry);

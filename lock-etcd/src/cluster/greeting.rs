@@ -78,14 +78,14 @@ impl Cluster {
             }
             Err(failure) if failure.is_other_cluster() => {
                 return Err(invalid(format!(
-                    "the members named belong to two clusters: {name} is in another one than a member that answered before it; name the members of one cluster"
+                    "the members named belong to two clusters: {name} is in another one than a member that replied before it; name the members of one cluster"
                 )));
             }
             // A user without the right to read a member's state can still have the right to lock.
             Err(failure) if failure.class() == Class::Denied => greeted.answered += 1,
             Err(failure) if !failure.may_pass() => return Err(failure.into_unsent().error(None)),
             Err(failure) => {
-                tracing::warn!(member = name, error = %failure, "this member of etcd does not answer");
+                tracing::warn!(member = name, error = %failure, "this member of etcd does not reply");
                 greeted.failure = Some(failure.or_more_telling(greeted.failure.take()));
             }
         }
