@@ -96,6 +96,9 @@ fn kind_and_message(class: Class, sent: bool) -> (ErrorKind, &'static str) {
             ErrorKind::OutcomeUnknown,
             "etcd did not reply to a request in time, or the connection was lost; the request was possibly carried out",
         ),
-        _ => (ErrorKind::Unavailable, "etcd did not reply; see whether most of its members run, then try again"),
+        _ => (
+            ErrorKind::Unavailable,
+            "etcd did not reply; see whether most of its members run, then try again",
+        ),
     }
 }

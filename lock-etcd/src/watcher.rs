@@ -99,13 +99,7 @@ fn create(id: i64, span: Span, from: i64, on: On) -> WatchCreateRequest {
         On::Put => vec![FilterType::Nodelete.into()],
         On::Delete => vec![FilterType::Noput.into()],
     };
-    WatchCreateRequest {
-        key: span.begin,
-        range_end: span.end,
-        start_revision: from,
-        filters,
-        watch_id: id,
-    }
+    WatchCreateRequest { key: span.begin, range_end: span.end, start_revision: from, filters, watch_id: id }
 }
 
 impl Drop for Watched {

@@ -19,8 +19,8 @@ pub(crate) use lease::{
     LeaseRevokeResponse, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse,
 };
 pub(crate) use maintenance::{
-    AlarmMember, AlarmRequest, AlarmResponse, AlarmType, AuthenticateRequest, AuthenticateResponse, StatusRequest,
-    StatusResponse,
+    AlarmMember, AlarmRequest, AlarmResponse, AlarmType, AuthenticateRequest, AuthenticateResponse,
+    StatusRequest, StatusResponse,
 };
 pub(crate) use watch::{FilterType, WatchCreateRequest, WatchRequest, WatchResponse};
 

@@ -90,8 +90,8 @@ impl Shared {
         Err(changes_all_the_time(&hold.key))
     }
 
-    /// Moves an entry under the lease of `session`. Returns whether it was moved, which fails if the entry or the session
-    /// has changed.
+    /// Moves an entry under the lease of `session`. Returns `false` if the server refuses this, because the entry or the
+    /// session has changed.
     pub(super) async fn take_over(
         &self,
         key: &LockKey,

@@ -1,7 +1,7 @@
 //! The requests and holds of this client, by holder id. The table has the copies of requests that can still arrive, the
 //! places in queues to keep alive, and the end of each hold.
 //!
-//! Several entries share one lease, so a hold that the engine stops to renew does not end with its lease. The keeper
+//! Several entries share one lease, so a hold that the engine stops renewing does not end with its lease. The keeper
 //! deletes its entry at the end that this table has.
 
 use std::collections::{HashMap, HashSet};

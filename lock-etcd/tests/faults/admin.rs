@@ -1,4 +1,4 @@
-//! The operators' view, and what other programs write under the prefix.
+//! The operators' view, and keys that other programs write under the prefix.
 
 use leasehold_api::{ListQuery, Lock as _, LockExt as _, LossReason, Validity};
 use test_servers::{Etcd, EtcdOptions, EtcdProgram};

@@ -19,7 +19,10 @@ async fn writes_are_carried_out_together_while_the_hold_stands() {
     let guard = acquired(&lock, "k").await;
     let (one, two) = (format!("{prefix}-one"), format!("{prefix}-two"));
     guard.write(vec![EtcdWrite::put(&*one, "1"), EtcdWrite::put(&*two, "2")]).await.unwrap();
-    assert_eq!((value(etcd, &one).await.as_deref(), value(etcd, &two).await.as_deref()), (Some("1"), Some("2")));
+    assert_eq!(
+        (value(etcd, &one).await.as_deref(), value(etcd, &two).await.as_deref()),
+        (Some("1"), Some("2"))
+    );
     guard.write(vec![EtcdWrite::delete(&*one), EtcdWrite::put(&*two, "3")]).await.unwrap();
     assert_eq!((value(etcd, &one).await, value(etcd, &two).await.as_deref()), (None, Some("3")));
     // Another program adds this condition to its own transaction.
