@@ -38,7 +38,7 @@ pub(crate) struct Session {
     confirmed: AtomicU64,
     /// The time at which the last keep-alive was sent.
     kept: AtomicU64,
-    /// The last keep-alive that was answered.
+    /// The last keep-alive that got a reply.
     answered: Mutex<Option<KeptAlive>>,
     /// Whether the lease has ended, or must not be used for another reason.
     ended: AtomicBool,
@@ -52,8 +52,8 @@ pub(crate) struct Session {
     strange: Mutex<HashSet<Vec<u8>>>,
 }
 
-/// A keep-alive that was answered. It extended the lease if a linearizable read that was sent later is answered in the same
-/// raft term, because a leader that was replaced without knowing it answers keep-alives too.
+/// A keep-alive that got a reply. It has extended the lease if a linearizable read that was sent later is served in the
+/// same raft term, because a replaced leader still replies to keep-alives until it notices that.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KeptAlive {
     sent: Moment,
@@ -152,7 +152,8 @@ impl Session {
         *self.answered.lock().unwrap_or_else(PoisonError::into_inner) = Some(KeptAlive { sent, term });
     }
 
-    /// Returns the last keep-alive that was answered, to prove it by a request that is sent now.
+    /// Returns the last keep-alive that got a reply. The caller takes it before it sends the request whose reply
+    /// [proves](Self::prove) it.
     pub(crate) fn answered(&self) -> Option<KeptAlive> {
         *self.answered.lock().unwrap_or_else(PoisonError::into_inner)
     }
