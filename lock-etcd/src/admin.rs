@@ -12,7 +12,7 @@ use crate::cluster::Failure;
 use crate::entry::Entry;
 use crate::wire::{Compare, KeyValue, RangeRequest, RequestOp, Target, TxnRequest, delete, put};
 
-/// The rounds of a request to release, each of which only a change of the entry makes necessary.
+/// The most rounds of a request to release. A round is repeated only if the entry has changed during it.
 const ROUNDS: usize = 5;
 
 #[async_trait]
@@ -43,7 +43,8 @@ impl LockAdmin for EtcdBackend {
 }
 
 impl Shared {
-    /// Returns the entry of `holder` if it holds the key. A waiter that is first only because a cooldown lasts holds nothing.
+    /// Returns the entry that `at` names if it holds the key. `None` for a waiter, also if it is the first in the queue
+    /// and waits for the end of a cooldown.
     async fn held_entry(&self, key: &LockKey, at: &At) -> Result<Option<KeyValue>, Failure> {
         let reads = vec![
             RangeRequest::range(at.queue.begin.clone(), at.queue.end.clone()).oldest(1).op(),
@@ -64,13 +65,14 @@ impl Shared {
         };
         let note = put(self.names.note(key, holder), FORCED, entry.lease);
         let answer = match self.cluster.call(txn(Some(note)), LIMIT).await {
-            // The holder learns of it by its next look, because a full server refuses the note.
+            // Deletes the entry without a note, because a full server refuses the note. The holder notices the loss at
+            // its next look.
             Err(failure) if failure.is_no_space() || failure.lease_not_found() => {
                 self.cluster.call(txn(None), LIMIT).await
             }
             answer => answer,
         }?;
-        // The first of two copies has possibly deleted the entry.
+        // An earlier copy of this request has possibly deleted the entry.
         Ok(answer.reply.succeeded || answer.unsure)
     }
 
@@ -93,7 +95,7 @@ impl Shared {
             match self.cluster.call(txn, LIMIT).await {
                 Ok(answer) if answer.reply.succeeded => return Ok(true),
                 Ok(_) => {}
-                // The lease has just ended, and the entry with it.
+                // The lease has ended since the read, and its entry with it.
                 Err(failure) if failure.lease_not_found() => {}
                 Err(failure) => return Err(failed(failure)),
             }
@@ -102,7 +104,7 @@ impl Shared {
     }
 }
 
-/// Returns the conditions that the entry is still the same hold under the same lease. Its values can have changed.
+/// Returns the conditions that the entry is still the same hold under the same lease. Its value can be another one.
 fn stands(at: &At, entry: &KeyValue) -> Vec<Compare> {
     vec![
         Compare::is(at.entry.clone(), Target::Create(entry.create_revision)),

@@ -40,9 +40,12 @@ pub(crate) use self::shared::Shared;
 /// The interval at which the engine checks that its leases still exist. Renewals detect a loss as well.
 const CHECK_EVERY: Duration = Duration::from_secs(5);
 
-/// How long callers of one client pass a hold to each other. Several times longer than a grant, because the time counts from
-/// the request. A watch ends it sooner if a waiter of another client arrives.
+/// The longest time for which callers of one client pass a hold to each other. It is several times longer than a grant,
+/// because it counts from the request. A watch ends it sooner if another client enters the queue.
 const HANDOVER_FOR: Duration = Duration::from_millis(30);
+
+/// The shortest TTL of a server with the default settings, for a server that does not show its own one.
+const USUAL_SHORTEST_TTL: Duration = Duration::from_secs(2);
 
 /// The limit of each request of a connect or a close.
 pub(crate) const LIMIT: Duration = Duration::from_secs(8);
@@ -55,20 +58,25 @@ const LATE_BY: Duration = Duration::from_millis(1_500);
 pub struct EtcdBackend {
     pub(crate) shared: Arc<Shared>,
     capabilities: Capabilities,
-    /// The connections belong to another runtime, because the first one has ended.
+    /// Whether the connections were replaced by new ones on another runtime, because the runtime of the connect has
+    /// ended.
     is_moved: AtomicBool,
 }
 
 impl EtcdBackend {
-    /// Connects, checks the rights and the shortest TTL of the server, and reads the base of the tokens.
+    /// Connects, checks the user's rights and the shortest TTL of the server, and reads the base of the tokens, which it
+    /// writes if it does not exist.
     pub(crate) async fn connect(config: &EtcdConfig) -> Result<Self, Error> {
         let runtime = current_runtime()?;
         let cluster = Cluster::connect(config).await?;
         let shared = Arc::new(Shared::new(config, cluster, runtime));
         // Ends the tasks if the connect fails or is dropped.
         let closes = shared.closed.clone().drop_guard();
-        let min = shared.shortest_ttl().await?;
-        let _ = shared.shortest.set(min);
+        let shortest = shared.shortest_ttl().await?;
+        let min = shortest.unwrap_or(USUAL_SHORTEST_TTL);
+        if let Some(shortest) = shortest {
+            let _ = shared.shortest.set(shortest);
+        }
         if !config.look_only {
             shared.check_rights().await?;
         }
@@ -91,40 +99,39 @@ impl EtcdBackend {
 }
 
 impl Shared {
-    /// Returns the TTL that the server grants to a lease of one second. Its minimum depends on its election timeout.
-    async fn shortest_ttl(&self) -> Result<Duration, Error> {
+    /// Returns the TTL that the server grants to a lease of one second, which is its shortest one. `None` if the server does
+    /// not show it, because the cluster is full or a reply was lost. A session later takes the TTL that the server grants to
+    /// it, so a wrong shortest TTL does no harm.
+    async fn shortest_ttl(&self) -> Result<Option<Duration>, Error> {
         let id = fastrand::i64(1..);
         let granted = self.cluster.call(LeaseGrantRequest { ttl: 1, id }, LIMIT).await;
         let ttl = match granted {
-            Ok(answer) => answer.reply.ttl,
+            Ok(answer) => Some(answer.reply.ttl),
             // An earlier copy of the request was carried out.
-            Err(failure) if failure.lease_exists() => 2,
-            Err(failure) if failure.is_no_space() && self.config.look_only => 2,
+            Err(failure) if failure.lease_exists() => None,
+            // A full cluster grants no lease. Operators must be able to connect to it, to list and release locks.
+            Err(failure) if failure.is_no_space() => return Ok(None),
             Err(failure) => return Err(failure.error(None)),
         };
         // If this fails, the lease ends without a key.
         let _ = self.cluster.call(LeaseRevokeRequest { id }, LIMIT).await;
-        Ok(Duration::from_secs(u64::try_from(ttl).unwrap_or(1).max(1)))
+        Ok(ttl.map(|ttl| Duration::from_secs(u64::try_from(ttl).unwrap_or(1).max(1))))
     }
 
-    /// Fails without the right to write under the prefix. Writes nothing, because no key has a negative revision. A server
-    /// checks the rights to both branches of a transaction.
+    /// Fails if the user lacks the right to write under the prefix. The two transactions change nothing, because their
+    /// condition is always false. A server still checks the rights to their operations.
     async fn check_rights(&self) -> Result<(), Error> {
         let probe = self.names.probe();
-        let txn = TxnRequest {
+        let never = |operation| TxnRequest {
             compare: vec![Compare::is(probe.clone(), Target::Create(-1))],
-            success: vec![put(probe.clone(), Vec::new(), 0)],
+            success: vec![operation],
             failure: Vec::new(),
         };
-        let read = TxnRequest {
-            compare: vec![Compare::is(probe.clone(), Target::Create(-1))],
-            success: vec![delete(probe)],
-            failure: Vec::new(),
-        };
-        for txn in [txn, read] {
+        for txn in [never(put(probe.clone(), Vec::new(), 0)), never(delete(probe.clone()))] {
             match self.cluster.call(txn, LIMIT).await {
                 Ok(_) => {}
-                // A client that connects to a full server can still release and list.
+                // A full cluster refuses every put. The right to put is then checked by the first acquire after an operator
+                // has made room.
                 Err(failure) if failure.is_no_space() => {}
                 Err(failure) => return Err(failure.error(None)),
             }
@@ -132,7 +139,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Starts a task on the runtime of the connect. It ends with the runtime.
+    /// Starts a task on the runtime of the connect, which ends with that runtime.
     pub(crate) fn spawn<T: Send + 'static>(
         &self,
         task: impl Future<Output = T> + Send + 'static,
@@ -175,7 +182,7 @@ fn capabilities(config: &EtcdConfig, min: Duration) -> Capabilities {
     has.loss_detection = CHECK_EVERY * 2;
     has.undo = Duration::from_secs(10);
     has.handover = Duration::from_secs(3);
-    // A leader that changes starts every lease again, after an election of up to 3 s.
+    // A new leader counts every lease from its whole TTL again, after an election of up to 3 s.
     has.crash_release = Some(config.ttl * 2 + Duration::from_secs(5));
     has.cooldown = true;
     has.ends_late_by = LATE_BY;
@@ -239,7 +246,7 @@ impl Backend for EtcdBackend {
     }
 
     async fn close(&self) {
-        // Ends the tasks first, so that no wait grants a key any more.
+        // Ends the tasks first, because a wait could otherwise grant a key after its session was listed.
         self.abort();
         self.shared.revoke_all().await;
         self.shared.tasks.wait().await;

@@ -1,4 +1,5 @@
-//! The way to the members of a cluster: one channel to each, one of them chosen at a time.
+//! The connections with the members of a cluster. Each member has a channel, and one member at a time is the chosen one,
+//! which gets the calls first.
 
 mod failover;
 mod failure;
@@ -37,7 +38,7 @@ use crate::wire::{
 /// The time for a member to accept a stream.
 const OPEN_LIMIT: Duration = Duration::from_secs(2);
 
-/// The way to the members of one cluster. All users of a client share it.
+/// The connections with the members of one cluster. All parts of a client share this value.
 pub(crate) struct Cluster {
     members: Vec<Member>,
     choice: Choice,
@@ -52,7 +53,7 @@ pub(crate) struct Answer<R> {
     pub(crate) reply: R,
     /// Whether an earlier copy of this request can still arrive and be carried out.
     pub(crate) unsure: bool,
-    /// The numbers that this client had heard before the first copy was sent.
+    /// The greatest numbers of all replies before the first copy was sent.
     pub(crate) heard_before: Heard,
 }
 
@@ -63,7 +64,7 @@ impl<R: Headed> Answer<R> {
     }
 }
 
-/// Whether a member without a leader refuses the call at once, or answers from its own state.
+/// Whether a member without a leader refuses the call at once, or replies from its own state.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Leader {
     Needed,
@@ -71,8 +72,8 @@ enum Leader {
 }
 
 impl Cluster {
-    /// Connects to the members, and checks that one of them serves clients, that all that answer belong to one cluster, and
-    /// that their versions are supported.
+    /// Connects to the members. Checks that one of them serves clients, that all members that reply belong to one
+    /// cluster, and that their versions are supported.
     pub(crate) async fn connect(config: &EtcdConfig) -> Result<Arc<Self>, Error> {
         if Handle::try_current().is_err() {
             return Err(Error::new(
@@ -103,8 +104,8 @@ impl Cluster {
         })
     }
 
-    /// Makes an idempotent call. A second member is asked beside the first one after 0.5 s without an answer, and at once
-    /// after a failure. The first answer wins. The call ends within `limit`.
+    /// Makes an idempotent call within `limit`. Also calls a second member after 0.5 s without a reply, and at once after
+    /// a failure. The first reply counts.
     pub(crate) async fn call<C: Call>(
         &self,
         request: C,
@@ -113,7 +114,7 @@ impl Cluster {
         self.unary(request, Plan { limit, repeat: true }).await
     }
 
-    /// Makes a call that is not repeated after a copy of it may have been carried out.
+    /// Makes a call within `limit`, and repeats it only if no member has carried it out.
     pub(crate) async fn call_once<C: Call>(
         &self,
         request: C,
@@ -128,7 +129,7 @@ impl Cluster {
         self.answer(won, heard_before)
     }
 
-    /// Extends a lease. The stream of etcd's call carries one question and one answer.
+    /// Extends a lease within `limit`. Uses the stream of etcd's call for one request and one reply.
     pub(crate) async fn keep_alive(
         &self,
         lease: i64,
@@ -147,8 +148,8 @@ impl Cluster {
         }
     }
 
-    /// Opens a stream of watches on the chosen member. Waits for the first of the `requests`, and then at most 2 s for the
-    /// member's first reply. The member ends the stream when it has no leader.
+    /// Opens a stream of watches on the chosen member. Waits for the first of the `requests`, and then at most 2 s for
+    /// the member's first reply. The member ends the stream if it has no leader.
     pub(crate) async fn watch(
         &self,
         mut requests: mpsc::Receiver<WatchRequest>,
@@ -174,7 +175,8 @@ impl Cluster {
         first: WatchRequest,
         requests: mpsc::Receiver<WatchRequest>,
     ) -> Result<Watching, Failure> {
-        // A read of the same key finds out whether the token has ended, because the stream takes the requests with it.
+        // Reads the same key to find out whether the token has ended, because a failed stream does not return its
+        // requests.
         if self.login.is_used() {
             let read = RangeRequest::key(first.key()).count_only();
             self.send(member, read, Leader::Needed).await?;
@@ -227,7 +229,7 @@ impl Cluster {
         }
     }
 
-    /// Notes the numbers of the reply. Fails if the reply is another cluster's.
+    /// Notes the numbers of the reply. Fails if another cluster has sent it.
     fn checked<R: Headed>(&self, result: Result<R, Failure>) -> Result<R, Failure> {
         let reply = result?;
         self.ears.note(reply.header())?;
@@ -259,14 +261,14 @@ impl Cluster {
         self.ears.heard()
     }
 
-    /// Forgets the greatest revision and term, and counts from those of `header`. For a cluster that was restored from a
-    /// backup, after the caller has checked that its own numbers cannot repeat.
+    /// Replaces the greatest revision and term by the numbers of `header`, for a cluster that was restored from a backup.
+    /// The caller must first make sure that its tokens cannot repeat.
     pub(crate) fn start_over(&self, header: &ResponseHeader) {
         self.ears.start_over(header);
     }
 
-    /// Returns a receiver that changes when the client leaves its chosen member. Streams on the old one should then be opened
-    /// again.
+    /// Returns a receiver that changes if another member becomes the chosen one. Streams to the old one should then be
+    /// opened again.
     pub(crate) fn moved(&self) -> watch::Receiver<u64> {
         self.choice.moved()
     }
@@ -281,7 +283,7 @@ impl Cluster {
         &self.store
     }
 
-    /// Asks all members at once for their state. Returns one reply for each, in the order of the settings.
+    /// Queries the state of all members at the same time. Returns one reply for each, in the order of the settings.
     pub(crate) async fn status_of_all(&self, limit: Duration) -> Vec<Result<StatusResponse, Failure>> {
         join_all((0..self.members.len()).map(|member| async move {
             let status = timeout(limit, self.status(member)).await;

@@ -23,8 +23,8 @@ use crate::error::invalid;
 /// The default TTL of a grant: 30 s, renewed every 10 s.
 pub const DEFAULT_TTL: Duration = Duration::from_secs(30);
 
-/// The longest TTL, an hour, because a dead holder's key stays locked for up to its TTL. The shortest one is the
-/// server's, by default 2 s.
+/// The longest TTL: an hour, because a dead holder's key stays locked for up to its TTL. The server has the shortest one,
+/// 2 s by default.
 pub const MAX_TTL: Duration = Duration::from_secs(3600);
 
 /// The prefix of a URL without one.
@@ -58,7 +58,7 @@ pub struct EtcdConfig {
     pub(crate) credentials: Option<EtcdCredentials>,
     pub(crate) tls: Option<EtcdTls>,
     pub(crate) handover: bool,
-    /// Whether the client locks nothing, so that connecting writes nothing.
+    /// Whether the client only reads and releases. Its connect writes nothing.
     pub(crate) look_only: bool,
 }
 
@@ -129,11 +129,11 @@ impl EtcdConfig {
     ///
     /// # Errors
     ///
-    /// [`InvalidOption`](leasehold_api::ErrorKind::InvalidOption) for settings that cannot be used, and for a TTL below the
-    /// server's minimum. [`Unavailable`](leasehold_api::ErrorKind::Unavailable) if no member answers.
-    /// [`Unsupported`](leasehold_api::ErrorKind::Unsupported) for a server that is no etcd from 3.4 on, or of a version
-    /// that is known to damage its data. [`PermissionDenied`](leasehold_api::ErrorKind::PermissionDenied) for a wrong user or
-    /// password, or without a right to the prefix.
+    /// [`InvalidOption`](leasehold_api::ErrorKind::InvalidOption) for settings that cannot be used, and for a TTL below
+    /// the server's minimum. [`Unavailable`](leasehold_api::ErrorKind::Unavailable) if no member replies.
+    /// [`Unsupported`](leasehold_api::ErrorKind::Unsupported) for a server other than etcd 3.4 or newer, and for a
+    /// version with a fault that damages its data. [`PermissionDenied`](leasehold_api::ErrorKind::PermissionDenied) for a
+    /// wrong user or password, or without a right to the prefix.
     ///
     /// # Cancel safety
     ///

@@ -1,4 +1,5 @@
-//! The values of entries and cooldowns. Only operators and hints read them, no grant depends on them.
+//! The values of entries and cooldowns. They are for operators and for hints, such as the rest of a cooldown. No grant
+//! depends on them.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,7 +8,7 @@ use serde::{Deserialize, Serialize};
 /// The value of an entry.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Entry {
-    /// The client, as operators see it.
+    /// The client as operators see it, `USER@HOST pid N`.
     #[serde(rename = "o", default)]
     pub(crate) owner: String,
     #[serde(rename = "l", default, skip_serializing_if = "Option::is_none")]
@@ -15,7 +16,7 @@ pub(crate) struct Entry {
     /// The time of the request by the client's clock, in milliseconds since 1970.
     #[serde(rename = "t", default)]
     pub(crate) since: u64,
-    /// Whether an operator has asked the holder to release.
+    /// Whether an operator requested that the holder releases.
     #[serde(rename = "a", default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) asked: bool,
 }
@@ -36,7 +37,7 @@ impl Entry {
         Self { owner: owner.to_owned(), label: label.map(str::to_owned), since: unix_millis(), asked: false }
     }
 
-    /// Reads a value. Another program's value reads as an entry without details.
+    /// Reads the value of an entry. Returns an entry without details if another program wrote the value.
     pub(crate) fn read(value: &[u8]) -> Self {
         serde_json::from_slice(value).unwrap_or_default()
     }
@@ -45,7 +46,7 @@ impl Entry {
         serde_json::to_vec(self).unwrap_or_default()
     }
 
-    /// Returns the time of the request, if the value has one.
+    /// Returns the time of the request. `None` if the value does not have it.
     pub(crate) fn since(&self) -> Option<SystemTime> {
         SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(self.since)).filter(|_| self.since > 0)
     }
@@ -86,7 +87,7 @@ mod tests {
 
     #[test]
     fn an_entry_reads_as_it_was_written() {
-        let entry = Entry { asked: true, ..Entry::new("app pid 1", Some("worker \"7\"\n")) };
+        let entry = Entry { asked: true, ..Entry::new("app@host pid 1", Some("worker \"7\"\n")) };
         assert_eq!(Entry::read(&entry.write()), entry);
         assert_eq!(Entry::read(&Entry::default().write()).since(), None);
         assert_eq!(Entry::read(b"not ours"), Entry::default());

@@ -11,8 +11,8 @@ pub(crate) fn invalid(message: impl Into<Cow<'static, str>>) -> Error {
     Error::new(ErrorKind::InvalidOption, message)
 }
 
-/// Returns the error that a caller gets for `failure`. It names the member, says what to do next, and keeps the server's
-/// reply as its source.
+/// Returns the error that a caller gets for `failure`. It names the store and the next step, and has the server's reply
+/// as its source.
 pub(crate) fn of_failure(failure: &Failure, key: Option<&LockKey>) -> Error {
     let (kind, message) = kind_and_message(failure.class(), failure.sent());
     let mut error = Error::new(kind, message);
@@ -48,11 +48,11 @@ fn kind_and_message(class: Class, sent: bool) -> (ErrorKind, &'static str) {
         ),
         Class::NoUser => (
             ErrorKind::PermissionDenied,
-            "etcd asks for a user; add user and password to the URL or to the settings",
+            "etcd requires a user; add user and password to the URL or to the settings",
         ),
         Class::EndedToken => (
             ErrorKind::PermissionDenied,
-            "etcd refuses the token that it has just given to this user; check the setting --auth-token, which has to be equal on all members",
+            "etcd refuses a new login token of this user; check the setting --auth-token, which has to be equal on all members",
         ),
         Class::NoCredentials => {
             (ErrorKind::Unavailable, "the program's callback returned no user and password for etcd")
@@ -87,15 +87,18 @@ fn kind_and_message(class: Class, sent: bool) -> (ErrorKind, &'static str) {
         ),
         Class::Lost if !sent => (
             ErrorKind::Unavailable,
-            "the members of etcd close the connection without an answer; check whether they speak TLS (then the scheme is etcds://), and whether they ask for a client certificate",
+            "the members of etcd close the connection without a reply; check whether they speak TLS (then the scheme is etcds://), and whether they require a client certificate",
         ),
         Class::LeaseNotFound | Class::LeaseExists | Class::Compacted | Class::Invalid if !sent => {
             (ErrorKind::Unavailable, "etcd refused the request; the call can be repeated")
         }
         _ if sent => (
             ErrorKind::OutcomeUnknown,
-            "etcd did not answer a request in time, or lost the connection; it may have been carried out",
+            "etcd did not reply to a request in time, or the connection was lost; the request was possibly carried out",
         ),
-        _ => (ErrorKind::Unavailable, "etcd did not answer"),
+        _ => (
+            ErrorKind::Unavailable,
+            "etcd did not reply; see whether most of its members run, then try again",
+        ),
     }
 }

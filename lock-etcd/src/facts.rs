@@ -10,17 +10,17 @@ use crate::backend::Shared;
 use crate::cluster::{Class, Failure};
 use crate::wire::{AlarmMember, AlarmRequest, AlarmType, RangeRequest, StatusResponse};
 
-/// The limit of each request, less than the 10 s that the command waits for all facts.
+/// The limit of each request. It is less than the 10 s for which the command waits for all facts.
 const LIMIT: Duration = Duration::from_secs(3);
 
-/// The quota of a server that was started without one.
+/// The default quota of a server, in bytes.
 const DEFAULT_QUOTA: i64 = 2 << 30;
 
-/// The revisions after which a history without a compaction is a problem, because it grows indefinitely.
+/// The number of revisions from which a missing compaction is a problem, because the history grows indefinitely.
 const MANY: i64 = 100_000;
 
 impl Shared {
-    /// Returns the facts. A request that fails is a fact too.
+    /// Returns the facts. The failure of a request is a fact too.
     pub(crate) async fn facts(&self) -> Vec<StoreFact> {
         let (members, alarms, history) = tokio::join!(
             self.cluster.status_of_all(LIMIT),
@@ -63,13 +63,13 @@ fn versions(members: &[Named<'_>]) -> StoreFact {
     }
 }
 
-/// Returns how many members answer, and whether they have one leader.
+/// Returns how many members reply, and whether they have one leader.
 fn quorum(members: &[Named<'_>]) -> StoreFact {
     let count = answered(members).count();
     let mut leaders: Vec<_> = answered(members).map(|(_, status)| status.leader).collect();
     leaders.sort_unstable();
     leaders.dedup();
-    let fact = StoreFact::new("members", format!("{count} of {} answer", members.len()));
+    let fact = StoreFact::new("members", format!("{count} of {} reply", members.len()));
     let silent: Vec<_> =
         members.iter().filter(|(_, status)| status.is_err()).map(|(name, _)| *name).collect();
     if !silent.is_empty() {
@@ -122,7 +122,8 @@ fn alarm(alarms: impl Iterator<Item = AlarmType>) -> StoreFact {
     })
 }
 
-/// Returns whether old revisions were ever removed. A server does not show its setting.
+/// Returns whether old revisions were ever removed, because a server does not show its setting. `revision` is the current
+/// one.
 fn compaction(was_compacted: bool, revision: i64) -> StoreFact {
     if was_compacted {
         return StoreFact::new("history", "was compacted");

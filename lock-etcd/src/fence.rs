@@ -20,8 +20,8 @@ const MOST_WRITES: usize = 100;
 /// The fence of a hold, returned by [`LockGuard::extension`] of this store's guards. Most callers use [`EtcdGuardExt`].
 ///
 /// With another client of etcd, add to your own transaction the condition that the create revision of
-/// [`entry`](Self::entry) equals [`create_revision`](Self::create_revision). A server that evaluates it as false carries out
-/// no write of a holder whose lease has ended, however long that holder was paused.
+/// [`entry`](Self::entry) equals [`create_revision`](Self::create_revision). The condition is false after the holder's
+/// lease has ended, so the server carries out none of its late writes.
 #[derive(Clone)]
 pub struct EtcdFence {
     cluster: Arc<Cluster>,
@@ -60,14 +60,15 @@ impl EtcdWrite {
 /// ```
 #[async_trait]
 pub trait EtcdGuardExt {
-    /// Carries out all of `writes` in one transaction if the hold still stands at the store, and otherwise none. The keys must
+    /// Carries out all of `writes` in one transaction if the store still has the hold, and otherwise none. The keys must
     /// be different, and not under the store's prefix.
     ///
     /// # Errors
     ///
     /// - [`Lost`](leasehold_api::ErrorKind::Lost) if the hold has ended. Nothing was written.
     /// - [`InvalidOption`](leasehold_api::ErrorKind::InvalidOption) for more than 100 writes.
-    /// - [`OutcomeUnknown`](leasehold_api::ErrorKind::OutcomeUnknown) if there was no reply: read whether it was written.
+    /// - [`OutcomeUnknown`](leasehold_api::ErrorKind::OutcomeUnknown) if there was no reply. Read the keys to see whether
+    ///   they were written.
     /// - [`Unsupported`](leasehold_api::ErrorKind::Unsupported) for the guard of another store.
     /// - Otherwise the server's error.
     ///
@@ -100,13 +101,13 @@ impl EtcdFence {
         &self.entry
     }
 
-    /// Returns the create revision of the entry while the hold stands. The token of the guard is another number.
+    /// Returns the create revision that the entry has while the hold lasts. It differs from the token of the guard.
     #[must_use]
     pub const fn create_revision(&self) -> i64 {
         self.created
     }
 
-    /// Works like [`EtcdGuardExt::write`], but checks only at the server, not by the guard's clock.
+    /// Works like [`EtcdGuardExt::write`], but only the server checks the hold, not the guard's clock.
     ///
     /// # Errors
     ///
@@ -117,7 +118,7 @@ impl EtcdFence {
     /// If dropped, the writes might be carried out.
     pub async fn write(&self, writes: Vec<EtcdWrite>) -> Result<(), Error> {
         let txn = self.transaction(writes)?;
-        // Not repeated, because the values that the caller writes can have changed in between.
+        // Sends the request once, because a second copy could overwrite a later value of the caller's keys.
         let answer =
             self.cluster.call_once(txn, LIMIT).await.map_err(|failure| failure.error(Some(&self.key)))?;
         if answer.reply.succeeded { Ok(()) } else { Err(Error::lost(LossReason::Gone).with_key(&self.key)) }

@@ -1,4 +1,4 @@
-//! Batches of transactions: those that arrive during a round trip are nested in the next request.
+//! Batches of transactions. The transactions that arrive during a round trip are nested in the next request.
 //!
 //! One request is one entry of the raft log and one write to the disks of the members, however many transactions are nested
 //! in it. A server evaluates the compares of all nested transactions before any of them writes, so no two transactions of
@@ -16,10 +16,11 @@ use tokio_util::task::TaskTracker;
 use crate::cluster::{Answer, Class, Cluster, Failure, Heard};
 use crate::wire::{ResponseHeader, TxnRequest, TxnResponse};
 
-/// The most transactions in one request. A server counts the operations of nested transactions too, up to 128.
+/// The most transactions in one request. A server accepts 128 operations by default, and counts the operations of nested
+/// transactions too.
 const BATCH: usize = 60;
 
-/// The requests under way. More of them make smaller batches and are not faster.
+/// The number of requests at the same time. More of them make smaller batches, and are not faster.
 const WIDTH: usize = 2;
 
 /// The reply to one transaction.
@@ -30,7 +31,7 @@ pub(crate) struct Reply {
     pub(crate) header: ResponseHeader,
     /// Whether an earlier copy of the transaction can still arrive and be carried out.
     pub(crate) unsure: bool,
-    /// What this client had heard before the first copy was sent.
+    /// The greatest numbers of all replies before the first copy was sent.
     pub(crate) heard_before: Heard,
 }
 
@@ -40,7 +41,7 @@ pub(crate) struct Lane {
     jobs: mpsc::UnboundedSender<Job>,
 }
 
-/// Why a transaction has no reply.
+/// The reason for which a transaction has no reply.
 #[derive(Clone, Debug)]
 pub(crate) enum NoReply {
     Failed(Failure),
@@ -83,7 +84,7 @@ struct Job {
     limit: Duration,
     /// Whether an earlier copy can still arrive.
     unsure: bool,
-    /// What this client had heard before the first copy was sent. Set when the job is sent.
+    /// The greatest numbers of all replies before the first copy was sent. Set when the job is sent.
     heard_before: Heard,
     reply: oneshot::Sender<Result<Reply, NoReply>>,
 }
@@ -102,7 +103,8 @@ impl Lane {
         Self { jobs }
     }
 
-    /// Carries out `txn`, which is safe to repeat. A call that is dropped before its batch is sent sends nothing.
+    /// Carries out `txn`, which must be safe to repeat, within `limit`. `touches` are the names that no other transaction
+    /// of its batch must have. If dropped before its batch is sent, sends nothing.
     pub(crate) async fn call(
         &self,
         touches: Vec<Vec<u8>>,
@@ -131,13 +133,13 @@ async fn run(cluster: Arc<Cluster>, mut arrived: mpsc::UnboundedReceiver<Job>, t
         let batch = take_batch(&mut waiting);
         let cluster = Arc::clone(&cluster);
         tasks.spawn(async move {
-            carry_out(&cluster, batch).await;
+            carry_out(batch, cluster.heard(), |request, limit| cluster.call(request, limit)).await;
             drop(slot);
         });
     }
 }
 
-/// Takes the next batch. Jobs that touch a key of the batch stay, in their order.
+/// Takes the next batch from `waiting`. Jobs that touch a key of the batch stay there, in their order.
 fn take_batch(waiting: &mut VecDeque<Job>) -> Vec<Job> {
     let (mut touched, mut batch, mut later) = (HashSet::new(), Vec::new(), VecDeque::new());
     while let Some(job) = waiting.pop_front() {
@@ -160,20 +162,23 @@ fn take_batch(waiting: &mut VecDeque<Job>) -> Vec<Job> {
     batch
 }
 
-async fn carry_out(cluster: &Cluster, mut batch: Vec<Job>) {
+/// Sends the batch by `call` in one request, and passes each job its reply. `heard` are the numbers of the replies so far.
+async fn carry_out<F>(mut batch: Vec<Job>, heard: Heard, call: impl Fn(TxnRequest, Duration) -> F)
+where
+    F: Future<Output = Result<Answer<TxnResponse>, Failure>>,
+{
     let Some(limit) = batch.iter().map(|job| job.limit).max() else { return };
-    let heard = cluster.heard();
     batch.iter_mut().for_each(|job| job.heard_before = heard);
     let request = request_of(&batch);
-    match cluster.call(request, limit).await {
+    match call(request, limit).await {
         Ok(answer) => deliver(batch, answer),
-        // Repeats each one alone, because the server refused the whole request for one of them.
+        // Sends each transaction again alone, because the server refused the whole request for one of them.
         Err(failure) if batch.len() > 1 && is_about_one(failure.class()) => {
             for mut job in batch {
                 job.unsure |= failure.sent();
                 let single = vec![job];
                 let request = request_of(&single);
-                match cluster.call(request, limit).await {
+                match call(request, limit).await {
                     Ok(answer) => deliver(single, answer),
                     Err(alone) => fail(single, if failure.sent() { &failure } else { &alone }),
                 }
@@ -190,7 +195,7 @@ fn request_of(batch: &[Job]) -> TxnRequest {
     }
 }
 
-/// Returns whether a server refused the whole request for one of its transactions.
+/// Returns whether a server might have refused the whole request because of one of its transactions.
 const fn is_about_one(class: Class) -> bool {
     use Class::{Denied, Invalid, LeaseNotFound, NoSpace, TooLarge};
     matches!(class, NoSpace | Denied | LeaseNotFound | TooLarge | Invalid)
@@ -217,7 +222,11 @@ fn fail(batch: Vec<Job>, failure: &Failure) {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+    use std::future::ready;
+
     use super::*;
+    use crate::wire::put;
 
     type Replies = Vec<oneshot::Receiver<Result<Reply, NoReply>>>;
 
@@ -261,5 +270,48 @@ mod tests {
         drop(replies.remove(0));
         assert_eq!(take_batch(&mut waiting).len(), 1);
         assert!(waiting.is_empty());
+    }
+
+    /// Carries out three transactions of one batch. The server refuses the second one, and each request with it, by `failure`.
+    /// Returns the replies and the number of requests.
+    async fn with_a_bad_second_one(failure: Failure) -> (Vec<Result<Reply, NoReply>>, u32) {
+        let (mut waiting, mut replies) = jobs(&[&["a"], &["b"], &["c"]]);
+        for job in &mut waiting {
+            job.txn = TxnRequest::of_all(vec![put(job.touches.concat(), "", 7)]);
+        }
+        let batch = take_batch(&mut waiting);
+        let (bad, requests) = (batch[1].txn.clone(), Cell::new(0));
+        carry_out(batch, Heard::default(), |request, _| {
+            requests.set(requests.get() + 1);
+            if request == bad || request.success.len() > 1 {
+                return ready(Err(failure.clone()));
+            }
+            let reply = TxnResponse { succeeded: true, ..TxnResponse::default() };
+            ready(Ok(Answer { reply, unsure: false, heard_before: Heard::default() }))
+        })
+        .await;
+        (replies.iter_mut().map(|reply| reply.try_recv().unwrap()).collect(), requests.get())
+    }
+
+    #[tokio::test]
+    async fn a_transaction_that_the_server_refuses_spares_the_others_of_its_batch() {
+        for failure in [Failure::unsent(Class::LeaseNotFound), Failure::maybe_sent(Class::NoSpace)] {
+            let (replies, requests) = with_a_bad_second_one(failure.clone()).await;
+            assert_eq!(requests, 4, "one request of all, then one of each");
+            assert!(
+                matches!(&replies[1], Err(NoReply::Failed(refused)) if refused.class() == failure.class())
+            );
+            for spared in [&replies[0], &replies[2]] {
+                let reply = spared.as_ref().unwrap();
+                assert_eq!((reply.txn.succeeded, reply.unsure), (true, failure.sent()));
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_request_that_gets_no_reply_fails_for_its_whole_batch() {
+        let (replies, requests) = with_a_bad_second_one(Failure::maybe_sent(Class::Lost)).await;
+        assert_eq!(requests, 1);
+        assert!(replies.iter().all(|reply| reply.as_ref().is_err_and(NoReply::sent)));
     }
 }

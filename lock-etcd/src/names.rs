@@ -36,7 +36,7 @@ impl Names {
         name
     }
 
-    /// Returns the range of the entries of `key`. Keys contain no NUL, so it has the entries of no other key.
+    /// Returns the range of the entries of `key`. Keys contain no NUL, so the range has only entries of this key.
     pub(crate) fn queue(&self, key: &LockKey) -> Span {
         span_of_key(self.under('q', &[key.as_str().as_bytes()]))
     }
@@ -93,7 +93,7 @@ impl Names {
         Some((LockKey::new(key).ok()?, holder.parse().ok()?))
     }
 
-    /// Returns the key and the holder of a note.
+    /// Returns the key and the holder of a note. `None` for a name that is not a note's.
     pub(crate) fn parse_note(&self, name: &[u8]) -> Option<(LockKey, HolderId)> {
         let rest = name.strip_prefix(self.under('n', &[]).as_slice())?;
         let (holder, key) = std::str::from_utf8(rest).ok()?.split_once('\0')?;

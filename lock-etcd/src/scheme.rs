@@ -1,4 +1,4 @@
-//! The store by its URL.
+//! Opens the store by its URL.
 
 use std::any::{Any, TypeId};
 
@@ -8,7 +8,7 @@ use leasehold_engine::{Engine, EngineBuilder, async_trait};
 
 use crate::config::{self, EtcdConfig, EtcdCredentials};
 
-/// The schemes of this store.
+/// The URL schemes of this store, for the facade and other programs that open stores by URL.
 pub const SCHEMES: &[Scheme] = &[Scheme::new(&["etcd", "etcds"], read)];
 
 fn read(url: &StoreUrl) -> Result<Box<dyn StoreConfig>, Error> {

@@ -18,8 +18,8 @@ use crate::wire::{Compare, KeyValue, Target};
 
 pub(crate) use proof::Proof;
 
-/// The most entries of one session. A cluster revokes the lease of a dead client at once, and nothing else runs meanwhile,
-/// about 60 ms for this many.
+/// The most entries of one session. A cluster revokes the lease of a dead client in one step, which delays all other
+/// requests by about 60 ms for this many entries.
 const MOST_ENTRIES: usize = 5_000;
 
 /// One lease of this client.
@@ -27,21 +27,23 @@ const MOST_ENTRIES: usize = 5_000;
 pub(crate) struct Session {
     pub(crate) lease: i64,
     pub(crate) key: Vec<u8>,
-    /// The TTL that its requests ask for, in seconds.
+    /// The TTL of its requests, in seconds.
     pub(crate) seconds: u64,
-    /// The TTL that the server granted, in whole seconds. At least the one asked for.
+    /// The TTL that the server granted, in whole seconds. It is longer than `seconds` if the server has a longer shortest
+    /// TTL.
     pub(crate) ttl: Duration,
-    /// The revision at which the session's key was written last, as far as this client knows.
+    /// The greatest revision at which this client knows that the session's key was written.
     guard: AtomicI64,
-    /// The time at which the last keep-alive was sent that is proven to have extended the lease.
+    /// The time at which the last keep-alive was sent of which a proof shows that it extended the lease.
     confirmed: AtomicU64,
     /// The time at which the last keep-alive was sent.
     kept: AtomicU64,
-    /// The last keep-alive that was answered.
+    /// The last keep-alive that got a reply.
     answered: Mutex<Option<KeptAlive>>,
-    /// The lease has ended, or must not be used any more.
+    /// Whether the lease has ended, or must not be used for another reason.
     ended: AtomicBool,
-    /// The session's key was deleted, so that no request is granted under this session any more. Its entries stay.
+    /// Whether the session's key was deleted, because a full server refused to write it. No later request is granted
+    /// under this session. Its entries stay.
     sealed: AtomicBool,
     /// The number of requests and holds of this client with this session.
     pub(crate) entries: AtomicUsize,
@@ -50,8 +52,8 @@ pub(crate) struct Session {
     strange: Mutex<HashSet<Vec<u8>>>,
 }
 
-/// A keep-alive that was answered. It extended the lease if a linearizable read that was sent later is answered in the same
-/// raft term, because a leader that was replaced without knowing it answers keep-alives too.
+/// A keep-alive that got a reply. It has extended the lease if a linearizable read that was sent later is served in the
+/// same raft term, because a replaced leader still replies to keep-alives until it notices that.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KeptAlive {
     sent: Moment,
@@ -150,7 +152,8 @@ impl Session {
         *self.answered.lock().unwrap_or_else(PoisonError::into_inner) = Some(KeptAlive { sent, term });
     }
 
-    /// Returns the last keep-alive that was answered, to prove it by a request that is sent now.
+    /// Returns the last keep-alive that got a reply. The caller takes it before it sends the request whose reply
+    /// [proves](Self::prove) it.
     pub(crate) fn answered(&self) -> Option<KeptAlive> {
         *self.answered.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -209,7 +212,7 @@ impl Sessions {
         all.push(Arc::clone(session));
     }
 
-    /// Returns the sessions whose lease has not ended, as far as this client knows.
+    /// Returns the sessions that this client does not know to have ended.
     pub(crate) fn live(&self) -> Vec<Arc<Session>> {
         let all = self.all.lock().unwrap_or_else(PoisonError::into_inner);
         all.iter().filter(|session| !session.has_ended()).cloned().collect()

@@ -1,10 +1,12 @@
-//! The base of the tokens: a number that is added to revisions, so that tokens grow although revisions have gone back.
+//! The base of the tokens: a number that is added to revisions. It makes tokens grow although a restore sets revisions
+//! back.
 //!
-//! A token is the create revision of its entry plus the base. The revision survives crashes and changes of the leader. The
-//! restore of a backup sets it back, under the same cluster id and with the same keys. In one life of a cluster the raft
-//! index minus the revision never shrinks, because every revision needs an entry of the raft log. A restored cluster starts
-//! that log again, so there the difference is far smaller than the one noted beside the base. Every grant compares the
-//! revision of the base's key, so no client grants with an old base.
+//! A token is the create revision of its entry plus the base. The revision survives crashes and changes of the leader.
+//! The restore of a backup sets it back, under the same cluster id and with the same keys. In one life of a cluster, from
+//! its start or a restore to the next restore, the raft index minus the revision never shrinks. The reason is that every
+//! revision needs an entry of the raft log. A restored cluster starts that log again, so its difference is far smaller
+//! than the one noted beside the base. Every grant compares the revision of the base's key, so no client grants with an
+//! old base.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,14 +19,15 @@ use crate::cluster::{Cluster, Failure, Heard};
 use crate::names::Names;
 use crate::wire::{Compare, KeyValue, RangeRequest, ResponseHeader, StatusRequest, Target, TxnRequest, put};
 
-/// The distance between an old base and the next one if the clock was set back: more than the revisions that a backup misses.
+/// The distance from an old base to the next one if the clock was set back. It is more than the revisions that a backup
+/// misses.
 const STEP: i64 = 1 << 32;
 
 /// The base that a client knows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Base {
     value: i64,
-    /// The revision of the base's key, which grants compare.
+    /// The revision of the last write of the base's key, which grants compare.
     modified: i64,
 }
 
@@ -47,7 +50,7 @@ impl Base {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Noted {
     value: i64,
-    /// The raft index minus the revision when the base was written, rather too small.
+    /// The raft index minus the revision when the base was written. It can be too small, but not too large.
     offset: i64,
     cluster: u64,
     /// The time at which the base was written, in microseconds since 1970.
@@ -70,18 +73,18 @@ impl Noted {
         format!("{}|{}|{}|{}", self.value, self.offset, self.cluster, self.time)
     }
 
-    /// Returns whether the cluster is still in the life in which the base was written. `offset` must be measured rather too
-    /// large.
+    /// Returns whether the cluster is still in the life in which the base was written. `offset`, the raft index minus the
+    /// revision, can be too large, but not too small.
     const fn lasts(self, offset: i64, cluster: u64) -> bool {
         self.cluster == cluster && offset >= self.offset
     }
 
-    /// Returns the value of the next base, in a life whose revision is `revision`. `greatest` is the greatest number that this
-    /// client can have given out.
+    /// Returns the value of the next base, in a life whose revision is `revision`. `greatest` is the greatest number that
+    /// this client might have granted. `now` is in microseconds since 1970.
     ///
-    /// A base grows by the time since the one before it, because no life has more writes than microseconds. So the value
-    /// depends on the time alone: two restores of one backup, which both bring the same base back, do not end with the same
-    /// one, however often clients replaced it in between. The step is for a clock that was set back.
+    /// A base grows by the time since the previous base, because no life has more writes than microseconds. So the value
+    /// depends on the time alone. Two restores of one backup bring the same base back, but they end with different ones,
+    /// even if clients replaced the base between the restores. The step is for a clock that was set back.
     fn next_value(old: Option<Self>, greatest: i64, revision: i64, now: i64) -> i64 {
         let by_time = match old {
             None => now.saturating_sub(revision),
@@ -92,16 +95,16 @@ impl Noted {
     }
 }
 
-/// The base of this client, and whether it has to be checked again.
+/// The base that this client knows, and whether it has to be checked again.
 #[derive(Debug)]
 pub(crate) struct Bases {
     cluster: Arc<Cluster>,
     names: Names,
     known: Mutex<Base>,
-    /// The number of connects before the last check.
+    /// The number of connects before the last check of the base.
     connects: AtomicU64,
-    /// A reply has shown that the store lost writes. The next check then replaces the base without the raft index, which a
-    /// restored copy of the disks sets back too.
+    /// Whether a reply has shown that the store lost writes. The next check then replaces the base without a comparison
+    /// of the raft index, because a restored copy of the disks sets that index back too.
     has_lost_writes: AtomicBool,
     settling: tokio::sync::Mutex<()>,
 }
@@ -127,8 +130,8 @@ impl Bases {
         Compare::is(self.names.base(), Target::Mod(base.modified))
     }
 
-    /// Learns the base from a read of its key. Returns `false` if the key does not exist, or if it was written earlier than
-    /// the one that is known: then the base has to be [settled](Self::settle).
+    /// Learns the base from a read of its key. Returns `false` if the key does not exist, or was last written before the
+    /// known base. The caller then has to [settle](Self::settle) the base.
     pub(crate) fn learn(&self, read: Option<&KeyValue>) -> bool {
         let Some((kv, noted)) = read.and_then(|kv| Some((kv, Noted::read(kv)?))) else { return false };
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -140,9 +143,9 @@ impl Bases {
         true
     }
 
-    /// Returns whether the base has to be checked before the grant of this reply is believed: the client has connected
-    /// again, or the store has gone back behind what this client had heard before it sent the request. `wrote` is whether
-    /// the request was carried out by a write, whose revision is new.
+    /// Returns whether the base has to be checked before the grant of this reply counts. That is so if the client has
+    /// connected again, or if the reply has smaller numbers than `before`, the greatest ones before the request was sent.
+    /// `wrote` is whether the request was carried out by a write, whose revision is new.
     pub(crate) fn is_doubted(&self, before: Heard, header: &ResponseHeader, wrote: bool) -> bool {
         let has_lost_writes = has_lost_writes(before, header, wrote);
         if has_lost_writes {
@@ -153,9 +156,10 @@ impl Bases {
         has_connected || has_lost_writes || header.raft_term < before.term
     }
 
-    /// Reads the base, and replaces it if the cluster is in another life. Returns whether it is the one that was known.
+    /// Reads the base, and replaces it if the cluster is in another life. Returns whether the base is still the known
+    /// one.
     ///
-    /// Two clients that settle at once end with one base, because the write compares the revision that was read.
+    /// Two clients that settle at the same time get the same base, because the write compares the revision that was read.
     pub(crate) async fn settle(&self, limit: Duration) -> Result<bool, Failure> {
         let _settling = self.settling.lock().await;
         let connects = self.cluster.heard().connects;
@@ -178,7 +182,7 @@ impl Bases {
             let before = read.header();
             let is_lost = has_lost_writes || self::has_lost_writes(heard, &before, false);
             let has_gone_back = is_lost || before.raft_term < heard.term;
-            // Taken after the revision, so the difference is rather too large.
+            // The index is read after the revision, so the difference can only be too large.
             let index = self.raft_index(limit).await?;
             let kv = read.reply.kvs.first();
             let noted = kv.and_then(Noted::read);
@@ -189,7 +193,7 @@ impl Bases {
                 self.hear_again(has_gone_back, &before);
                 return Ok(Base { value: noted.value, modified: kv.mod_revision });
             }
-            // The index is taken before the revision, so the difference is rather too small.
+            // The index is read before the revision, so the difference can only be too small.
             let index = self.raft_index(limit).await?;
             let later = self.cluster.call(RangeRequest::key(self.names.base()), limit).await?.header();
             let now = unix_micros();
@@ -215,22 +219,24 @@ impl Bases {
         }
     }
 
-    /// Counts from the numbers of a store that has gone back, because every later reply would otherwise be doubted.
+    /// Counts from the numbers of `header` if the store has gone back, because every later reply would otherwise be
+    /// doubted.
     fn hear_again(&self, has_gone_back: bool, header: &ResponseHeader) {
         if has_gone_back {
             self.cluster.start_over(header);
         }
     }
 
-    /// Returns the raft index of a member that has just replied, so its index is not far behind.
+    /// Returns the raft index of the chosen member. Its index is close to the leader's, because the member replied to the
+    /// read before.
     async fn raft_index(&self, limit: Duration) -> Result<i64, Failure> {
         let status = self.cluster.call(StatusRequest {}, limit).await?;
         Ok(i64::try_from(status.reply.raft_index).unwrap_or(i64::MAX))
     }
 }
 
-/// Returns whether the store has lost writes that this client had heard of before it sent a request, as after the restore of
-/// a backup behind a proxy that keeps the client's connection.
+/// Returns whether the store has lost writes, because a reply has a smaller revision than the ones before its request. An
+/// example is the restore of a backup behind a proxy that keeps the client's connection.
 const fn has_lost_writes(before: Heard, header: &ResponseHeader, wrote: bool) -> bool {
     if wrote { header.revision <= before.revision } else { header.revision < before.revision }
 }
@@ -269,18 +275,18 @@ mod tests {
     fn numbers_grow_although_revisions_go_back_and_the_backup_is_restored_twice() {
         let number = |value, revision| Base { value, modified: 1 }.number(revision).unwrap();
         let last = number(NOTED.value, 96_041);
-        // Both restores bring the same base back, a minute and two minutes after it was written.
+        // Both restores bring the same base back. One is a minute after its write, the other two minutes.
         let minute = 60_000_000;
         let next = |old, minutes| Noted::next_value(Some(old), 0, 500, NOTED.time + minutes * minute);
         let first = next(NOTED, 1);
         assert!(number(first, 1) > last);
-        // A second client replaces the base once more before the second restore.
+        // A second client replaces the base again before the second restore.
         let replaced = Noted { value: first, time: NOTED.time + minute, ..NOTED };
         let again = Noted::next_value(Some(replaced), 0, 500, replaced.time + 1_000);
         assert!(number(next(NOTED, 2), 1) > number(again, 1_000_000));
         // The clock of this client is behind.
         assert!(number(Noted::next_value(Some(NOTED), 0, 500, 0), 1) > last);
-        // The client has given out a greater number than the clock allows for.
+        // The client has granted a greater number than the clock allows for.
         assert_eq!(Noted::next_value(None, 5_000, 40, 1_000), 4_960);
         assert_eq!(Noted::next_value(None, 0, 40, 1_000), 960, "a new cluster");
     }

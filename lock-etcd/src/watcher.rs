@@ -1,7 +1,8 @@
 //! One stream for all watches of this client.
 //!
-//! A watch fires once, on its first event. It also fires if an event was possibly missed: the stream has ended, the client
-//! has moved to another member, or the revision was compacted. A watch is a hint, so its owner reads the key then.
+//! A watch fires once, on its first event. It also fires if an event was possibly missed, because the stream has ended,
+//! the client has moved to another member, or the revision was compacted. A watch is a hint, so its owner reads the key
+//! after it.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -17,10 +18,10 @@ use crate::cluster::{Cluster, Watching};
 use crate::names::Span;
 use crate::wire::{FilterType, WatchCreateRequest, WatchRequest, WatchResponse};
 
-/// The requests that wait for the stream.
+/// The most requests that are queued for the stream.
 const REQUESTS: usize = 64;
 
-/// The pause after a stream that could not be opened.
+/// The pause before the next stream if one could not be opened.
 const PAUSE: Duration = Duration::from_millis(200);
 
 /// The events that fire a watch.
@@ -65,7 +66,7 @@ impl Watcher {
         Self { wishes, last: Arc::default() }
     }
 
-    /// Watches one key from the revision `from` on.
+    /// Watches one key for events with the revision `from` or a later one. Calls `signal` when the watch fires.
     pub(crate) fn key(
         &self,
         key: Vec<u8>,
@@ -76,7 +77,8 @@ impl Watcher {
         self.span(Span { begin: key, end: Vec::new() }, from, on, signal)
     }
 
-    /// Watches a range of keys from the revision `from` on.
+    /// Watches a range of keys for events with the revision `from` or a later one, or for later events only if it is
+    /// zero. Calls `signal` when the watch fires.
     pub(crate) fn span(
         &self,
         span: Span,
@@ -86,7 +88,7 @@ impl Watcher {
     ) -> Watched {
         let id = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         let watch = create(id, span, from, on);
-        // Without its task no watch fires, but then the backend is closed.
+        // If this fails, the task has ended because the backend is closed.
         let _ = self.wishes.send(Wish::Start { watch, signal: Box::new(signal) });
         Watched { id, wishes: self.wishes.clone() }
     }
@@ -121,7 +123,7 @@ impl Stream {
             moved.mark_unchanged();
             let (requests, received) = mpsc::channel(REQUESTS);
             self.signals.insert(watch.watch_id, signal);
-            // A server replies to the call itself only with the first reply of the stream.
+            // Queues the request first, because a server accepts the call only with the first reply of the stream.
             if requests.send(WatchRequest::create(watch)).await.is_err() {
                 return;
             }
@@ -163,7 +165,8 @@ impl Stream {
         }
     }
 
-    /// Fires the watch of this reply. Returns the request that ends the watch at the server.
+    /// Fires the watch of this reply if it has an event, or if the server has ended the watch. Returns the request that
+    /// ends the watch at the server.
     fn settle(&mut self, reply: &WatchResponse) -> Option<WatchRequest> {
         if !reply.canceled && reply.events.is_empty() {
             return None;

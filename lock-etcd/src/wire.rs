@@ -1,8 +1,7 @@
-//! The messages of etcd's API v3 that a lock needs, written by hand, and the calls that use them.
+//! The messages of etcd's API v3 that a lock needs, written by hand, and their calls.
 //!
-//! The tags are those of `rpc.proto` and `kv.proto` of etcd 3.4 to 3.7, which the test `messages` compares. A message
-//! names only the fields that this crate uses, because `prost` skips the others. So nothing is generated at build time and
-//! no `protoc` is needed.
+//! The tags are the ones in `rpc.proto` and `kv.proto` of etcd 3.4 to 3.7. The test `messages` compares them. A message
+//! names only the fields that this crate uses, because `prost` skips the others. So the build runs without `protoc`.
 
 mod kv;
 mod lease;

@@ -192,7 +192,7 @@ impl Source {
     }
 }
 
-/// What a field's attribute says.
+/// The content of a field's attribute.
 #[derive(Default)]
 struct Written {
     /// The type in the words of etcd's files: a scalar, or the name of a message or an enum.

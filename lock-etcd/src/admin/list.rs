@@ -1,4 +1,4 @@
-//! What operators see of keys: holders, waiters and cooldowns.
+//! The operators' view of keys: holders, waiters and cooldowns.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::entry::{Cooldown, Entry};
 use crate::names::{Names, Span};
 use crate::wire::{KeyValue, LeaseTimeToLiveRequest, RangeRequest, TxnRequest};
 
-/// The keys of etcd in one read. Between two reads other requests are served.
+/// The most keys of etcd in one read. The server handles other requests between two reads.
 const PAGE: i64 = 1_000;
 
 /// The entries of one key, and its cooldown.
@@ -44,7 +44,7 @@ impl Shared {
         let limit = query.limit.unwrap_or(usize::MAX);
         let mut keys: BTreeMap<LockKey, Found> = BTreeMap::new();
         let add = |keys: &mut BTreeMap<LockKey, Found>, kv| add_entry(&self.names, keys, kv);
-        // Reads one key more than the limit, because only then all entries of the last one have been read.
+        // Reads until a key above the limit appears, because only then all entries of the last key were read.
         self.pages(self.names.queues(&query.prefix), |kv| {
             add(&mut keys, kv);
             query.include_ended || keys.len() <= limit
@@ -69,7 +69,7 @@ impl Shared {
                 break;
             }
             let info = self.describe(key, found, &mut leases).await.map_err(failed)?;
-            // A key with waiters behind a cooldown alone is not held.
+            // Skips a key whose entries all wait for the end of a cooldown, because no client holds it.
             if info.is_held() || query.include_ended {
                 infos.push(info);
             }
@@ -77,7 +77,7 @@ impl Shared {
         Ok(infos)
     }
 
-    /// Reads a range page by page, until `add` returns `false`.
+    /// Reads a range page by page, and passes each key to `add` until that returns `false`.
     async fn pages(&self, span: Span, mut add: impl FnMut(KeyValue) -> bool) -> Result<(), Failure> {
         let Span { mut begin, end } = span;
         loop {
@@ -132,7 +132,7 @@ impl Shared {
         Ok(info)
     }
 
-    /// Returns the time until a lease ends if it is not renewed. etcd rounds it down to seconds.
+    /// Returns the time until a lease ends without a renewal. `None` if it has ended.
     async fn time_left(&self, lease: i64) -> Result<Option<Duration>, Failure> {
         let reply = self.cluster.call(LeaseTimeToLiveRequest { id: lease, keys: false }, LIMIT).await?.reply;
         Ok(time_left(reply.ttl, reply.granted_ttl))
@@ -141,7 +141,7 @@ impl Shared {
 
 fn time_left(ttl: i64, granted: i64) -> Option<Duration> {
     let seconds = |seconds| u64::try_from(seconds).ok().map(Duration::from_secs);
-    // Half a second more is closer to the truth on average.
+    // Adds half a second, because etcd rounds down to seconds. That is closer on average.
     Some((seconds(ttl)? + Duration::from_millis(500)).min(seconds(granted)?))
 }
 
@@ -154,7 +154,8 @@ fn add_entry(names: &Names, keys: &mut BTreeMap<LockKey, Found>, kv: KeyValue) {
     }
 }
 
-/// Returns the entry that holds the key: the oldest one, unless it only waits for the end of another grant's cooldown.
+/// Returns the entry that holds the key, given its oldest entry and its cooldown. `None` if that entry waits for the end
+/// of another grant's cooldown.
 pub(super) fn holder<'a>(
     names: &Names,
     key: &LockKey,

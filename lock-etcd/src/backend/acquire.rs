@@ -17,10 +17,10 @@ use crate::tokens::Base;
 use crate::watcher::On;
 use crate::wire::KeyValue;
 
-/// The rounds of an attempt, each of which only a change of the session or of the base makes necessary.
+/// The most rounds of an attempt. A round is repeated only if the session or the base has changed during it.
 pub(super) const ROUNDS: usize = 8;
 
-/// The end of an attempt.
+/// The result of an attempt.
 pub(super) enum Tried {
     Granted(Granted),
     /// The request has a place in the queue.
@@ -53,7 +53,8 @@ impl Shared {
         }
     }
 
-    /// Returns the reply to a request that failed: refused if no copy was sent, and otherwise unknown.
+    /// Returns the result of a request that failed: `Refused` if no copy of it can be carried out, and otherwise the
+    /// error.
     pub(super) fn refuse(&self, request: &Request, error: Error) -> Result<Attempt, Error> {
         if !self.requests.is_clean(request.holder) {
             return Err(error);
@@ -81,7 +82,7 @@ impl Shared {
         Err(changes_all_the_time(&request.key))
     }
 
-    /// Returns the session for the request. `None` if it has just ended, and the next call opens another one.
+    /// Returns the session for the request. `None` if it ended during the call. The next call then opens another one.
     pub(super) async fn usable_session(
         &self,
         request: &Request,
@@ -175,15 +176,16 @@ impl Shared {
         Ok(is_contended.then_some(Tried::Contended(contended)))
     }
 
-    /// Notes that the entry of the request exists. Its place lasts for the TTL, until it is granted or a wait continues it.
+    /// Notes that the request has a place in the queue, with the entry that was created at revision `created`. The place
+    /// lasts for the TTL, unless a wait continues it. Fails if the request was released.
     fn enter(&self, request: &Request, session: &Arc<Session>, created: i64) -> Result<(), Error> {
         let until = self.now().after(self.ttl(request.ttl));
         let is_noted = self.requests.queued(request.holder, session, created, Some(until));
         if is_noted { Ok(()) } else { Err(being_released(&request.key)) }
     }
 
-    /// Returns the session whose lease the entry is under. Moves an entry under a lease that this client no longer uses to
-    /// `session`. `None` if that was refused.
+    /// Returns the session whose lease the entry is under. If this client no longer uses that lease, moves the entry to
+    /// `session`. `None` if the entry or `session` has changed.
     pub(super) async fn session_of(
         &self,
         request: &Request,
@@ -199,7 +201,8 @@ impl Shared {
         Ok(is_moved.then(|| Arc::clone(session)))
     }
 
-    /// Makes the grant of an entry that is the first of its queue. `is_alone` is whether no other entry was in the queue.
+    /// Makes the grant of an entry that is the first of its queue. `is_alone` is whether the queue had no other entry.
+    /// Fails if the request was released.
     pub(super) fn grant(
         self: &Arc<Self>,
         request: &Request,
@@ -224,7 +227,7 @@ impl Shared {
         Ok(granted)
     }
 
-    /// Ends the hand-over between callers of this client when a waiter of another client enters the queue.
+    /// Watches the queue, to end the hand-over between callers of this client when another client enters the queue.
     fn watch_waiters(&self, request: &Request, at: &At, created: i64) {
         let Some(events) = self.events.get().cloned() else { return };
         let key = request.key.clone();

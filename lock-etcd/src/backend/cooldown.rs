@@ -1,7 +1,7 @@
-//! Cooldowns: a key under a separate lease, which every grant compares.
+//! Cooldowns: each is a key under a separate lease. Every grant compares that no such key exists.
 //!
-//! A lease ends at a whole second at the earliest, and up to a second later. The client that started a short cooldown deletes
-//! its key at the exact end. The lease ends it if that client is dead by then.
+//! A lease counts whole seconds and can end up to a second late. So the client that started a short cooldown deletes its
+//! key at the exact end. If that client has died, the lease ends the cooldown.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,18 +19,19 @@ use crate::session::{Session, whole_seconds};
 use crate::tokens::Base;
 use crate::wire::{LeaseGrantRequest, LeaseRevokeRequest, RangeRequest, TxnRequest};
 
-/// Cooldowns up to this long end at their exact time.
+/// The longest cooldown that its client ends at the exact time.
 const SHORT: Duration = Duration::from_secs(60);
 
 /// The longest TTL of a lease that etcd accepts, in seconds.
 const MAX_LEASE: i64 = 9_000_000_000;
 
-/// The limit of a request that no caller waits for.
+/// The limit of a request in the background.
 const BACKGROUND: Duration = Duration::from_secs(8);
 
 impl Shared {
-    /// Returns the reply to a request with a cooldown that another grant blocks, by a read. Most such requests meet a running
-    /// cooldown, and each attempt would write a lease.
+    /// Reads whether another grant or its cooldown blocks the request, and returns the rest of that cooldown. `None` if
+    /// the request can be attempted. Reads first, because most requests with a cooldown run into another one, and each
+    /// attempt writes a lease.
     pub(super) async fn blocked(
         &self,
         request: &Request,
@@ -48,7 +49,7 @@ impl Shared {
         Ok((is_held || is_cooling).then(|| contended(cooldown)))
     }
 
-    /// Grants the lease of a new cooldown.
+    /// Grants the lease of a new cooldown, and returns the cooldown for a transaction that starts it.
     pub(super) async fn new_cooldown(
         &self,
         key: &LockKey,
@@ -66,7 +67,7 @@ impl Shared {
         Ok(StartsCooldown { value: Cooldown::starting_now(cooldown).write(), lease: id })
     }
 
-    /// Revokes the lease of a cooldown that did not start, in the background.
+    /// Revokes the lease of a cooldown that did not start. Runs in the background.
     pub(super) fn drop_cooldown(&self, lease: i64) {
         let cluster = Arc::clone(&self.cluster);
         // If this fails, the lease ends without a key.
@@ -75,7 +76,7 @@ impl Shared {
         });
     }
 
-    /// Ends a short cooldown at its exact time.
+    /// Ends the cooldown of the request at its exact time, in the background, if it is short.
     pub(super) fn end_cooldown_in_time(&self, request: &Request, at: &At) {
         let Some(cooldown) = request.cooldown.filter(|cooldown| *cooldown <= SHORT) else { return };
         let (lane, touches, txn) = (self.lane.clone(), at.touches(), at.end_cooldown());

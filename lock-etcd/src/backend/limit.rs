@@ -4,20 +4,21 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// The longest limit of one request, after which the next one is sent or the call fails.
+/// The longest limit of one request to the cluster. The call then sends its next request or fails.
 const LONGEST: Duration = Duration::from_secs(8);
 
-/// The end of a call.
+/// The time at which a call ends. `None` for a wait, whose requests are each limited.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TimeLimit(Option<Instant>);
 
 impl TimeLimit {
-    /// Starts the limit a tenth earlier than the engine's, which gives the call up without a reply.
+    /// Starts a limit that ends a tenth earlier than `limit`, because the engine drops the call at `limit` and gets no
+    /// error then.
     pub(crate) fn start(limit: Duration) -> Self {
         Self(Instant::now().checked_add(limit / 10 * 9))
     }
 
-    /// Makes the limit of a wait, each of whose requests has a limit of its own.
+    /// Makes the limit of a wait, which limits each request but not their sum.
     pub(crate) const fn of_each_request() -> Self {
         Self(None)
     }

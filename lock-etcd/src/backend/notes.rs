@@ -1,6 +1,6 @@
 //! Notes of operators to the holders of this client: a request to release, or the end of a hold.
 //!
-//! One watch per client, however many holds it has. Each renewal and look reads the notes too, because a watch can miss one.
+//! A client has one watch for all of its holds. Each renewal and look reads the notes too, because a watch can miss one.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use super::Shared;
 use crate::watcher::On;
 use crate::wire::{KeyValue, RangeRequest, TxnRequest};
 
-/// The value of a note that asks the holder to release.
+/// The value of a note that requests a release from the holder.
 pub(crate) const ASKED: &[u8] = b"asked";
 
 /// The value of a note that an operator has ended the hold.
@@ -23,10 +23,10 @@ const LIMIT: Duration = Duration::from_secs(5);
 const AGAIN: Duration = Duration::from_secs(1);
 
 impl Shared {
-    /// Watches the notes from the revision `from` on, or from now on for zero.
+    /// Watches for notes with the revision `from` or a later one. Zero stands for later notes only.
     pub(super) fn watch_notes(self: &Arc<Self>, from: i64) {
         let Some(span) = self.notes_span() else { return };
-        // Weak, because the stream of watches would otherwise keep the client alive.
+        // Is weak, because the stream of watches would otherwise keep the client alive.
         let shared = Arc::downgrade(self);
         let signal = move || {
             if let Some(shared) = shared.upgrade() {
@@ -62,7 +62,7 @@ impl Shared {
         } else if note.value == FORCED {
             let (lane, at) = (self.lane.clone(), self.at(&key, holder));
             self.in_background(async move {
-                // Believes only the store that the entry has gone.
+                // Reads the entry, because only the store knows whether the hold has ended.
                 let read = TxnRequest::of_all(vec![RangeRequest::key(at.entry.clone()).op()]);
                 if let Ok(reply) = lane.call(at.touches(), read, LIMIT).await
                     && reply.txn.range(0).is_empty()

@@ -12,7 +12,7 @@ use crate::lane::{NoReply, Reply};
 use crate::session::Session;
 use crate::wire::TxnRequest;
 
-/// The way of a release to the store.
+/// The way on which a release goes to the store.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Way {
     Lane,
@@ -21,8 +21,8 @@ pub(super) enum Way {
 }
 
 impl Shared {
-    /// Deletes the entry of the hold. If a copy of its request can still arrive, changes the guard of its session in the same
-    /// transaction, so that the copy is refused.
+    /// Deletes the entry of the hold. If a copy of its request can still arrive, changes the guard of its session in the
+    /// same transaction, because the server then refuses that copy.
     pub(super) async fn release(&self, hold: &HoldRef, way: Way) -> Result<ReleaseReply, Error> {
         let (key, holder, limit) = (&hold.key, hold.holder, TimeLimit::start(hold.limit));
         let was_held_here = self.requests.hold(holder, self.now()).is_some();
@@ -35,7 +35,8 @@ impl Shared {
         let note = departure.is_noted.then(|| self.names.note(key, holder));
         let txn = at.release(hold.unused, note.clone(), &guarded, false);
         let reply = match self.send(&at, &guarded, txn, limit, way).await {
-            // A server without space refuses the new guard, but not the deletion of the session's key.
+            // A full server refuses to write the new guard. It still deletes the session's key, which refuses the copies
+            // too.
             Err(none) if none.is_no_space() && !suspects.is_empty() => {
                 let txn = at.release(hold.unused, note, &guarded, true);
                 let reply = self.send(&at, &guarded, txn, limit, way).await;
@@ -55,15 +56,16 @@ impl Shared {
         }
         self.requests.forget(holder);
         if was_held_here && reply.unsure && !released.was_deleted() {
-            // The first of two copies has possibly deleted the entry.
-            let message = "a first request to release was not answered, and the second found no hold, so it is not known whether the lock was held until then";
+            // The first of two copies of this request has possibly deleted the entry.
+            let message = "the first request to release got no reply, and the second one found no hold, so the lock possibly ended before the release; check the work that it protected";
             return Err(Error::new(ErrorKind::OutcomeUnknown, message).with_key(key));
         }
         let was_held = released.was_deleted() && released.was_first(&at.entry);
         Ok(ReleaseReply::new(was_held).waiters(released.has_waiters()))
     }
 
-    /// Takes back whatever a request has in the store, or can still have. A reply that the key is not free must leave nothing.
+    /// Deletes the entry and the cooldown of a request, and refuses its late copies. A request that ends as contended
+    /// must leave nothing in the store.
     pub(super) async fn withdraw(&self, request: &Request, limit: TimeLimit) -> Result<(), Error> {
         if self.requests.is_clean(request.holder) {
             self.requests.forget(request.holder);

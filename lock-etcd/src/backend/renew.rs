@@ -1,4 +1,4 @@
-//! Renewals and looks: three requests per session, whatever the number of its holds.
+//! Renewals and looks. Each takes three requests per session, for any number of holds.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -17,7 +17,8 @@ use crate::lane::NoReply;
 use crate::session::{Proof, Session, whole_seconds};
 use crate::wire::{Compare, KeyValue, RangeRequest, Target, TxnRequest, put};
 
-/// The rounds of a move, each of which only a change of the entry or of the session makes necessary.
+/// The most rounds of a move to another session. A round is repeated only if the entry or the session has changed during
+/// it.
 const ROUNDS: usize = 4;
 
 /// The most reads in one transaction.
@@ -26,7 +27,8 @@ const READS: usize = 100;
 type Reply = Result<Renewed, Error>;
 
 impl Shared {
-    /// Extends the holds if `extends` is set, and otherwise only reads whether they stand.
+    /// Extends the holds if `extends` is set. Otherwise only reads whether their entries still exist. Returns one reply
+    /// for each, in their order.
     pub(super) async fn renew(&self, holds: &[HoldRef], extends: bool) -> Vec<Reply> {
         let limit = TimeLimit::start(holds.iter().map(|hold| hold.limit).min().unwrap_or_default());
         let sessions = join_all(holds.iter().map(|hold| self.session_for(hold, extends, limit))).await;
@@ -56,8 +58,8 @@ impl Shared {
         replies.into_iter().map(|reply| reply.unwrap_or_else(|| Err(Error::closed()))).collect()
     }
 
-    /// Returns the session of the hold. Moves the hold to another session if its TTL is another one. `None` if the hold has
-    /// ended.
+    /// Returns the session of the hold. If `extends` is set and the TTL has changed, moves the hold to the session of the
+    /// new TTL. `None` if the hold has ended.
     async fn session_for(
         &self,
         hold: &HoldRef,
@@ -88,7 +90,8 @@ impl Shared {
         Err(changes_all_the_time(&hold.key))
     }
 
-    /// Moves an entry under the lease of `session`. Returns `false` if the entry or the session has changed.
+    /// Moves an entry under the lease of `session`. Returns `false` if the server refuses this, because the entry or the
+    /// session has changed.
     pub(super) async fn take_over(
         &self,
         key: &LockKey,
@@ -127,7 +130,7 @@ impl Shared {
             Err(none) => return holds.iter().map(|hold| Err(none.error(&hold.key))).collect(),
         };
         let entries: Vec<_> = holds.iter().map(|hold| self.names.entry(&hold.key, hold.holder)).collect();
-        // Reads what was not listed, because an entry can have been moved here after the list was made.
+        // Reads the entries that were not listed, because an entry might have been moved here after the list was made.
         let missing: Vec<_> = entries.iter().filter(|entry| !names.contains(*entry)).cloned().collect();
         let found = match self.find(session, missing, limit.left()).await {
             Ok(found) => found,
@@ -154,7 +157,7 @@ impl Shared {
         }
     }
 
-    /// Returns those of the entries that exist under the lease of `session`.
+    /// Returns the part of `entries` that exists under the lease of `session`.
     async fn find(
         &self,
         session: &Session,
@@ -171,7 +174,7 @@ impl Shared {
         Ok(found)
     }
 
-    /// Replaces the label of the hold. Compares the revision of its entry, so a late copy changes nothing.
+    /// Replaces the label of the hold. Compares the revision of its entry, so the server refuses a late copy.
     pub(super) async fn relabel(&self, hold: &HoldRef, label: &str) -> Reply {
         let failed = |no_reply: NoReply| no_reply.error(&hold.key);
         let (at, limit) = (self.at(&hold.key, hold.holder), TimeLimit::start(hold.limit));

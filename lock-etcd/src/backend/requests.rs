@@ -1,8 +1,8 @@
-//! The requests and holds of this client, by holder id: where a copy of a request can still arrive, which places in queues
-//! have to be kept, and until when each hold lasts.
+//! The requests and holds of this client, by holder id. The table has the copies of requests that can still arrive, the
+//! places in queues to keep alive, and the end of each hold.
 //!
-//! Several entries share one lease, so the lease alone does not end a hold that the engine no longer renews. This table has
-//! the end of each hold, and the keeper deletes the entry then.
+//! Several entries share one lease, so a hold that the engine stops renewing does not end with its lease. The keeper
+//! deletes its entry at the end that this table has.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 use crate::session::Session;
 use crate::watcher::Watched;
 
-/// The table. A lock is held only for an update.
+/// The table. Its mutex is locked only for the time of an update.
 #[derive(Debug, Default)]
 pub(crate) struct Requests {
     records: Mutex<HashMap<HolderId, Record>>,
@@ -28,23 +28,23 @@ struct Record {
     key: LockKey,
     /// The session under whose lease the entry is, or will be.
     session: Option<Arc<Session>>,
-    /// The sessions with which copies of the request were sent that can still arrive.
+    /// The copies of the request that can still arrive, by the session with which they were sent.
     copies: Vec<Copies>,
     stage: Stage,
-    /// A release was called. Nothing is sent for the request any more.
+    /// Whether a release was called. No further copy of the request is sent then.
     is_releasing: bool,
-    /// An operator has left a note for the hold.
+    /// Whether an operator has left a note for the hold.
     is_noted: bool,
-    /// Watches for waiters of other clients, until the hold is released.
+    /// The watch for waiters of other clients, until the hold is released.
     watched: Option<Watched>,
 }
 
 #[derive(Debug)]
 struct Copies {
     session: Arc<Session>,
-    /// Requests without a reply. A call that is dropped stays here.
+    /// The number of copies without a reply. A copy of a dropped call counts too.
     pending: u32,
-    /// A copy of a request that was answered can still arrive.
+    /// Whether an earlier copy of a request with a reply can still arrive.
     is_unsure: bool,
 }
 
@@ -61,7 +61,7 @@ enum Stage {
         created: i64,
         until: Moment,
     },
-    /// The hold or place has ended here, because it was not renewed or not awaited in time.
+    /// The client has ended the hold or the place, because it was not renewed or continued in time.
     Over,
 }
 
@@ -72,7 +72,7 @@ pub(crate) struct Known {
     pub(crate) created: i64,
 }
 
-/// An entry whose time has passed.
+/// An entry whose hold or place has ended, for the keeper to delete.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) key: LockKey,
@@ -80,7 +80,7 @@ pub(crate) struct Ended {
     pub(crate) created: i64,
 }
 
-/// What the keeper has to do.
+/// The work of the keeper in one round.
 #[derive(Debug, Default)]
 pub(crate) struct Work {
     pub(crate) ended: Vec<Ended>,
@@ -88,7 +88,7 @@ pub(crate) struct Work {
     pub(crate) awaited: HashSet<i64>,
 }
 
-/// What a release has to do beside the deletion of the entry.
+/// The work of a release beside the deletion of the entry.
 #[derive(Debug)]
 pub(crate) struct Departure {
     /// The sessions with which a copy can still arrive.
@@ -97,7 +97,7 @@ pub(crate) struct Departure {
 }
 
 impl Requests {
-    /// Adds the request, or continues one that is known. Returns `false` if it is being released.
+    /// Adds the request, or continues it if it is in the table. Returns `false` if it is being released.
     pub(crate) fn begin(&self, request: &Request) -> bool {
         let mut records = self.lock();
         if records.is_empty() {
@@ -118,8 +118,8 @@ impl Requests {
         !record.is_releasing
     }
 
-    /// Notes that a copy is about to be sent with this session. Returns the guard to compare. `None` if nothing must be sent,
-    /// because the request was released. A release that is called later finds the copy and changes the guard.
+    /// Notes that a copy is about to be sent with this session. Returns the guard that the copy must compare. `None` if
+    /// the request was released, and the caller must not send it. A later release finds the copy and changes the guard.
     pub(crate) fn sending(&self, holder: HolderId, session: &Arc<Session>) -> Option<i64> {
         let mut records = self.lock();
         let record = records.get_mut(&holder).filter(|record| !record.is_releasing)?;
@@ -135,7 +135,7 @@ impl Requests {
         Some(session.guard())
     }
 
-    /// Notes the reply to a copy. `unsure` is whether an earlier copy can still arrive, or this one without a reply.
+    /// Notes that a copy has ended. `unsure` is whether it or an earlier copy can still arrive and be carried out.
     pub(crate) fn replied(&self, holder: HolderId, session: &Arc<Session>, unsure: bool) {
         if let Some(record) = self.lock().get_mut(&holder) {
             for copies in &mut record.copies {
@@ -148,7 +148,8 @@ impl Requests {
         }
     }
 
-    /// Notes that the entry exists. Returns `false` if the request was released.
+    /// Notes that the entry exists. Its place lasts until `until`, or while a wait runs if that is `None`. Returns
+    /// `false` if the request was released.
     pub(crate) fn queued(
         &self,
         holder: HolderId,
@@ -162,12 +163,12 @@ impl Requests {
         })
     }
 
-    /// Notes that the entry holds the key until then. Returns `false` if the request was released.
+    /// Notes that the entry holds the key until `until`. Returns `false` if the request was released.
     pub(crate) fn granted(&self, holder: HolderId, created: i64, until: Moment) -> bool {
         self.update(holder, |record| record.stage = Stage::Held { created, until })
     }
 
-    /// Notes that the entry has gone, and the place with it.
+    /// Notes that the entry no longer exists, so the place in the queue is lost.
     pub(crate) fn lost_place(&self, holder: HolderId) {
         self.update(holder, |record| {
             record.set_session(None);
@@ -190,7 +191,7 @@ impl Requests {
         Some(Known { session: record.session.clone()?, created })
     }
 
-    /// Notes that no wait runs for the place any more. It lasts until then.
+    /// Notes that the wait for the place has ended. The place lasts until `end`.
     pub(crate) fn end_wait(&self, holder: HolderId, end: Moment) {
         self.update(holder, |record| {
             if let Stage::Queued { until, .. } = &mut record.stage {
@@ -231,17 +232,18 @@ impl Requests {
         self.update(holder, |record| record.watched = Some(watched));
     }
 
-    /// Notes that an operator has left a note. Returns whether this client holds the key with this holder.
+    /// Notes that an operator has left a note for this holder. Returns `false` if the holder is unknown here or is being
+    /// released.
     pub(crate) fn noted(&self, holder: HolderId) -> bool {
         self.update(holder, |record| record.is_noted = true)
     }
 
-    /// Returns whether no copy can arrive and no entry is known, so the request is nothing to release.
+    /// Returns whether the entry of the request is unknown and all of its copies are done. A release then has no work.
     pub(crate) fn is_clean(&self, holder: HolderId) -> bool {
         self.lock().get(&holder).is_none_or(|record| record.copies.is_empty() && record.stage == Stage::Asked)
     }
 
-    /// Notes that a release is called.
+    /// Notes that a release is called, which blocks further copies. Returns the work of that release.
     pub(crate) fn release(&self, holder: HolderId) -> Departure {
         let mut records = self.lock();
         let Some(record) = records.get_mut(&holder) else {
@@ -253,7 +255,7 @@ impl Requests {
         Departure { suspects, is_noted: record.is_noted }
     }
 
-    /// Forgets a request that has nothing in the store and no copy on its way.
+    /// Removes the request from the table. Its entry must be deleted, and its copies done or refused.
     pub(crate) fn forget(&self, holder: HolderId) {
         if let Some(mut record) = self.lock().remove(&holder) {
             record.set_session(None);
@@ -264,7 +266,7 @@ impl Requests {
         self.lock().contains_key(&holder)
     }
 
-    /// Waits for a request.
+    /// Waits until a request arrives in an empty table.
     pub(crate) async fn arrived(&self) {
         self.arrived.notified().await;
     }
@@ -273,8 +275,8 @@ impl Requests {
         self.lock().is_empty()
     }
 
-    /// Ends the holds whose time has passed and the places that no wait has continued. Returns the entries to delete, and the
-    /// sessions to keep alive.
+    /// Ends the holds and the places whose time has passed at `now`. Returns their entries to delete, and the sessions to
+    /// keep alive.
     pub(crate) fn work(&self, now: Moment) -> Work {
         let mut work = Work::default();
         for (holder, record) in self.lock().iter_mut().filter(|(_, record)| !record.is_releasing) {

@@ -35,13 +35,13 @@ pub(crate) struct Shared {
     pub(crate) lane: Lane,
     pub(crate) watcher: Watcher,
     pub(crate) events: OnceLock<Events>,
-    /// The engine whose requests this client sends. Operators leave notes under its number.
+    /// The number of the engine that uses this client, known from its first request. Operators leave notes under it.
     pub(super) instance: OnceLock<u128>,
     /// The watch on the notes of operators.
     pub(super) notes: Mutex<Option<Watched>>,
-    /// The shortest TTL of the server.
+    /// The shortest TTL that the server grants, read when the client connects. Not set if the cluster was full at that time.
     pub(crate) shortest: OnceLock<Duration>,
-    /// The client as operators see it.
+    /// The client as operators see it: `USER@HOST pid N`.
     pub(super) owner: String,
     pub(super) runtime: Handle,
     pub(crate) tasks: TaskTracker,
@@ -63,7 +63,7 @@ impl Shared {
             instance: OnceLock::new(),
             notes: Mutex::default(),
             shortest: OnceLock::new(),
-            owner: format!("pid {}", std::process::id()),
+            owner: owner(),
             cluster,
             names,
             runtime,
@@ -116,7 +116,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Checks the base of the tokens. If it has changed, a backup was restored: nothing that was proven counts any more.
+    /// Checks the base of the tokens. If it has changed, a backup was restored. Earlier proofs of the sessions then do
+    /// not count, and the engine checks all of its holds.
     pub(crate) async fn settle(&self, limit: Duration) -> Result<(), NoReply> {
         if !self.bases.settle(limit).await? {
             self.sessions.distrust();
@@ -127,8 +128,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Returns whether a grant in `reply` counts, for a request that compared `base`. Checks the base first if the reply can be
-    /// from a restored backup.
+    /// Returns whether a grant in `reply` counts, for a request that compared `base`. Checks the base first if the reply
+    /// might be from a restored backup. `wrote` is whether the request was carried out by a write.
     pub(super) async fn believes(
         &self,
         reply: &Reply,
@@ -142,14 +143,14 @@ impl Shared {
         Ok(self.bases.known() == base)
     }
 
-    /// Notes the engine whose requests arrive, and starts to watch the notes for it.
+    /// Notes the engine of the first request, and starts to watch the operators' notes for it.
     pub(super) fn note_instance(self: &Arc<Self>, holder: HolderId) {
         if self.instance.set(holder.instance()).is_ok() {
             self.watch_notes(0);
         }
     }
 
-    /// Returns the range of the notes to this client's holders.
+    /// Returns the range of the notes to this client's holders. `None` before the first request.
     pub(crate) fn notes_span(&self) -> Option<Span> {
         self.instance.get().map(|instance| self.names.notes(*instance))
     }
@@ -157,4 +158,12 @@ impl Shared {
     pub(super) fn keep_watch(&self, watched: Option<Watched>) {
         *self.notes.lock().unwrap_or_else(PoisonError::into_inner) = watched;
     }
+}
+
+/// Returns `USER@HOST pid N` for this process, because clients of one cluster run on many machines. A part that the system
+/// does not know is `?`.
+fn owner() -> String {
+    let user = whoami::username().unwrap_or_else(|_| "?".to_owned());
+    let host = whoami::hostname().unwrap_or_else(|_| "?".to_owned());
+    format!("{user}@{host} pid {}", std::process::id())
 }

@@ -5,7 +5,7 @@ use leasehold_api::{HolderId, LockKey};
 use crate::names::{Names, Span};
 use crate::wire::{Compare, KeyValue, RangeRequest, RequestOp, Target, TxnRequest, TxnResponse, delete, put};
 
-/// The names of one request.
+/// The names of the keys in etcd for one request.
 #[derive(Clone, Debug)]
 pub(crate) struct At {
     pub(crate) queue: Span,
@@ -28,7 +28,7 @@ pub(crate) struct Conditions {
 #[derive(Clone, Debug)]
 pub(crate) struct StartsCooldown {
     pub(crate) value: Vec<u8>,
-    /// A separate lease, because the cooldown outlasts the hold.
+    /// The lease of the cooldown. It is separate, because the cooldown outlasts the hold.
     pub(crate) lease: i64,
 }
 
@@ -42,7 +42,7 @@ impl At {
         }
     }
 
-    /// Returns the name that two transactions of one batch must not share.
+    /// Returns the names that two transactions of one batch must not share.
     pub(crate) fn touches(&self) -> Vec<Vec<u8>> {
         vec![self.queue.begin.clone()]
     }
@@ -51,7 +51,8 @@ impl At {
         RangeRequest::range(span.begin.clone(), span.end.clone())
     }
 
-    /// An empty range has the create revision zero, so this is one condition for the whole range.
+    /// Returns the condition that the range is empty. One condition is enough, because etcd gives an empty range the
+    /// create revision zero, which no key has.
     fn is_empty(span: &Span) -> Compare {
         Compare::is(span.begin.clone(), Target::Create(0)).up_to(span.end.clone())
     }
@@ -71,8 +72,8 @@ impl At {
         Self::range(&self.cooldown).oldest(1).op()
     }
 
-    /// Acquires if the queue is empty and no cooldown lasts. Otherwise reads why not, and with `may_queue` enters the queue in
-    /// the same request.
+    /// Acquires if the queue is empty and no cooldown lasts. Otherwise reads the queue and the cooldown, and with
+    /// `may_queue` also enters the queue.
     pub(crate) fn acquire(
         &self,
         value: &[u8],
@@ -119,7 +120,8 @@ impl At {
         }
     }
 
-    /// Reads whether the entry that was created at this revision stands and is the first.
+    /// Reads the entry and the one directly ahead of it, up to the create revision `created`, with session, base,
+    /// cooldown and the length of the queue.
     pub(crate) fn prove(&self, created: i64, conditions: &Conditions) -> TxnRequest {
         let mut ahead = Self::range(&self.queue).newest(2);
         ahead.max_create_revision = created;
@@ -128,7 +130,7 @@ impl At {
         TxnRequest::of_all(vec![ahead.op(), session, base, self.oldest_cooldown(), whole.op()])
     }
 
-    /// Moves the entry under the lease of another session. The entry keeps its create revision, and so its place and token.
+    /// Moves the entry under the lease of another session. It keeps its create revision, so also its place and its token.
     pub(crate) fn take_over(&self, entry: &KeyValue, conditions: &Conditions) -> TxnRequest {
         let unchanged = Compare::is(self.entry.clone(), Target::Mod(entry.mod_revision));
         TxnRequest {
@@ -161,7 +163,7 @@ impl At {
         }
     }
 
-    /// Ends the cooldown of this grant at its time.
+    /// Deletes the cooldown that this grant started.
     pub(crate) fn end_cooldown(&self) -> TxnRequest {
         TxnRequest::of_all(vec![delete(self.own_cooldown.clone())])
     }
@@ -175,9 +177,9 @@ pub(crate) struct Guarded {
 }
 
 impl At {
-    /// Deletes the entry, wherever in the queue it is. Writes the key of each session with which a copy of the request can
-    /// still arrive, because that copy then compares an old guard. `seals` deletes these keys instead, which a server without
-    /// space still does.
+    /// Deletes the entry at any place in the queue. Also writes the key of each session in `suspects`, because a late
+    /// copy with that session then compares an old guard. With `seals` deletes these keys instead, which a full server
+    /// still does.
     pub(crate) fn release(
         &self,
         unused: bool,
@@ -199,7 +201,7 @@ impl At {
             let stands = Compare::is(session.key.clone(), Target::Lease(session.lease));
             TxnRequest { compare: vec![stands], success: vec![change], failure: Vec::new() }.op()
         }));
-        // A deletion of the cooldown writes nothing if there is none.
+        // Deletes the cooldown too, if the hold was unused. The deletion of a missing key writes nothing.
         success.extend(unused.then(|| delete(self.own_cooldown.clone())));
         success.extend(note.map(delete));
         TxnRequest::of_all(success)
@@ -228,12 +230,12 @@ impl<'a> NotFree<'a> {
         self.0.range(3).first()
     }
 
-    /// Returns the entry of this request, as it was before.
+    /// Returns the entry of this request from before the transaction.
     pub(crate) fn own(&self) -> Option<&'a KeyValue> {
         self.0.range(4).first()
     }
 
-    /// Returns whether this request has entered the queue.
+    /// Returns whether the transaction has put this request into the queue.
     pub(crate) fn has_entered(&self) -> bool {
         self.0.txn(5).is_some_and(|enter| enter.succeeded)
     }
@@ -244,12 +246,12 @@ impl<'a> NotFree<'a> {
 pub(crate) struct Proven<'a>(pub(crate) &'a TxnResponse);
 
 impl<'a> Proven<'a> {
-    /// Returns the entry of the request. `None` if it has gone.
+    /// Returns the entry of the request, whose name is `entry`. `None` if it does not exist.
     pub(crate) fn own(&self, entry: &[u8]) -> Option<&'a KeyValue> {
         self.0.range(0).first().filter(|kv| kv.key == entry)
     }
 
-    /// Returns the entry directly ahead.
+    /// Returns the entry directly ahead in the queue. `None` for the first one.
     pub(crate) fn ahead(&self) -> Option<&'a KeyValue> {
         self.0.range(0).get(1)
     }
@@ -266,7 +268,7 @@ impl<'a> Proven<'a> {
         self.0.range(3).first()
     }
 
-    /// Returns whether further entries are in the queue.
+    /// Returns whether the queue has other entries.
     pub(crate) fn has_others(&self) -> bool {
         self.0.count(4) > 1
     }
@@ -289,7 +291,7 @@ impl Released<'_> {
         self.0.count(2) > 0
     }
 
-    /// Returns whether the key of the suspect at this place was changed.
+    /// Returns whether the release changed the key of the session at this place of `suspects`.
     pub(crate) fn was_changed(&self, suspect: usize) -> bool {
         self.0.txn(3 + suspect).is_some_and(|changed| changed.succeeded)
     }

@@ -1,4 +1,5 @@
-//! A wait in the queue: in a separate task, because the place has to last while no caller polls the wait.
+//! A wait in the queue. It runs in a separate task, because the place has to last although its caller might not poll the
+//! wait.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,27 +17,27 @@ use crate::entry::Entry;
 use crate::lane::{NoReply, Reply};
 use crate::watcher::On;
 
-/// How often a waiter reads its queue although no event has arrived. At most a quarter of the TTL.
+/// The interval in which a waiter reads its queue without an event, or a quarter of the TTL if that is shorter.
 const POLL: Duration = Duration::from_secs(1);
 
-/// The pause before a session is proven again whose last proof is too old for a grant.
+/// The pause before the next proof of a session if the last one is too old for a grant.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// The end of a wait.
+/// The result of a wait.
 enum Waited {
     Granted(Granted),
-    /// The request must leave nothing in the store.
+    /// The wait was stopped, or is not due. The request must leave nothing in the store.
     Left(Contended),
 }
 
-/// What a waiter has seen of its queue.
+/// The place of a waiter, as it was read at one revision.
 enum Seen {
     First,
     /// The key whose deletion can let the request in, and the revision from which to watch it.
     Behind(Vec<u8>, i64),
     /// A cooldown lasts, and the caller does not wait for its end.
     NotDue(Contended),
-    /// The entry has gone, or is under another lease.
+    /// The entry is missing, was created again, or is under another lease.
     Gone,
 }
 
@@ -72,7 +73,7 @@ impl Shared {
             return Err(being_released(&request.key));
         }
         let waited = self.queue(request, stop).await;
-        // From here on the place lasts only for the TTL, in case no release follows.
+        // The place lasts for one more TTL, in case no release follows.
         self.requests.end_wait(request.holder, self.now().after(self.ttl(request.ttl)));
         match waited {
             Ok(Waited::Granted(granted)) => Ok(Attempt::Granted(granted)),
@@ -106,7 +107,8 @@ impl Shared {
         }
     }
 
-    /// Enters the queue, or finds the place that the request has.
+    /// Enters the queue, or finds the entry that the request has there. Notes no place if the session or the base has
+    /// changed, so the caller repeats the call.
     async fn enter_queue(&self, request: &Request, at: &At) -> Result<(), Error> {
         let (key, holder, limit) = (&request.key, request.holder, TimeLimit::of_each_request());
         let Some(session) = self.usable_session(request, limit).await? else { return Ok(()) };
@@ -211,7 +213,8 @@ impl Shared {
         Ok((reply, seen))
     }
 
-    /// Waits until `key` was possibly deleted, or the next poll is due. Fails if `stop` fires.
+    /// Waits until an event shows that `key` was deleted after revision `from`, but not longer than until the next poll.
+    /// Fails if `stop` fires.
     async fn watch_until(
         &self,
         key: Vec<u8>,

@@ -1,4 +1,4 @@
-//! The order in which members are asked.
+//! The order in which a request goes to the members.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -11,20 +11,21 @@ use tokio::time::{Instant, sleep_until};
 
 use super::{Class, Failure};
 
-/// The time without an answer after which the next member is asked beside the others.
+/// The time without a reply after which a copy also goes to the next member.
 const BESIDE: Duration = Duration::from_millis(500);
 
-/// The same for a member that is slow but alive, and for the only member of a cluster.
+/// The time without a reply after which the next copy is sent, if the member is slow but alive, or the only one.
 const AGAIN: Duration = Duration::from_secs(2);
 
-/// The most copies of a request on their way at the same time. A copy is given up for a new one after two seconds or more.
+/// The most copies of a request without a reply at the same time. A new copy above this number replaces the oldest one,
+/// which is then at least two seconds old.
 const COPIES: usize = 6;
 
 /// The pause after all members have failed. An election takes one or two seconds.
 const PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_millis(400);
 
-/// The members, as the order sees them.
+/// The members, with the facts that the order depends on.
 pub(super) trait Members: Sync {
     /// The state of the connections with a member at the start of a call.
     type Mark: Copy + Send;
@@ -33,17 +34,17 @@ pub(super) trait Members: Sync {
 
     fn mark(&self, member: usize) -> Self::Mark;
 
-    /// Returns whether a call that started at `mark` may have been sent.
+    /// Returns whether a call that started at `mark` was possibly sent.
     fn may_have_left(&self, member: usize, mark: Self::Mark) -> bool;
 
-    /// Returns whether the member has answered another call since `mark`. More copies would then only add to its load.
+    /// Returns whether the member has replied to another call since `mark`. More copies would then only add to its load.
     fn is_alive(&self, member: usize, mark: Self::Mark) -> bool;
 
-    /// Notes that a call was given up before the member has answered.
+    /// Notes that a call was dropped before the member has replied.
     fn gave_up(&self, member: usize);
 }
 
-/// The member that is asked first.
+/// The chosen member, which gets each request first.
 pub(super) struct Choice {
     count: usize,
     chosen: AtomicUsize,
@@ -76,14 +77,14 @@ impl Choice {
     }
 }
 
-/// The limit of a question, and whether it can be sent again after it may have been carried out.
+/// The time limit of a request, and whether another copy can follow a copy that was possibly carried out.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
     pub(super) limit: Duration,
     pub(super) repeat: bool,
 }
 
-/// The first answer.
+/// The first reply.
 #[derive(Debug)]
 pub(super) struct Won<R> {
     pub(super) reply: R,
@@ -100,7 +101,7 @@ struct Copied<'a, R, K> {
     reply: Pin<Box<dyn Future<Output = Result<R, Failure>> + Send + 'a>>,
 }
 
-/// The state of one question.
+/// The state of one request.
 struct Asking<'a, M: Members, R> {
     members: &'a M,
     copies: Vec<Copied<'a, R, M::Mark>>,
@@ -108,12 +109,12 @@ struct Asking<'a, M: Members, R> {
     turn: usize,
     first: usize,
     failures: usize,
-    /// Whether a copy that has no answer can still be carried out, apart from those in `copies`.
+    /// Whether a copy that is no longer in `copies` can still be carried out.
     unsure: bool,
     last: Option<Failure>,
 }
 
-/// Sends a request by `send` to one member after another, until one has answered or `plan.limit` has passed.
+/// Sends a request by `send` to one member after another, until one has replied or `plan.limit` has passed.
 pub(super) async fn ask<'a, M, R, F>(
     members: &'a M,
     plan: Plan,
@@ -150,7 +151,7 @@ where
     }
 }
 
-/// Returns the time after which the next member is asked. A short limit leaves time for the other members.
+/// Returns the time after which a copy goes to the next of `count` members. A short `limit` leaves time for all of them.
 fn pace(limit: Duration, count: usize) -> Duration {
     if count == 1 { (limit / 2).clamp(BESIDE, AGAIN) } else { (limit / 4).clamp(BESIDE / 10, BESIDE) }
 }
@@ -175,15 +176,15 @@ impl<'a, M: Members, R> Asking<'a, M, R> {
         Self { members, copies: Vec::new(), turn: 0, first, failures: 0, unsure: false, last: None }
     }
 
-    /// Returns whether the newest copy is with a member that is only slow.
+    /// Returns whether the member of the newest copy is alive, so only slow.
     fn is_answered_slowly(&self) -> bool {
         self.copies
             .last()
             .is_some_and(|copy| copy.start.elapsed() < AGAIN && self.members.is_alive(copy.member, copy.mark))
     }
 
-    /// Returns the time until the next copy. It is shorter in the second round, because the first copies may have been lost
-    /// with the leader, and some member has to be asked soon after the election.
+    /// Returns the time until the next copy, given the usual time `beside`. It is shorter in the second round, because
+    /// the first copies were possibly lost with the leader, and a copy has to follow soon after the election.
     fn interval(&self, beside: Duration) -> Duration {
         let count = self.members.choice().count;
         if count > 1 && self.turn / count == 1 { beside / 2 } else { beside }
@@ -200,7 +201,7 @@ impl<'a, M: Members, R> Asking<'a, M, R> {
         if self.copies.len() >= COPIES {
             self.give_up(0);
         }
-        // The mark comes first, because the future can send as soon as it is polled.
+        // Takes the mark first, because the future can send at its first poll.
         let mark = self.members.mark(member);
         let start = Instant::now();
         self.copies.push(Copied { member, turn, start, mark, reply: Box::pin(send(member)) });
@@ -208,14 +209,14 @@ impl<'a, M: Members, R> Asking<'a, M, R> {
 
     fn give_up(&mut self, at: usize) {
         let copy = self.copies.remove(at);
-        // The future goes first, because it can send until then.
+        // Drops the future first, because it can send until it is dropped.
         drop(copy.reply);
         self.unsure |= self.members.may_have_left(copy.member, copy.mark);
         self.members.gave_up(copy.member);
         self.members.choice().leave(copy.member);
     }
 
-    /// Returns whether a copy without an answer can still be carried out.
+    /// Returns whether a copy without a reply can still be carried out.
     fn is_unsure(&self) -> bool {
         let may_have_left =
             |copy: &Copied<'_, R, M::Mark>| self.members.may_have_left(copy.member, copy.mark);
@@ -231,7 +232,8 @@ impl<'a, M: Members, R> Asking<'a, M, R> {
         Won { reply, unsure }
     }
 
-    /// Notes the failure of a copy. Returns it if no other copy can help.
+    /// Notes the failure of a copy. Returns the failure if no other copy can help, or if `repeat` is `false` and a copy
+    /// was possibly carried out.
     fn failed(&mut self, member: usize, failure: Failure, repeat: bool) -> Result<(), Failure> {
         self.failures += 1;
         self.unsure |= failure.sent();
@@ -246,7 +248,7 @@ impl<'a, M: Members, R> Asking<'a, M, R> {
         Ok(())
     }
 
-    /// Returns the pause before the next copy. There is one after each time that all members have failed.
+    /// Returns the pause before the next copy. It is zero unless all members have failed since the last pause.
     fn pause(&self) -> Duration {
         let count = self.members.choice().count;
         if !self.failures.is_multiple_of(count) {
@@ -257,7 +259,7 @@ impl<'a, M: Members, R> Asking<'a, M, R> {
         longest.mul_f64(0.5 + fastrand::f64() / 2.0)
     }
 
-    /// Returns the failure of a question whose time has passed.
+    /// Returns the failure of a request whose time has passed.
     fn ended(mut self) -> Failure {
         while !self.copies.is_empty() {
             self.give_up(0);

@@ -12,13 +12,13 @@ use crate::error;
 /// The class of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
-    /// There was no connection, and none could be made.
+    /// The client could not connect.
     Unreachable,
     /// No TLS connection could be made.
     Tls,
-    /// The member answered by another protocol than etcd's.
+    /// The member replied by another protocol than etcd's.
     NotEtcd,
-    /// The answer is another cluster's.
+    /// Another cluster has sent the reply.
     OtherCluster,
     /// The member knows no leader.
     NoLeader,
@@ -30,7 +30,7 @@ pub(crate) enum Class {
     Ended,
     /// The connection was lost, or its end is not understood.
     Lost,
-    /// No answer came in time.
+    /// No reply came in time.
     Late,
     /// The quota is reached.
     NoSpace,
@@ -40,7 +40,7 @@ pub(crate) enum Class {
     Denied,
     /// The user does not exist, or has another password.
     WrongPassword,
-    /// The cluster asks for a user.
+    /// The cluster requires a user.
     NoUser,
     /// The token has ended.
     EndedToken,
@@ -85,12 +85,12 @@ struct Reply {
 
 impl Failure {
     /// Makes the failure of a request that was not sent.
-    pub(super) const fn unsent(class: Class) -> Self {
+    pub(crate) const fn unsent(class: Class) -> Self {
         Self { class, sent: false, cause: Cause::None, store: None }
     }
 
-    /// Makes the failure of a request that may have been carried out.
-    pub(super) const fn maybe_sent(class: Class) -> Self {
+    /// Makes the failure of a request that was possibly carried out.
+    pub(crate) const fn maybe_sent(class: Class) -> Self {
         Self { class, sent: true, cause: Cause::None, store: None }
     }
 
@@ -118,7 +118,7 @@ impl Failure {
         self
     }
 
-    /// Adds that another copy of the request may have been carried out.
+    /// Notes whether another copy of the request was possibly carried out.
     pub(super) fn or_sent(mut self, sent: bool) -> Self {
         self.sent |= sent;
         self
@@ -128,7 +128,7 @@ impl Failure {
         self.class
     }
 
-    /// Returns whether the request may have been carried out, or may still be.
+    /// Returns whether the request was possibly carried out, or still can be.
     pub(crate) const fn sent(&self) -> bool {
         self.sent
     }
@@ -152,8 +152,8 @@ impl Failure {
         }
     }
 
-    /// Returns whether the quota is reached. The request may have been carried out all the same, because a server checks
-    /// its quota again while it does so.
+    /// Returns whether the space quota is used up. The request was possibly carried out nevertheless, because a server
+    /// checks its quota again during the request.
     pub(crate) fn is_no_space(&self) -> bool {
         self.class == Class::NoSpace
     }
@@ -173,7 +173,7 @@ impl Failure {
         self.class == Class::LeaseExists
     }
 
-    /// Returns whether the reply is another cluster's.
+    /// Returns whether another cluster has sent the reply.
     pub(crate) fn is_other_cluster(&self) -> bool {
         self.class == Class::OtherCluster
     }
@@ -183,17 +183,17 @@ impl Failure {
         matches!(self.class, Class::EndedToken | Class::NoUser)
     }
 
-    /// Returns whether another member, or the same one later, can answer.
+    /// Returns whether another member, or the same one later, might carry out the call.
     pub(super) const fn may_pass(&self) -> bool {
         self.class.rank().is_some()
     }
 
-    /// Returns whether the member itself has answered.
+    /// Returns whether the member itself has replied.
     pub(super) const fn is_reply(&self) -> bool {
         !matches!(self.class, Class::Unreachable | Class::Tls | Class::Lost | Class::Late)
     }
 
-    /// Returns the failure that tells callers more. The other one is an earlier failure of the same call.
+    /// Returns the failure that is more helpful to callers. `other` is an earlier failure of the same call.
     pub(super) fn or_more_telling(self, other: Option<Self>) -> Self {
         match other {
             Some(other) if other.class.rank() > self.class.rank() => other,
@@ -233,12 +233,13 @@ impl Class {
         }
     }
 
-    /// Returns whether a request with this failure may have been carried out.
+    /// Returns whether a request with this failure was possibly carried out.
     ///
-    /// A server checks all but the following classes before it carries out any part of a request:
-    /// - `NoSpace`: a server that reaches its quota by this request carries it out, and answers so.
-    /// - `Corrupt`: without a look into each version of the server.
-    /// - `NotEtcd`: a proxy can answer so after it has passed the request on.
+    /// A server finds all other failures before it carries out any part of a request. Three of these classes need a
+    /// reason:
+    /// - `NoSpace`: a server that reaches its quota by this request carries it out, and then replies with this failure.
+    /// - `Corrupt`: this is not known for each version of the server.
+    /// - `NotEtcd`: a proxy can fail after it has passed the request on.
     const fn may_have_been_carried_out(self) -> bool {
         matches!(
             self,
@@ -252,7 +253,8 @@ impl Class {
         )
     }
 
-    /// Returns how much a failure tells that another member may not have. `None` for a failure that all members have.
+    /// Returns how helpful the failure is to callers, if another member might not have it. `None` for a failure that all
+    /// members have.
     const fn rank(self) -> Option<u8> {
         match self {
             Self::Unreachable => Some(0),
@@ -273,7 +275,7 @@ fn of_connection(status: &Status) -> Option<Class> {
     while let Some(error) = source {
         is_connect |= error.is::<ConnectError>();
         let text = error.to_string();
-        // The libraries below tell these apart by their texts alone.
+        // Compares texts, because the libraries below distinguish these failures only by them.
         if text.contains("frame with invalid size") {
             return Some(Class::NotEtcd);
         }

@@ -11,19 +11,19 @@ use super::{Class, Cluster, Failure};
 use crate::error::invalid;
 use crate::wire::StatusResponse;
 
-/// The time for the first answer.
+/// The time for the first reply.
 const FIRST_LIMIT: Duration = Duration::from_secs(5);
 
-/// The time for the other members after the first answer. A member that is down does not delay the client further.
+/// The time for the other members after the first reply. A member that is down does not delay the client further.
 const REST_LIMIT: Duration = Duration::from_millis(500);
 
 /// The first supported version.
 const OLDEST: (u32, u32) = (3, 4);
 
-/// The versions after [`OLDEST`] that are known to damage their data when they crash.
+/// The versions after [`OLDEST`] with the fault that a crash can damage their data.
 const DAMAGING: [(u32, u32, u32); 3] = [(3, 5, 0), (3, 5, 1), (3, 5, 2)];
 
-/// The answers of the members.
+/// The replies of the members so far.
 #[derive(Default)]
 struct Greeted {
     answered: usize,
@@ -33,8 +33,8 @@ struct Greeted {
 }
 
 impl Cluster {
-    /// Asks each member for its state. Fails if none answers, if two belong to different clusters, or if one has a version
-    /// that cannot be used. Then chooses the leader, which spares each request one step.
+    /// Queries the state of each member, and chooses the leader, because it handles a request without another member.
+    /// Fails without a reply, if two members belong to different clusters, or if one has an unsupported version.
     pub(super) async fn greet(&self) -> Result<(), Error> {
         let mut asked: FuturesUnordered<_> = (0..self.members.len())
             .map(|member| async move { (member, self.status(member).await) })
@@ -78,14 +78,14 @@ impl Cluster {
             }
             Err(failure) if failure.is_other_cluster() => {
                 return Err(invalid(format!(
-                    "the members named belong to two clusters: {name} is in another one than a member that answered before it; name the members of one cluster"
+                    "the members named belong to two clusters: {name} is in another one than a member that replied before it; name the members of one cluster"
                 )));
             }
             // A user without the right to read a member's state can still have the right to lock.
             Err(failure) if failure.class() == Class::Denied => greeted.answered += 1,
             Err(failure) if !failure.may_pass() => return Err(failure.into_unsent().error(None)),
             Err(failure) => {
-                tracing::warn!(member = name, error = %failure, "this member of etcd does not answer");
+                tracing::warn!(member = name, error = %failure, "this member of etcd does not reply");
                 greeted.failure = Some(failure.or_more_telling(greeted.failure.take()));
             }
         }

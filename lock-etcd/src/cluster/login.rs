@@ -1,4 +1,4 @@
-//! The token of the user, asked for by one task at a time.
+//! The token of the user. One task at a time requests it.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -17,7 +17,7 @@ pub(super) struct Token {
 }
 
 impl Token {
-    /// Returns whether no token was asked for yet.
+    /// Returns whether the client has not requested a token yet.
     pub(super) const fn is_missing(&self) -> bool {
         self.number == 0
     }
@@ -27,7 +27,7 @@ impl Token {
 pub(super) struct Login {
     credentials: Option<EtcdCredentials>,
     token: Mutex<Token>,
-    /// Held by the task that asks for a token. The others wait and use its token.
+    /// Locked by the task that requests a token. The other tasks wait and use that token.
     turn: tokio::sync::Mutex<()>,
 }
 
@@ -45,8 +45,8 @@ impl Login {
         self.token.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns a token that is newer than `ended`, by one call of `authenticate` for all tasks that need one. No failure
-    /// counts as sent, because the request that needs the token was not sent.
+    /// Returns a token that is newer than `ended`, by one call of `authenticate` for all tasks that need one. Its
+    /// failures count as unsent, because the request that needs the token was not sent.
     pub(super) async fn renewed<F>(
         &self,
         ended: &Token,
@@ -67,7 +67,7 @@ impl Login {
                 let value = reply.token.parse::<MetadataValue<Ascii>>();
                 Some(value.map_err(|_| Failure::unsent(Class::EndedToken))?)
             }
-            // The cluster has authentication turned off, so that each request is allowed.
+            // Authentication is turned off, so the cluster allows each request without a token.
             Err(failure) if failure.class() == Class::AuthOff => None,
             Err(failure) => return Err(failure.into_unsent()),
         };

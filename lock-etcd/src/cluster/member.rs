@@ -23,13 +23,14 @@ use crate::config::Address;
 use crate::error::invalid;
 use crate::wire::{Call, Headed};
 
-/// The interval of HTTP/2 pings while a call is open. Servers hang up on clients that ping more often than every 5 s.
+/// The interval of HTTP/2 pings during a call. Servers close connections with more than one ping in 5 s.
 const PING_EVERY: Duration = Duration::from_secs(6);
 
 /// The time for the reply to a ping.
 const PING_LIMIT: Duration = Duration::from_secs(3);
 
-/// The time without any reply after which a given up call closes the channel, because the connection may be dead.
+/// The time without any reply after which the end of a dropped call closes the channel, because the connection might be
+/// dead.
 const SILENT_LIMIT: Duration = Duration::from_secs(2);
 
 /// The most bytes of a reply. A page of holds has far fewer.
@@ -38,7 +39,7 @@ const LARGEST_REPLY: usize = 64 << 20;
 /// The state of a member at the start of a call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mark {
-    /// The connections made, and those open.
+    /// The number of connections made so far. The next number is of the open ones.
     made: u64,
     open: u64,
     /// The results so far.
@@ -53,7 +54,7 @@ pub(super) struct Member {
     channel: Mutex<Channel>,
     /// The start of the oldest call since the last reply.
     silent_since: Mutex<Option<Instant>>,
-    /// The number of calls with a result, which a member without a leader does not give.
+    /// The number of calls that the member has carried out, which it can do only with a leader.
     results: AtomicU64,
 }
 
@@ -159,8 +160,8 @@ impl Member {
         *self.silence() = None;
     }
 
-    /// Replaces the channel if the member has not replied for a while. A connection whose other end has gone without a
-    /// word would be noticed by the pings alone, which takes 9 s.
+    /// Notes that a call was dropped. Replaces the channel if the member has not replied for [`SILENT_LIMIT`], because
+    /// the pings notice a dead connection only after 9 s.
     pub(super) fn gave_up(&self) {
         let mut silent_since = self.silence();
         if silent_since.is_some_and(|since| since.elapsed() >= SILENT_LIMIT) {
@@ -180,14 +181,15 @@ impl Member {
 
     /// Returns the state now, before a call starts.
     pub(super) fn mark(&self) -> Mark {
-        // In this order: a connection that is made between the two reads then shows in one of them.
+        // Reads the numbers in this order, because a connection that is made between the two reads then shows in one of
+        // them.
         let made = self.connector.connections.made();
         let open = self.connector.connections.open();
         Mark { made, open, results: self.results.load(Ordering::SeqCst) }
     }
 
-    /// Returns whether a call that started at `mark` may have left this machine. It has not if there was no connection then,
-    /// and none was made since.
+    /// Returns whether a call that started at `mark` has possibly left this machine. It needs a connection that was open
+    /// at `mark` or made later.
     pub(super) fn may_have_left(&self, mark: Mark) -> bool {
         mark.open != 0 || self.connector.connections.made() != mark.made
     }

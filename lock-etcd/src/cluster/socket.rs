@@ -17,7 +17,7 @@ use tonic::ConnectError;
 use super::heard::Ears;
 use crate::config::Address;
 
-/// The time for a TCP connection. The next member is asked after half of it.
+/// The time for a TCP connection. After half of it the request also goes to the next member.
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 
 /// The connections with one member: how many were made, and how many are open.
@@ -52,7 +52,7 @@ impl Connector {
             .await
             .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
         tcp.set_nodelay(true)?;
-        // Counted before the first byte can leave, so that an unchanged number proves that none has left.
+        // Counts before the first byte can leave, because an unchanged number must prove that no byte has left.
         self.connections.open.fetch_add(1, Ordering::SeqCst);
         let socket = Socket { tcp, connections: Arc::clone(&self.connections) };
         self.connections.made.fetch_add(1, Ordering::SeqCst);

@@ -29,8 +29,8 @@ impl Watching {
         Self { name, replies, ears, store: Arc::clone(store) }
     }
 
-    /// Waits for the next reply. `None` if the member has ended the stream. Fails
-    /// also if the server no longer accepts the token of the stream. If dropped, no reply is missed.
+    /// Returns the next reply, or `None` if the member has ended the stream. Fails also if the server no longer accepts
+    /// the token of the stream. If dropped, misses no reply.
     pub(crate) async fn next(&mut self) -> Result<Option<WatchResponse>, Failure> {
         let reply = self
             .replies

@@ -12,7 +12,7 @@ use crate::wire::{AuthenticateResponse, RangeRequest};
 /// A liveness bound.
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Starts a server that answers each connection with `reply` after its first bytes, then hangs up.
+/// Starts a server that sends `reply` after the first bytes of each connection, and closes it.
 async fn server(reply: &'static [u8]) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();

@@ -90,10 +90,10 @@ mod without {
 
     use super::{Address, Endpoint, Error, EtcdTls};
 
-    /// No settings, because this program cannot speak TLS.
+    /// Stands for the settings in a program that was built without TLS. No value of it exists.
     pub(in crate::cluster) struct Trust(Infallible);
 
-    /// Refuses settings of TLS.
+    /// Fails if there are settings of TLS, because this program was built without TLS.
     pub(in crate::cluster) async fn load(tls: Option<&EtcdTls>) -> Result<Option<Trust>, Error> {
         match tls {
             None => Ok(None),

@@ -20,7 +20,7 @@ pub(crate) struct Address {
 
 impl Address {
     /// Reads `host`, `host:port`, `[IPv6]`, `[IPv6]:port` or a bare IPv6 address. The error does not repeat the text,
-    /// because that might be a piece of a password.
+    /// because it might be a part of a password.
     pub(crate) fn parse(text: &str) -> Result<Self, Error> {
         let (host, port) = split(text).ok_or_else(|| {
             invalid(

@@ -10,8 +10,8 @@ type Login = Pin<Box<dyn Future<Output = Result<(String, String), Error>> + Send
 
 /// The source of a client's user and password.
 ///
-/// A program that opens the store by its URL gives it as an
-/// [extension](leasehold_engine::scheme::OpenOptions::with) of the options. It then counts instead of the URL's.
+/// A program that opens the store by its URL gives it as an [extension](leasehold_engine::scheme::OpenOptions::with) of
+/// the options. It replaces the user and the password of the URL.
 #[derive(Clone)]
 pub struct EtcdCredentials(Source);
 
@@ -22,12 +22,13 @@ enum Source {
 }
 
 impl EtcdCredentials {
-    /// Makes fixed credentials.
+    /// Creates fixed credentials.
     pub fn new(user: impl Into<String>, password: impl Into<String>) -> Self {
         Self(Source::Fixed { user: user.into(), password: password.into() })
     }
 
-    /// Calls `credentials` for a user and a password at the start, and whenever the server's token has ended.
+    /// Creates credentials that call `credentials` for a user and a password, at the connect and each time that the
+    /// server's token has ended.
     pub fn from_program<F, C>(credentials: C) -> Self
     where
         F: Future<Output = Result<(String, String), Error>> + Send + 'static,
@@ -36,7 +37,7 @@ impl EtcdCredentials {
         Self(Source::Program(Arc::new(move || Box::pin(credentials()))))
     }
 
-    /// Returns the user and the password for the next token.
+    /// Returns the user and the password for the next token. Calls the program's callback, if there is one.
     pub(crate) async fn login(&self) -> Result<(String, String), Error> {
         match &self.0 {
             Source::Fixed { user, password } => Ok((user.clone(), password.clone())),

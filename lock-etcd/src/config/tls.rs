@@ -13,7 +13,7 @@ pub struct EtcdTls {
 }
 
 impl EtcdTls {
-    /// Makes the default settings.
+    /// Creates the default settings.
     #[must_use]
     pub const fn new() -> Self {
         Self { ca: None, identity: None }

@@ -10,7 +10,7 @@ use percent_encoding::percent_decode_str;
 use super::{DEFAULT_PREFIX, EtcdConfig, EtcdTls};
 use crate::error::invalid;
 
-/// Reads the parts of a URL. Errors repeat no part that may be a password.
+/// Reads the settings from a URL. Errors repeat no part that might be a password.
 pub(crate) fn read(url: &StoreUrl) -> Result<EtcdConfig, Error> {
     let is_tls = url.scheme == "etcds";
     let known: &[&str] =
@@ -72,7 +72,7 @@ fn decoded(text: &str) -> Result<Cow<'_, str>, Error> {
         .map_err(|_| invalid("the percent-encoded parts of an etcd URL are UTF-8 text"))
 }
 
-/// Takes a URL apart as the facade does, for a program that uses this crate alone.
+/// Splits a URL as the facade does, for a program that uses this crate alone.
 pub(super) fn split(text: &str) -> Result<StoreUrl, Error> {
     let (scheme, rest) = text.trim().split_once(':').unwrap_or(("", ""));
     let scheme = scheme.to_ascii_lowercase();
@@ -96,7 +96,7 @@ pub(super) fn split(text: &str) -> Result<StoreUrl, Error> {
     })
 }
 
-/// Reads a TTL of one unit. The facade reads more forms.
+/// Reads a TTL such as `30s`, `5m` or `1h`. The facade also reads other forms.
 fn whole_seconds(text: &str) -> Result<Duration, Error> {
     let refuse = || invalid("a TTL is written 30s, 5m or 1h");
     let unit = text.chars().next_back().ok_or_else(refuse)?;

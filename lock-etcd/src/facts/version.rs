@@ -1,11 +1,10 @@
 //! Versions of etcd with known faults.
 
-/// Returns the advice for a version with a fault that this store works around, or that it cannot work around. `None` for a
-/// version without one, or that is not understood.
+/// Returns the advice for a version with a known fault. `None` for any other text.
 pub(super) fn advice(version: &str) -> Option<&'static str> {
     match parse(version)? {
         (3, 5, 0..=2) => Some("update etcd: the versions 3.5.0 to 3.5.2 can damage their data"),
-        // Before these versions a leader that wakes after it was replaced revokes leases that were renewed in time.
+        // A leader of these versions that was frozen and replaced revokes leases that were renewed in time.
         (3, 4, 0..=30) => {
             Some("update etcd to 3.4.31 or newer: an old leader that wakes can revoke live leases")
         }

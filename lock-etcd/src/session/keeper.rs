@@ -1,7 +1,7 @@
 //! The task that keeps places in queues alive, and ends the holds that the engine no longer renews.
 //!
-//! A lease is shared, so it lasts while one of its holds is renewed or one of its places is kept. The entry of a hold is
-//! deleted at the end of its own TTL. If the client dies, the lease ends with everything under it.
+//! A lease is shared, so it lasts while one of its holds is renewed or one of its places is kept. The keeper deletes the
+//! entry of a hold at the end of that hold's TTL. If the client dies, the lease ends with everything under it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::backend::Shared;
 use crate::backend::requests::Ended;
 
-/// The interval of the checks. A hold lasts at least a second, so no end is missed by more than this.
+/// The interval of the checks, so a hold is deleted at most this late.
 const EVERY: Duration = Duration::from_millis(100);
 
 /// The limit of a deletion, and the pause before it is repeated.
@@ -38,7 +38,7 @@ impl Shared {
         let now = self.now();
         let work = self.requests.work(now);
         for session in self.sessions.live() {
-            // Often enough that a waiter which is granted finds a young proof.
+            // Sends keep-alives often, because a grant to a waiter needs a recent proof.
             if work.awaited.contains(&session.lease) && now.since(session.kept()) >= session.ttl / 8 {
                 self.keep_alive_soon(&session);
             }
@@ -49,7 +49,8 @@ impl Shared {
         }
     }
 
-    /// Deletes the entry of a hold that has ended, until the store confirms it or a release takes over.
+    /// Deletes the entry of a hold that has ended. Repeats this until the store confirms it or a release removes the
+    /// request.
     async fn end(&self, ended: &Ended) {
         tracing::debug!(store = %self.cluster.store(), key = %ended.key, "ends a hold that was not renewed");
         let at = self.at(&ended.key, ended.holder);

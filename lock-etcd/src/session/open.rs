@@ -24,7 +24,8 @@ impl Shared {
         Ok(session)
     }
 
-    /// A lease or a key that a dropped call leaves in the store has no entry, and ends after its TTL.
+    /// Opens a session: grants its lease, then writes its key. If dropped, a lease without entries can stay, and ends
+    /// after its TTL.
     async fn open_session(&self, seconds: u64, limit: Duration) -> Result<Session, NoReply> {
         let ttl = i64::try_from(seconds).unwrap_or(i64::MAX);
         let (lease, sent, granted) = loop {
@@ -32,7 +33,7 @@ impl Shared {
             let (id, sent) = (fastrand::i64(1..), self.now());
             match self.cluster.call(LeaseGrantRequest { ttl, id }, limit).await {
                 Ok(answer) => break (id, sent, answer.reply.ttl),
-                // An earlier copy of this request was carried out. Its TTL is at least the one asked for.
+                // An earlier copy of this request was carried out. The TTL that it granted is at least the requested one.
                 Err(failure) if failure.lease_exists() && failure.sent() => break (id, sent, ttl),
                 Err(failure) if failure.lease_exists() => {}
                 Err(failure) => return Err(failure.into()),

@@ -1,7 +1,8 @@
 //! Renewal of a session, and the proof that it lasts.
 //!
-//! A keep-alive alone proves nothing, because a leader that was replaced without knowing it still answers it. The lease was
-//! extended if a linearizable read that was sent after the reply is answered in the same raft term.
+//! A leader still replies to keep-alives after it was replaced, until it notices that. So such a reply alone is no proof.
+//! The keep-alive has extended the lease if a linearizable read that was sent after its reply is served in the same raft
+//! term.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -15,17 +16,17 @@ use crate::backend::Shared;
 use crate::lane::NoReply;
 use crate::wire::{Compare, KeyValue, LeaseTimeToLiveRequest, RangeRequest, Target, TxnRequest, delete};
 
-/// The least time between two keep-alives beside attempts. Grants that arrive together need only one.
+/// The least time between two keep-alives beside attempts, because grants at the same time need only one.
 const APART: Duration = Duration::from_millis(25);
 
-/// The pause before a proof is repeated because the replies were from different terms, while a leader is elected.
+/// The pause before a proof is repeated, because its replies were from different terms during an election.
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// The state of a session in one raft term.
 #[derive(Debug)]
 pub(crate) enum Proof {
-    /// The lease lasts, these names were under it, and it was extended by a request sent at this time. A look extends nothing,
-    /// and returns the time at which it was sent.
+    /// The lease lasts, and had these names under it. A request that was sent at `from` extended it, or only checked it
+    /// in a look.
     Lasts {
         names: HashSet<Vec<u8>>,
         from: Moment,
@@ -36,8 +37,8 @@ pub(crate) enum Proof {
 }
 
 impl Shared {
-    /// Renews `session` beside an attempt, so that its hold gets the whole TTL. Proves the lease again if the last proof is
-    /// older than a sixth of the TTL.
+    /// Renews `session` beside an attempt, because its hold is to get the whole TTL. Waits for a new proof if the last
+    /// one is older than a sixth of the TTL.
     pub(crate) async fn refresh(&self, session: &Arc<Session>, limit: Duration) {
         let age = session.ttl / 6;
         if self.is_confirmed_within(session, age) {
@@ -47,8 +48,8 @@ impl Shared {
         }
     }
 
-    /// Proves a session that was not used for long before a request uses it, because its lease can be about to end. Checks the
-    /// base too, because the client has not heard of the store for as long.
+    /// Proves a session before a request uses it, if the last proof is older than half the TTL, because its lease might
+    /// be about to end. Checks the base too, because the client has no newer reply of the store.
     pub(crate) async fn wake(&self, session: &Arc<Session>, limit: Duration) -> Result<(), NoReply> {
         let age = session.ttl / 2;
         if !self.is_confirmed_within(session, age) {
@@ -58,7 +59,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Sends a keep-alive in a separate task, unless one was sent a moment ago.
+    /// Sends a keep-alive in a separate task, unless one was sent less than [`APART`] ago.
     pub(crate) fn keep_alive_soon(&self, session: &Arc<Session>) {
         let sent = self.now();
         if !session.note_kept(sent, APART) || self.closed.is_cancelled() {
@@ -86,7 +87,8 @@ impl Shared {
         }
     }
 
-    /// Extends the lease of `session` if `extends` is set, and proves that it lasts. Three requests for any number of entries.
+    /// Extends the lease of `session` if `extends` is set, and proves that it lasts. Takes three requests for any number
+    /// of entries.
     pub(crate) async fn prove(
         &self,
         session: &Session,

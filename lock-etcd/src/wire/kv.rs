@@ -14,7 +14,8 @@ pub(crate) struct KeyValue {
     pub(crate) version: i64,
     #[prost(bytes = "vec", tag = "5")]
     pub(crate) value: Vec<u8>,
-    /// Zero without a lease. Also zero in a reply of a server 3.7 to `keys_only`, which is therefore never used with leases.
+    /// The lease that the key is attached to, or zero. A server 3.7 also sends zero for `keys_only`, so no read that
+    /// needs leases uses it.
     #[prost(int64, tag = "6")]
     pub(crate) lease: i64,
 }
@@ -37,7 +38,7 @@ pub(crate) enum SortTarget {
     Value = 4,
 }
 
-/// A read. Without the field `serializable`, so every read is linearizable.
+/// A read. The field `serializable` is left out, so every read is linearizable.
 #[derive(Clone, PartialEq, Eq, prost::Message)]
 pub(crate) struct RangeRequest {
     #[prost(bytes = "vec", tag = "1")]
@@ -240,7 +241,7 @@ impl RangeRequest {
         self
     }
 
-    /// Asks for the number of keys alone.
+    /// Limits the reply to the number of keys.
     pub(crate) fn count_only(mut self) -> Self {
         self.count_only = true;
         self
@@ -312,7 +313,7 @@ impl TxnResponse {
         self.responses.get(at)?.response.as_ref()
     }
 
-    /// Returns the keys of the read at `at`. None if that operation is no read.
+    /// Returns the keys of the read that is operation number `at`. Empty for another operation.
     pub(crate) fn range(&self, at: usize) -> &[KeyValue] {
         match self.response(at) {
             Some(Response::Range(range)) => &range.kvs,
@@ -320,7 +321,7 @@ impl TxnResponse {
         }
     }
 
-    /// Returns the number of keys that the read at `at` has found, also beyond its limit.
+    /// Returns the number of keys in the range of the read that is operation number `at`, also beyond the read's limit.
     pub(crate) fn count(&self, at: usize) -> i64 {
         match self.response(at) {
             Some(Response::Range(range)) => range.count,
@@ -328,7 +329,7 @@ impl TxnResponse {
         }
     }
 
-    /// Returns the number of keys that the deletion at `at` has removed.
+    /// Returns the number of keys that operation number `at` has deleted.
     pub(crate) fn deleted(&self, at: usize) -> i64 {
         match self.response(at) {
             Some(Response::DeleteRange(deleted)) => deleted.deleted,
@@ -336,7 +337,7 @@ impl TxnResponse {
         }
     }
 
-    /// Returns the reply of the nested transaction at `at`.
+    /// Returns the reply to the nested transaction that is operation number `at`.
     pub(crate) fn txn(&self, at: usize) -> Option<&Self> {
         match self.response(at) {
             Some(Response::Txn(txn)) => Some(txn),

@@ -7,7 +7,8 @@ pub(crate) struct LeaseGrantRequest {
     /// Seconds.
     #[prost(int64, tag = "1")]
     pub(crate) ttl: i64,
-    /// Zero lets the server choose one. A chosen id makes the request safe to repeat.
+    /// The id of the lease, chosen by the client because the request is then safe to repeat. The server chooses one for
+    /// zero.
     #[prost(int64, tag = "2")]
     pub(crate) id: i64,
 }
@@ -18,7 +19,7 @@ pub(crate) struct LeaseGrantResponse {
     pub(crate) header: Option<ResponseHeader>,
     #[prost(int64, tag = "2")]
     pub(crate) id: i64,
-    /// Seconds. More than the request asked for if the server has a greater minimum.
+    /// The granted TTL in seconds. It is more than the requested one if the server has a greater minimum.
     #[prost(int64, tag = "3")]
     pub(crate) ttl: i64,
     #[prost(string, tag = "4")]
@@ -49,7 +50,7 @@ pub(crate) struct LeaseKeepAliveResponse {
     pub(crate) header: Option<ResponseHeader>,
     #[prost(int64, tag = "2")]
     pub(crate) id: i64,
-    /// Seconds. Zero or less for a lease that has ended.
+    /// The TTL in seconds. Zero or less for a lease that has ended.
     #[prost(int64, tag = "3")]
     pub(crate) ttl: i64,
 }
@@ -68,7 +69,8 @@ pub(crate) struct LeaseTimeToLiveResponse {
     pub(crate) header: Option<ResponseHeader>,
     #[prost(int64, tag = "2")]
     pub(crate) id: i64,
-    /// Whole seconds, rounded down, so zero for the last second of a living lease. Only -1 says that it has ended.
+    /// The time left in whole seconds, rounded down, so zero in the last second of a lease. Only -1 means that it has
+    /// ended.
     #[prost(int64, tag = "3")]
     pub(crate) ttl: i64,
     #[prost(int64, tag = "4")]

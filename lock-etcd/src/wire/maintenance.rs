@@ -31,7 +31,7 @@ pub(crate) struct StatusResponse {
     pub(crate) db_size_in_use: i64,
     #[prost(bool, tag = "10")]
     pub(crate) is_learner: bool,
-    /// Bytes. Zero from a server before 3.6.
+    /// The quota in bytes. Zero from a server before 3.6.
     #[prost(int64, tag = "12")]
     pub(crate) db_size_quota: i64,
 }

@@ -33,7 +33,7 @@ pub(crate) struct WatchCreateRequest {
     pub(crate) start_revision: i64,
     #[prost(enumeration = "FilterType", repeated, tag = "5")]
     pub(crate) filters: Vec<i32>,
-    /// The client's number of the watch. A server numbers those without one itself.
+    /// The number of the watch, chosen by the client. The server chooses one for zero.
     #[prost(int64, tag = "7")]
     pub(crate) watch_id: i64,
 }
@@ -78,17 +78,17 @@ pub(crate) struct Event {
 }
 
 impl WatchRequest {
-    /// Makes the request that starts a watch.
+    /// Creates the request that starts a watch.
     pub(crate) const fn create(watch: WatchCreateRequest) -> Self {
         Self { request_union: Some(WatchWhat::Create(watch)) }
     }
 
-    /// Makes the request that ends a watch.
+    /// Creates the request that ends a watch.
     pub(crate) const fn cancel(watch_id: i64) -> Self {
         Self { request_union: Some(WatchWhat::Cancel(WatchCancelRequest { watch_id })) }
     }
 
-    /// Returns the key of the watch that the request starts, or no bytes.
+    /// Returns the key of the watch that the request starts. Empty for a request that ends a watch.
     pub(crate) fn key(&self) -> &[u8] {
         match &self.request_union {
             Some(WatchWhat::Create(watch)) => &watch.key,
@@ -98,7 +98,7 @@ impl WatchRequest {
 }
 
 impl WatchResponse {
-    /// Returns whether the server refuses the user. The token can have ended since the stream was opened.
+    /// Returns whether the server refuses the user, for example because the token has ended since the stream was opened.
     pub(crate) fn is_denied(&self) -> bool {
         let says = |text| self.cancel_reason.contains(text);
         self.canceled

@@ -129,7 +129,7 @@ impl Faults for Prefix {
             Disturbed::new(self.backend(self.etcd().addresses()).await?)
         };
         let faults = backend.faults();
-        // Calls that never answer are given up sooner than in production, to spare the tests the wait.
+        // Ends calls without a reply sooner than in production, because the tests wait for them.
         let mut timing = backend.timing();
         timing.request_timeout = Duration::from_secs(2) * pace();
         let engine = Engine::builder(backend).timing(timing).handover(!setup.without_hand_over);

@@ -1,4 +1,4 @@
-//! The operators' view, and what other programs write under the prefix.
+//! The operators' view, and keys that other programs write under the prefix.
 
 use leasehold_api::{ListQuery, Lock as _, LockExt as _, LossReason, Validity};
 use test_servers::{Etcd, EtcdOptions, EtcdProgram};
@@ -21,6 +21,8 @@ async fn operators_see_holders_and_waiters() {
     let holder = info.holder().unwrap();
     assert_eq!((holder.holder, holder.token), (Some(held.stored_holder()), held.token()));
     assert_eq!((holder.label.as_deref(), info.waiters), (Some("nightly"), Some(1)));
+    let (user, host) = (whoami::username().unwrap(), whoami::hostname().unwrap());
+    assert_eq!(holder.owner, Some(format!("{user}@{host} pid {}", std::process::id())));
     let ledger = admin.list(&ListQuery::new().prefix("ledger:")).await.unwrap();
     assert_eq!(ledger.iter().map(|info| info.key.as_str()).collect::<Vec<_>>(), ["ledger:1"]);
     let all = admin.list(&ListQuery::new()).await.unwrap();

@@ -25,7 +25,7 @@ async fn a_waiter_is_granted_over_compactions() {
     }
 }
 
-/// The waiter's watch starts again at a revision that was compacted, and the event is in the part that is gone.
+/// The waiter's watch starts again at a revision that was compacted together with the event.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_waiter_is_granted_if_the_release_was_compacted_while_it_was_away() {
     let (etcd, prefix) = (Etcd::start(EtcdOptions::new()), Etcd::fresh_prefix());

@@ -79,7 +79,7 @@ impl Late {
         Self { etcd, prefix, ways, a, b }
     }
 
-    /// Delivers the requests, and lets others through that arrive after them.
+    /// Delivers the requests, and then makes others, which arrive after them.
     async fn deliver(&self) {
         assert!(self.ways.held_back() > 0, "nothing was held back");
         self.ways.deliver();

@@ -1,4 +1,4 @@
-//! Hazards of etcd on real clusters, and bad settings. `docs/hazards.md` has the hazards E1 to E13.
+//! Hazards of etcd on real clusters, and bad settings. `docs/hazards.md` has the hazards E1 to E14.
 
 #![allow(clippy::unwrap_used)]
 

@@ -42,6 +42,32 @@ async fn holds_outlast_a_full_cluster_and_grants_wait_for_an_operator() {
 }
 
 #[tokio::test]
+async fn a_new_client_of_a_full_cluster_lists_and_releases_by_force() {
+    for program in [EtcdProgram::Vendored, EtcdProgram::Installed] {
+        let etcd = Etcd::start(EtcdOptions::new().program(program).quota(4 << 20));
+        let prefix = Etcd::fresh_prefix();
+        let lock = client(&etcd, &prefix).await;
+        let held = acquired(&lock, "k").await;
+        etcd.fill().await;
+
+        let operator = client(&etcd, &prefix).await;
+        let admin = operator.admin().unwrap();
+        let listed = admin.list(&ListQuery::new()).await.unwrap();
+        let holders: Vec<_> = listed.iter().map(|info| info.holder().unwrap().holder).collect();
+        assert_eq!(holders, [Some(held.stored_holder())], "{program:?}");
+        assert!(admin.force_release(held.key(), held.stored_holder()).await.unwrap(), "{program:?}");
+        assert_eq!(queue(&etcd, &prefix, "k").await, [], "{program:?}");
+        soon("the loss is never noticed", held.lost()).await;
+        let error = operator.key("k").try_acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NeedsOperator, "{program:?}: {error:?}");
+
+        etcd.make_room().await;
+        // The client takes the TTL that the server grants, although it could not read the shortest one.
+        cycle(&operator, "k").await;
+    }
+}
+
+#[tokio::test]
 async fn a_full_cluster_and_its_room_are_facts_for_operators() {
     let etcd = Etcd::start(EtcdOptions::new().quota(4 << 20));
     let lock = client(&etcd, &Etcd::fresh_prefix()).await;

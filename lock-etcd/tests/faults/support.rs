@@ -1,4 +1,4 @@
-//! Clients of a cluster, and what etcd has of a key.
+//! Clients of a cluster, and the entries of a key in etcd.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +36,7 @@ pub(crate) async fn client_of(addresses: Vec<String>, prefix: &str, ttl: Duratio
     Arc::new(EtcdConfig::new(addresses, prefix).ttl(ttl).connect().await.unwrap())
 }
 
-/// Acquires `name`, and repeats failures that can pass.
+/// Acquires `name`, and tries again after failures that can be repeated.
 pub(crate) async fn acquired(lock: &Engine, name: &str) -> LockGuard {
     let bound = Bound::new(LONG);
     loop {

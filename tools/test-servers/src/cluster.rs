@@ -34,7 +34,7 @@ pub struct ClusterOptions {
 }
 
 impl ClusterOptions {
-    /// Creates the defaults: quick start, no authentication, no waiting for the disk.
+    /// Creates the defaults: a quick start that skips authentication and the wait for the disk.
     #[must_use]
     pub fn new() -> Self {
         Self::default()

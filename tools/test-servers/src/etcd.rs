@@ -32,7 +32,7 @@ use api::Api;
 use member::{Addresses, Member};
 use peers::Peers;
 
-/// Time limit for the election of a leader, for a busy machine.
+/// Time limit for the election of a leader. It is long because the machine might be busy.
 const ELECTED: Duration = Duration::from_secs(120);
 
 /// Interval of polls.
@@ -51,9 +51,9 @@ struct Inner {
     members: Vec<Mutex<Member>>,
     addresses: Vec<Addresses>,
     options: EtcdOptions,
-    /// The way of the members to each other.
+    /// The connections between the members.
     peers: Peers,
-    /// The password of `root`, once authentication is on.
+    /// The password of `root`. `None` before authentication is turned on.
     root: Mutex<Option<String>>,
 }
 

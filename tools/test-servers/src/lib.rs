@@ -1,9 +1,9 @@
 //! Real servers for tests: private Postgres clusters, streaming standbys, `PgBouncer`, etcd, and proxies that break
 //! connections.
 //!
-//! Every server runs in its own temporary directory, on loopback, never as root. Its program is the machine's own, or
-//! for etcd also the one inside a crate. It ends when the process that started it ends, even by SIGKILL. If the setup fails, the helpers panic with advice, because
-//! a test that needs a server must not pass without it.
+//! Every server runs in its own temporary directory, on loopback, never as root. Its program is the machine's own, or for
+//! etcd also the one inside a crate. It ends when the process that started it ends, even by SIGKILL. If the setup fails,
+//! the helpers panic with advice, because a test must fail without its server.
 
 mod admin;
 mod cluster;

@@ -7,13 +7,13 @@ use super::*;
 /// How a member of the fake cluster behaves.
 #[derive(Clone, Copy)]
 enum Manner {
-    /// Answers after this time.
+    /// Replies after this many milliseconds.
     Answers(u64),
-    /// Fails after this time.
+    /// Fails after this many milliseconds with this class. The last part is whether the request was sent.
     Fails(u64, Class, bool),
-    /// Never answers.
+    /// Never replies.
     Silent,
-    /// Has no connection, and never gets one.
+    /// Never gets a connection.
     Unconnected,
 }
 
@@ -23,10 +23,10 @@ struct Fake {
     choice: Choice,
     manners: Vec<Manner>,
     start: Instant,
-    /// The members asked, each with the milliseconds since the start.
+    /// The members that got a copy, each with the milliseconds since the start.
     asked: Mutex<Vec<(usize, u64)>>,
     given_up: Mutex<Vec<usize>>,
-    /// Whether the members answer other calls.
+    /// Whether the members reply to other calls.
     is_alive: bool,
 }
 

@@ -15,7 +15,8 @@ fn every_refusal_of_a_server_has_a_class_and_a_kind() {
         OutOfRange, PermissionDenied, ResourceExhausted, Unauthenticated, Unavailable, Unimplemented,
         Unknown,
     };
-    // The messages of etcd 3.4 to 3.7: the class, whether it may have been carried out, and the kind for callers.
+    // The messages of etcd 3.4 to 3.7, each with its class, whether it was possibly carried out, and the kind for
+    // callers.
     for (code, message, class, sent, kind) in [
         (Unavailable, "etcdserver: no leader", Class::NoLeader, false, ErrorKind::Unavailable),
         (ResourceExhausted, "etcdserver: too many requests", Class::Busy, false, ErrorKind::Unavailable),

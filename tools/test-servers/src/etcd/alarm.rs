@@ -1,10 +1,10 @@
-//! The alarm of a full database, without a full database.
+//! The alarm of a full database, raised without filling it.
 
 use serde_json::json;
 
 use super::Etcd;
 
-/// The member that the alarm names. It does not exist, so no member ends or raises this alarm by itself.
+/// The member that the alarm names. It does not exist, so only the test raises and ends this alarm.
 const NOBODY: &str = "1";
 
 impl Etcd {

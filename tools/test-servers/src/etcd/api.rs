@@ -22,12 +22,12 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// Time limit of a call that works through the whole database.
 const LONG: Duration = Duration::from_secs(60);
 
-/// A call that a member did not carry out, or did not answer.
+/// The failure of a call: a member's refusal, or no reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     /// The code of gRPC, or `None` if no reply came.
     pub code: Option<u64>,
-    /// The member's words.
+    /// The message of the member, or the reason for the missing reply.
     pub message: String,
 }
 
@@ -163,24 +163,24 @@ impl Api {
             Ok((is_success, body.to_bytes()))
         };
         let (sender, receiver) = mpsc::channel();
-        // A task, because a cluster starts also inside of a test's runtime, which must not block on another.
+        // Runs a task, because a test's runtime, in which a cluster can start, must not block on another runtime.
         admin::runtime().spawn(async move { sender.send(tokio::time::timeout(limit, work).await) });
         let reply = receiver.recv().map_err(|_| Refusal::no_reply("a call panicked".to_owned()))?;
         reply.map_err(|_| Refusal::no_reply(format!("no reply of port {} within {limit:?}", self.port)))?
     }
 }
 
-/// Returns a number, which JSON carries as text because it can have 64 bits. The value 0 is left out.
+/// Returns the number in a value of JSON. It is text, because it can have 64 bits, and missing for 0.
 pub(super) fn number(value: &Value) -> u64 {
     value.as_str().and_then(|text| text.parse().ok()).or_else(|| value.as_u64()).unwrap_or_default()
 }
 
-/// Returns bytes as JSON carries them.
+/// Returns bytes in base64, as etcd's JSON has them.
 pub(super) fn encoded(bytes: impl AsRef<[u8]>) -> String {
     STANDARD.encode(bytes)
 }
 
-/// Returns the bytes in a value of JSON, none if the value is left out.
+/// Returns the bytes in a value of JSON. Empty if the value is missing.
 pub(super) fn decoded(value: &Value) -> Vec<u8> {
     value.as_str().and_then(|text| STANDARD.decode(text).ok()).unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Backups, and what a restore loses.
+//! Backups of a cluster, and their restore.
 
 use std::fs;
 use std::path::Path;
@@ -11,14 +11,13 @@ use super::member::{Member, identity};
 use super::{Etcd, Inner};
 use crate::{Outcome, or_panic};
 
-/// What a restore from a [`Backup`] loses beside the later writes.
+/// The loss of a restore from a [`Backup`], beside the writes after the backup.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Loss {
-    /// The log too, as `etcdctl snapshot restore` does, which operators use: the members begin a new log. Needs the
+    /// The log. The members start a new one, as after `etcdctl snapshot restore`, which operators use. Needs the
     /// machine's own `etcdctl` and [`crate::EtcdProgram::Installed`].
     Log,
-    /// Nothing else: each member gets an earlier copy of its directory, as from a snapshot of its disk. Needs no
-    /// program.
+    /// Nothing else. Each member gets an earlier copy of its directory, as from a snapshot of its disk. Needs no program.
     Nothing,
 }
 
@@ -74,7 +73,7 @@ impl Inner {
                     .map_err(|error| format!("cannot write a snapshot: {error}"))?;
             }
             Loss::Nothing => {
-                // Frozen members write nothing, and all files are of the same time.
+                // Freezes all members first, because their files must be of the same time.
                 let members: Vec<_> = (0..self.members.len()).map(|number| self.member(number)).collect();
                 members.iter().for_each(|member| member.signal(Signal::STOP));
                 let copied = members.iter().enumerate().try_for_each(|(number, member)| {

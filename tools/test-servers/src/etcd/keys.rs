@@ -90,7 +90,7 @@ impl Etcd {
     ///
     /// If dropped, the servers stay in their current state until their values are dropped.
     pub async fn revision(&self) -> u64 {
-        // A read that every member agrees on, unlike the state of one member.
+        // Reads linearizably, because the state of one member can be old.
         let reply = self.ask("kv/range", json!({ "key": encoded("x"), "count_only": true })).await;
         revision(&reply)
     }
@@ -131,7 +131,7 @@ fn range(prefix: &[u8]) -> Value {
     json!({ "key": encoded(prefix), "range_end": encoded(end(prefix)) })
 }
 
-/// Returns the first key behind those that begin with `prefix`.
+/// Returns the first key after all keys that begin with `prefix`.
 pub(super) fn end(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {

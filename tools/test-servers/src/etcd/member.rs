@@ -37,7 +37,8 @@ pub(super) struct Member {
 impl Member {
     /// Creates the directory of a member that has not started.
     pub(super) fn new(options: &EtcdOptions, number: usize, all: &[Addresses]) -> Outcome<Self> {
-        // The guard waits for the removal of a file that never exists, because etcd removes none.
+        // The guard deletes the directory when this file is missing. It is missing from the start, because etcd never
+        // writes it.
         let process = Guarded::new("leasehold-etcd-", "ended", Medium::Disk)?;
         let program = match options.program {
             EtcdProgram::Installed => programs::etcd()?.join("etcd"),
@@ -106,7 +107,7 @@ impl Member {
         tree::copy(&self.process.directory().join(DATA), to, |_| Ok(()), |_, _| true)
     }
 
-    /// Replaces the data of the stopped process by that of a snapshot.
+    /// Replaces the data of the stopped process by the data of a snapshot.
     pub(super) fn restore_snapshot(&self, etcdctl: &Path, snapshot: &Path, identity: &[String]) -> Outcome {
         self.remove_data()?;
         let copy = self.process.directory().join("snapshot");
@@ -138,8 +139,8 @@ fn vendored(process: &Guarded) -> Outcome<PathBuf> {
         format!("{error}: set LEASEHOLD_ETCD=installed after the installation of etcd on this machine")
     })?;
     let copy = process.directory().join("etcd");
-    // Another process makes the copy. A child of this one that starts elsewhere in these tests would inherit a file open
-    // for writing, and the kernel runs no such program.
+    // Copies in another process. Otherwise a child that another test starts at the same time would inherit the open file,
+    // and the kernel refuses to run a program that is open for writing.
     let copied = Command::new("cp").arg(kept).arg(&copy).status();
     if !copied.is_ok_and(|status| status.success()) {
         return Err(format!("cannot copy {}", kept.display()));
@@ -157,7 +158,7 @@ pub(super) fn identity(number: usize, all: &[Addresses]) -> Vec<String> {
         ("--data-dir", DATA.to_owned()),
         ("--initial-advertise-peer-urls", link(number)),
         ("--initial-cluster", cluster.join(",")),
-        // The ports are random, so they also tell clusters apart.
+        // The ports are random, so they also distinguish clusters.
         ("--initial-cluster-token", format!("t{}", all[0].link)),
     ];
     pairs.into_iter().flat_map(|(name, value)| [name.to_owned(), value]).collect()

@@ -1,4 +1,4 @@
-//! The way of the members to each other, which can be interrupted for single members.
+//! The connections between the members, which tests can interrupt for single members.
 
 use std::collections::HashMap;
 use std::net::{Ipv4Addr, TcpListener as StdListener};
@@ -17,8 +17,8 @@ const FROM: &[u8] = b"x-server-from: ";
 /// Longest start of a connection.
 const HEAD: usize = 16 * 1024;
 
-/// A forwarder in front of each member's port for members. Both directions of a connection belong to two members: the one
-/// that listens, and the one that names itself in the first request.
+/// A forwarder in front of each member's port for members. A connection belongs to two members: the listener, and the
+/// sender, which names itself in the first request.
 #[derive(Debug)]
 pub(super) struct Peers {
     shared: Arc<Shared>,

@@ -103,7 +103,7 @@ async fn serve(listener: StdListener, shared: Arc<Shared>) {
     }
 }
 
-/// Forwards one call. If the server does not take it, the reply is that of a proxy: the status `UNAVAILABLE`.
+/// Forwards one call. If the server does not take it, replies with the status `UNAVAILABLE`, as proxies do.
 async fn forward(request: Request<Incoming>, shared: Arc<Shared>) -> Result<Response<Body>, hyper::Error> {
     let (mut head, body) = request.into_parts();
     let target = lock(&shared.target).clone();
