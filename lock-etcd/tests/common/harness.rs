@@ -86,7 +86,7 @@ impl Prefix {
 
     /// Deletes the oldest entry of `key`, which holds it.
     async fn delete_hold(&self, key: &LockKey) -> bool {
-        let entries = self.etcd().entries(format!("{}/q/{key}\0", self.prefix)).await;
+        let entries = self.etcd().entries(format!("{}//q/{key}\0", self.prefix)).await;
         match entries.first() {
             Some(entry) => self.etcd().delete(&entry.key).await == 1,
             None => false,

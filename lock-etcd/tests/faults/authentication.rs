@@ -49,7 +49,7 @@ async fn a_client_without_its_right_is_refused_at_the_start() {
             let error = refused(wrong).await;
             assert_eq!(error.kind(), ErrorKind::PermissionDenied, "{program:?}, {shown}: {error:?}");
         }
-        assert!(etcd.entries("locks/q/").await.is_empty());
+        assert!(etcd.entries("locks//q/").await.is_empty());
     }
 }
 

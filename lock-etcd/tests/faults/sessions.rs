@@ -79,7 +79,7 @@ async fn thousands_of_holds_have_few_sessions_and_few_renewals() {
     let begun = Instant::now();
     let guards = soon("never granted", join_all(names.iter().map(|name| acquired(&a, name)))).await;
     println!("{HOLDS} holds in {:?}", begun.elapsed());
-    let entries = etcd.entries(format!("{prefix}/q/")).await;
+    let entries = etcd.entries(format!("{prefix}//q/")).await;
     assert_eq!(entries.len(), HOLDS);
     let leases: BTreeSet<_> = entries.iter().map(|entry| entry.lease).collect();
     assert!((2..=4).contains(&leases.len()), "{} leases", leases.len());
@@ -88,11 +88,11 @@ async fn thousands_of_holds_have_few_sessions_and_few_renewals() {
     tokio::time::sleep(ttl + Duration::from_secs(1)).await;
     let renewals = etcd.counter(0, Counter::KeepAlives).await - before;
     assert!((2..HOLDS as u64 / 10).contains(&renewals), "{renewals} renewals");
-    assert_eq!(etcd.entries(format!("{prefix}/q/")).await.len(), HOLDS);
+    assert_eq!(etcd.entries(format!("{prefix}//q/")).await.len(), HOLDS);
     assert!(guards.iter().all(|guard| guard.validity() == Validity::Valid));
     let released = join_all(guards.into_iter().map(leasehold_api::LockGuard::release)).await;
     assert!(released.iter().all(Result::is_ok));
-    assert!(etcd.entries(format!("{prefix}/q/")).await.is_empty());
+    assert!(etcd.entries(format!("{prefix}//q/")).await.is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]

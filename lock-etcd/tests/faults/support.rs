@@ -73,7 +73,7 @@ pub(crate) async fn idle(lock: &Engine) {
 
 /// Returns the entries of a key, the oldest first: its holder and the waiters.
 pub(crate) async fn queue(etcd: &Etcd, prefix: &str, name: &str) -> Vec<Entry> {
-    etcd.entries(format!("{prefix}/q/{name}\0")).await
+    etcd.entries(format!("{prefix}//q/{name}\0")).await
 }
 
 /// Waits until a key has this many entries, and returns them.
