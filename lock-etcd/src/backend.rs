@@ -34,7 +34,7 @@ use crate::error::invalid;
 use crate::wire::{Compare, LeaseGrantRequest, LeaseRevokeRequest, Target, TxnRequest, delete, put};
 
 pub(crate) use self::acquire::changes_all_the_time;
-use self::release::Way;
+pub(crate) use self::release::Way;
 pub(crate) use self::shared::Shared;
 
 /// The interval at which the engine checks that its leases still exist. Renewals detect a loss as well.

@@ -14,7 +14,7 @@ use crate::wire::TxnRequest;
 
 /// The way on which a release goes to the store.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Way {
+pub(crate) enum Way {
     Lane,
     /// Directly, after the runtime of the lane has ended.
     Direct,
@@ -23,10 +23,10 @@ pub(super) enum Way {
 impl Shared {
     /// Deletes the entry of the hold. If a copy of its request can still arrive, changes the guard of its session in the
     /// same transaction, because the server then refuses that copy.
-    pub(super) async fn release(&self, hold: &HoldRef, way: Way) -> Result<ReleaseReply, Error> {
+    pub(crate) async fn release(&self, hold: &HoldRef, way: Way) -> Result<ReleaseReply, Error> {
         let (key, holder, limit) = (&hold.key, hold.holder, TimeLimit::start(hold.limit));
         let was_held_here = self.requests.hold(holder, self.now()).is_some();
-        let departure = self.requests.release(holder);
+        let departure = self.requests.release(holder, hold.unused, self.now());
         let at = self.at(key, holder);
         // Under a sealed session no copy is granted.
         let suspects: Vec<_> =

@@ -7,6 +7,7 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use leasehold_api::{HolderId, LockKey};
 use leasehold_engine::{Moment, Request};
@@ -14,6 +15,10 @@ use tokio::sync::Notify;
 
 use crate::session::Session;
 use crate::watcher::Watched;
+
+/// The time after which a failed release counts as abandoned. The engine repeats a release sooner, but only until the lease
+/// of the hold is over. A shared session can keep the entry alive for longer.
+const ABANDONED_AFTER: Duration = Duration::from_secs(10);
 
 /// The table. Its mutex is locked only for the time of an update.
 #[derive(Debug, Default)]
@@ -31,12 +36,20 @@ struct Record {
     /// The copies of the request that can still arrive, by the session with which they were sent.
     copies: Vec<Copies>,
     stage: Stage,
-    /// Whether a release was called. No further copy of the request is sent then.
-    is_releasing: bool,
+    /// The last call of a release. After it no further copy of the request is sent.
+    released: Option<ReleaseCall>,
     /// Whether an operator has left a note for the hold.
     is_noted: bool,
     /// The watch for waiters of other clients, until the hold is released.
     watched: Option<Watched>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct ReleaseCall {
+    at: Moment,
+    unused: bool,
+    /// Whether the keeper repeats the release.
+    is_repeated: bool,
 }
 
 #[derive(Debug)]
@@ -80,10 +93,19 @@ pub(crate) struct Ended {
     pub(crate) created: i64,
 }
 
+/// A release that failed and that the engine has not repeated.
+#[derive(Debug)]
+pub(crate) struct Abandoned {
+    pub(crate) key: LockKey,
+    pub(crate) holder: HolderId,
+    pub(crate) unused: bool,
+}
+
 /// The work of the keeper in one round.
 #[derive(Debug, Default)]
 pub(crate) struct Work {
     pub(crate) ended: Vec<Ended>,
+    pub(crate) abandoned: Vec<Abandoned>,
     /// The leases of the sessions with places in queues.
     pub(crate) awaited: HashSet<i64>,
 }
@@ -108,21 +130,21 @@ impl Requests {
             session: None,
             copies: Vec::new(),
             stage: Stage::Asked,
-            is_releasing: false,
+            released: None,
             is_noted: false,
             watched: None,
         });
         if record.stage == Stage::Over {
             record.stage = Stage::Asked;
         }
-        !record.is_releasing
+        record.released.is_none()
     }
 
     /// Notes that a copy is about to be sent with this session. Returns the guard that the copy must compare. `None` if
     /// the request was released, and the caller must not send it. A later release finds the copy and changes the guard.
     pub(crate) fn sending(&self, holder: HolderId, session: &Arc<Session>) -> Option<i64> {
         let mut records = self.lock();
-        let record = records.get_mut(&holder).filter(|record| !record.is_releasing)?;
+        let record = records.get_mut(&holder).filter(|record| record.released.is_none())?;
         match record.copies.iter_mut().find(|copies| Arc::ptr_eq(&copies.session, session)) {
             Some(copies) => copies.pending += 1,
             None => {
@@ -244,12 +266,13 @@ impl Requests {
     }
 
     /// Notes that a release is called, which blocks further copies. Returns the work of that release.
-    pub(crate) fn release(&self, holder: HolderId) -> Departure {
+    pub(crate) fn release(&self, holder: HolderId, unused: bool, now: Moment) -> Departure {
         let mut records = self.lock();
         let Some(record) = records.get_mut(&holder) else {
             return Departure { suspects: Vec::new(), is_noted: false };
         };
-        record.is_releasing = true;
+        let is_repeated = record.released.is_some_and(|call| call.is_repeated);
+        record.released = Some(ReleaseCall { at: now, unused, is_repeated });
         record.watched = None;
         let suspects = record.copies.iter().map(|copies| Arc::clone(&copies.session)).collect();
         Departure { suspects, is_noted: record.is_noted }
@@ -279,7 +302,15 @@ impl Requests {
     /// keep alive.
     pub(crate) fn work(&self, now: Moment) -> Work {
         let mut work = Work::default();
-        for (holder, record) in self.lock().iter_mut().filter(|(_, record)| !record.is_releasing) {
+        for (holder, record) in self.lock().iter_mut() {
+            if let Some(call) = &mut record.released {
+                if !call.is_repeated && now.since(call.at) >= ABANDONED_AFTER {
+                    call.is_repeated = true;
+                    let (key, unused) = (record.key.clone(), call.unused);
+                    work.abandoned.push(Abandoned { key, holder: *holder, unused });
+                }
+                continue;
+            }
             let (created, is_over) = match record.stage {
                 Stage::Queued { created, until } => (created, until.is_some_and(|until| until <= now)),
                 Stage::Held { created, until } => (created, until <= now),
@@ -297,7 +328,7 @@ impl Requests {
 
     fn update(&self, holder: HolderId, change: impl FnOnce(&mut Record)) -> bool {
         let mut records = self.lock();
-        let record = records.get_mut(&holder).filter(|record| !record.is_releasing);
+        let record = records.get_mut(&holder).filter(|record| record.released.is_none());
         record.map(change).is_some()
     }
 

@@ -1,13 +1,16 @@
 //! The task that keeps places in queues alive, and ends the holds that the engine no longer renews.
 //!
 //! A lease is shared, so it lasts while one of its holds is renewed or one of its places is kept. The keeper deletes the
-//! entry of a hold at the end of that hold's TTL. If the client dies, the lease ends with everything under it.
+//! entry of a hold at the end of that hold's TTL, and repeats a release that failed. If the client dies, the lease ends with
+//! everything under it.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backend::Shared;
-use crate::backend::requests::Ended;
+use leasehold_engine::Request;
+
+use crate::backend::requests::{Abandoned, Ended};
+use crate::backend::{Shared, Way};
 
 /// The interval of the checks, so a hold is deleted at most this late.
 const EVERY: Duration = Duration::from_millis(100);
@@ -47,6 +50,10 @@ impl Shared {
             let shared = Arc::clone(self);
             self.in_background(async move { shared.end(&ended).await });
         }
+        for abandoned in work.abandoned {
+            let shared = Arc::clone(self);
+            self.in_background(async move { shared.repeat_release(abandoned).await });
+        }
     }
 
     /// Deletes the entry of a hold that has ended. Repeats this until the store confirms it or a release removes the
@@ -59,6 +66,18 @@ impl Shared {
                 return;
             }
             tokio::time::sleep(AGAIN).await;
+        }
+    }
+
+    /// Repeats a release that the engine no longer repeats, until the store confirms it.
+    async fn repeat_release(&self, abandoned: Abandoned) {
+        let mut hold = Request::new(abandoned.key, abandoned.holder).hold();
+        (hold.unused, hold.limit) = (abandoned.unused, LIMIT);
+        while self.requests.knows(hold.holder) {
+            if let Err(error) = self.release(&hold, Way::Lane).await {
+                tracing::debug!(store = %self.cluster.store(), key = %hold.key, %error, "a release is repeated");
+                tokio::time::sleep(AGAIN).await;
+            }
         }
     }
 }

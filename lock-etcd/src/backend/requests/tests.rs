@@ -19,7 +19,7 @@ fn begun() -> Requests {
 }
 
 fn suspects(requests: &Requests) -> Vec<i64> {
-    requests.release(HOLDER).suspects.iter().map(|session| session.lease).collect()
+    requests.release(HOLDER, false, at(0)).suspects.iter().map(|session| session.lease).collect()
 }
 
 #[test]
@@ -51,7 +51,7 @@ fn a_call_that_was_dropped_and_a_reply_to_a_second_copy_leave_their_session_susp
 #[test]
 fn nothing_is_sent_or_granted_after_a_release_was_called() {
     let (requests, session) = (begun(), session(7));
-    let _ = requests.release(HOLDER);
+    let _ = requests.release(HOLDER, false, at(0));
     assert_eq!(requests.sending(HOLDER, &session), None);
     assert!(!requests.queued(HOLDER, &session, 11, None));
     assert!(!requests.granted(HOLDER, 11, at(9)));
@@ -103,4 +103,20 @@ fn a_session_counts_its_entries() {
     requests.forget(HOLDER);
     assert_eq!((count(&first), count(&second)), (0, 0));
     assert!(requests.is_empty());
+}
+
+#[test]
+fn a_failed_release_that_is_not_repeated_becomes_work_once() {
+    let (requests, session) = (begun(), session(7));
+    assert!(requests.queued(HOLDER, &session, 11, None) && requests.granted(HOLDER, 11, at(5)));
+    let _ = requests.release(HOLDER, true, at(3));
+    assert!(requests.work(at(9)).abandoned.is_empty());
+    let _ = requests.release(HOLDER, true, at(9));
+    assert!(requests.work(at(18)).abandoned.is_empty(), "it was repeated");
+    let work = requests.work(at(19));
+    assert!(work.ended.is_empty());
+    let [abandoned] = &work.abandoned[..] else { panic!("{work:?}") };
+    assert!((abandoned.key.as_str(), abandoned.holder, abandoned.unused) == ("k", HOLDER, true));
+    let _ = requests.release(HOLDER, true, at(20));
+    assert!(requests.work(at(60)).abandoned.is_empty(), "one task repeats it");
 }
