@@ -388,8 +388,9 @@ impl Context {
     ///
     /// If dropped, the engine completes the release in the background.
     pub async fn give(&self, guard: LockGuard) {
-        let key = guard.key().clone();
+        let (key, lost) = (guard.key().clone(), guard.lost());
         if let Err(error) = guard.release().await {
+            self.inconclusive_if_expired(&key, lost.reason());
             call_failed(&format!("the release of {key:?} must be Ok"), &error);
         }
     }
