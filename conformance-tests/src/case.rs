@@ -100,6 +100,10 @@ pub enum Need {
     Relabel,
     /// Holds that one client gives out and another one adopts.
     Portable,
+    /// Shared grants.
+    Shared,
+    /// Permits of semaphores.
+    Permits,
     /// Listing of holds.
     List,
     /// Forced release.
@@ -184,6 +188,8 @@ impl Need {
             Self::Inspect => !has.admin.inspect,
             Self::Relabel => !has.relabel,
             Self::Portable => !has.portable,
+            Self::Shared => !has.modes.shared,
+            Self::Permits => has.modes.max_permits == 0,
             Self::List => !has.admin.list,
             Self::ForceRelease => !has.admin.force_release,
             Self::Ask => !has.admin.ask,
@@ -260,6 +266,8 @@ impl Need {
             Self::Inspect => "inspection",
             Self::Relabel => "labels that can be changed",
             Self::Portable => "portable holds",
+            Self::Shared => "shared grants",
+            Self::Permits => "permits",
             Self::List => "listing",
             Self::ForceRelease => "forced release",
             Self::Ask => "requests to release",
@@ -275,6 +283,8 @@ impl Need {
         let refused = match self {
             Self::Lease => lock.key(&key).ttl(cx.ttl()).acquire().await.map(drop),
             Self::Cooldown => lock.key(&key).cooldown(cx.ttl()).acquire().await.map(drop),
+            Self::Shared => lock.key(&key).shared().acquire().await.map(drop),
+            Self::Permits => lock.key(&key).permits(2).acquire().await.map(drop),
             Self::Relabel => cx.take(&lock, &key).await.relabel("new").await,
             Self::Portable => {
                 let guard = cx.take(&lock, &key).await;

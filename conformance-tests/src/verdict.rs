@@ -172,6 +172,8 @@ fn list(has: &Capabilities, harness: &dyn Harness, time: Time, child_test: bool)
         (has.admin.force_release, Need::ForceRelease),
         (has.admin.ask, Need::Ask),
         (has.portable, Need::Portable),
+        (has.modes.shared, Need::Shared),
+        (has.modes.max_permits > 0, Need::Permits),
     ] {
         if has {
             declarations.push((need.capability().to_owned(), Needs(need), [None, None]));

@@ -101,13 +101,27 @@ impl Core {
 
     fn check_options(&self, options: &AcquireOptions) -> Result<(), Error> {
         options.check()?;
-        if options.mode != Mode::Exclusive {
-            return Err(Error::unsupported("mode but exclusive"));
-        }
+        self.check_mode(options.mode)?;
         if options.cooldown.is_some() && !self.capabilities.cooldown {
             return Err(Error::unsupported("cooldowns"));
         }
         options.ttl.map_or(Ok(()), |ttl| self.check_ttl(ttl))
+    }
+
+    fn check_mode(&self, mode: Mode) -> Result<(), Error> {
+        let most = self.capabilities.modes.max_permits;
+        match mode {
+            Mode::Exclusive => Ok(()),
+            Mode::Shared if self.capabilities.modes.shared => Ok(()),
+            Mode::Permit { of } if of <= most => Ok(()),
+            Mode::Permit { of } if most > 0 => {
+                let message =
+                    format!("this store has at most {most} permits of a key, not {of}; split the key");
+                Err(Error::new(ErrorKind::InvalidOption, message))
+            }
+            Mode::Permit { .. } => Err(Error::unsupported("permits")),
+            _ => Err(Error::unsupported("shared grants")),
+        }
     }
 
     pub(crate) fn check_ttl(&self, ttl: Duration) -> Result<(), Error> {
@@ -203,7 +217,13 @@ impl Core {
             baton.iter().for_each(|baton| baton.tenure().end_chain());
             (hold, baton)
         });
-        found.and_then(|(hold, _)| hold).or_else(|| self.adopted(key, id))
+        found.and_then(|(hold, _)| hold).or_else(|| self.member(key, id)).or_else(|| self.adopted(key, id))
+    }
+
+    /// Returns the hold in the group of `key` that the store knows by `id`.
+    fn member(&self, key: &LockKey, id: StoredId) -> Option<Arc<Hold>> {
+        let hold = self.queues.member(key, id.get().serial(), |owner| Arc::clone(&owner.hold))?;
+        (hold.stored_id() == id).then_some(hold)
     }
 
     /// Polls `work`, which uses timers, in the context of the engine's runtime, because another executor may poll

@@ -1,6 +1,7 @@
 //! One grant, from before its request until its end: identity, validity, loss. Its phases are in `state.rs`,
 //! the operations of its guard in `grant.rs`.
 
+mod arrival;
 pub(crate) mod delivery;
 pub(crate) mod doubt;
 pub(crate) mod grant;
@@ -16,7 +17,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use leasehold_api::{Error, ErrorKind, FencingToken, HolderId, LockGuard, LockKey, LossReason, Validity};
+use leasehold_api::{Error, FencingToken, HolderId, LockKey, LossReason, Mode, Validity};
 use tokio::sync::SetOnce;
 
 use crate::acquire::owner::Permit;
@@ -30,12 +31,12 @@ use crate::hold::lease_clock::LeaseClock;
 use crate::hold::state::{AtomicPhase, LoseResult, Phase};
 use crate::hold::tenure::{Baton, Place, StoredId, Tenure};
 use crate::metrics::{Event, Times};
-use crate::store::backend::{Contended, Granted, HoldRef, OpaqueState, Request};
+use crate::store::backend::{Contended, HoldRef, OpaqueState, Request};
 
 /// The engine's state of one grant.
 ///
 /// While it is pending, its acquisition has the key's permit. On the fast path and once it is live, the permit
-/// goes to the caller that ends it.
+/// goes to the caller that ends it. A live hold that is not exclusive has a place in its key's group instead.
 pub(crate) struct Hold {
     pub(crate) core: Arc<Alive>,
     request: Request,
@@ -66,6 +67,8 @@ pub(crate) struct Hold {
 struct Extras {
     extension: Option<Box<dyn Any + Send + Sync>>,
     state: Option<OpaqueState>,
+    /// The number of a permit.
+    permit: Option<u32>,
 }
 
 /// Stands for *no token*, because it is larger than every token of a store.
@@ -103,6 +106,15 @@ impl Hold {
     /// Returns the key.
     pub(crate) fn key(&self) -> &LockKey {
         &self.request.key
+    }
+
+    pub(crate) fn mode(&self) -> Mode {
+        self.request.mode
+    }
+
+    /// Returns the number of a permit.
+    pub(crate) fn permit_number(&self) -> Option<u32> {
+        self.extras.get()?.permit
     }
 
     /// Returns the request, for the call of the store that requests this hold. Every later call names the
@@ -180,88 +192,6 @@ impl Hold {
                 }
             },
         )
-    }
-
-    /// Makes the guard of a hold that was taken over, and takes the permit over. Fails if the hold was lost before.
-    pub(crate) fn taken_over(self: Arc<Self>, permit: Permit) -> Result<LockGuard, Error> {
-        if let Some(lease) = &self.lease {
-            lease.granted(self.core.clock.now());
-        }
-        self.go_live(Some(permit))
-    }
-
-    /// Makes the guard of a grant whose request was sent at `sent`, and takes the permit over. Fails if the
-    /// grant came too late, or if the hold was lost before: the engine closed, or the store ended the hold.
-    pub(crate) fn granted(
-        self: Arc<Self>,
-        mut granted: Granted,
-        sent: Moment,
-        permit: Option<Permit>,
-    ) -> Result<LockGuard, Error> {
-        let asked_at = granted.asked_at.unwrap_or(sent);
-        // Counts a hand-over from the request that was granted, although an earlier one possibly renewed the lease.
-        if let Some(place) = Place::first(&self.core, self.id(), &mut granted, sent.max(asked_at)) {
-            let _ = self.place.set(place);
-        }
-        let sent = asked_at;
-        if granted.extension.is_some() || granted.state.is_some() {
-            let _ = self.extras.set(Arc::new(Extras { extension: granted.extension, state: granted.state }));
-        }
-        self.token.store(granted.token.map_or(NO_TOKEN, FencingToken::as_u64), Ordering::Release);
-        if let Some(lease) = &self.lease {
-            let now = self.core.clock.now();
-            lease.confirmed(sent, lease.window());
-            lease.granted(now);
-            if now >= lease.deadline() {
-                return Err(self.came_too_late(permit));
-            }
-            if lease.is_renewed() {
-                lease.renew_at(sent.after(lease.interval()), sent);
-            }
-        }
-        let guard = Arc::clone(&self).go_live(permit)?;
-        if let Some(cooldown) = self.request.cooldown {
-            self.cools_until(sent.after(cooldown));
-        }
-        Ok(guard)
-    }
-
-    /// Makes the guard of a hold that the store has, and takes the permit over.
-    fn go_live(self: Arc<Self>, permit: Option<Permit>) -> Result<LockGuard, Error> {
-        if let Err(phase) = self.phase.go_live() {
-            // Releases the hold here, because the loss did not see the grant.
-            self.core.release_in_background(PendingRelease::held(&self, permit));
-            return Err(self.ended_before(phase));
-        }
-        if let Some(permit) = permit {
-            permit.give_to_hold();
-        }
-        if let Some(lease) = &self.lease {
-            self.core.plan(&self, lease);
-        }
-        self.core.metrics.granted(&self);
-        Ok(LockGuard::new(self))
-    }
-
-    /// Returns the error of an acquisition whose hold ended in `phase` before it had a guard.
-    pub(crate) fn ended_before(&self, phase: Phase) -> Error {
-        self.named(match phase.loss() {
-            Some(LossReason::Closed | LossReason::RuntimeGone) | None => Error::closed(),
-            Some(reason) => Error::lost(reason),
-        })
-    }
-
-    /// Ends a grant that came after its lease, or the time without a confirmation, had passed. No caller had
-    /// its guard, so it is released, also in a store that keeps lost holds.
-    fn came_too_late(&self, permit: Option<Permit>) -> Error {
-        let permit = self.give_up(permit);
-        self.core.release_in_background(PendingRelease::held(self, permit));
-        let message = if self.request.ttl.is_some() {
-            "the store took longer to grant the lease than the lease lasts, and is told to let go; use a longer TTL"
-        } else {
-            "the store took longer to grant the lock than a hold may go unconfirmed, and is told to let go; try again"
-        };
-        self.named(Error::new(ErrorKind::Unavailable, message))
     }
 
     /// Gives up the request. Returns the permit, unless a loss has taken it. The caller releases the possible
@@ -420,9 +350,13 @@ impl Hold {
         }
     }
 
-    /// Returns the permit. Only the caller that ended the hold must call this, once.
+    /// Returns the permit, or the place in the key's group of a hold that is not exclusive. Only the caller that ended the
+    /// hold must call this, once.
     pub(crate) fn claim_permit(&self, outcome: GrantOutcome) -> Permit {
-        self.core.queues.permit(self.slot(), outcome)
+        match self.mode() {
+            Mode::Exclusive => self.core.queues.permit(self.slot(), outcome),
+            _ => self.core.queues.membership(self.key(), self.id().serial(), outcome),
+        }
     }
 
     /// Notes why the store has not granted the hold.

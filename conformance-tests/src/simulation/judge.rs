@@ -9,7 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use leasehold_api::{Error, ErrorKind, GrantHandle, HolderId, LockGuard, LockKey, LossReason, Validity};
+use leasehold_api::{
+    Error, ErrorKind, GrantHandle, HolderId, LockGuard, LockKey, LossReason, Mode, Validity,
+};
 use tokio::time::Instant;
 
 use super::backends::LONGEST_TTL;
@@ -162,7 +164,12 @@ impl Judge {
         self.check_due(&mut state, &of, "a grant");
         self.check_token(&mut state, guard.stored_holder(), token);
         state.granted.insert(holder);
-        state.write(self.start, of.client, &of.key, EventKind::Granted { call, holder, token });
+        state.write(
+            self.start,
+            of.client,
+            &of.key,
+            EventKind::Granted { call, holder, token, mode: Mode::Exclusive },
+        );
         let now = Instant::now();
         let expired =
             guard.validity() == Validity::Lost && guard.lost().reason() == Some(LossReason::Expired);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use leasehold_api::{
-    BoxFuture, Error, ErrorKind, FencingToken, Grant, HolderId, LockKey, LossReason, Lost, Operation,
+    BoxFuture, Error, ErrorKind, FencingToken, Grant, HolderId, LockKey, LossReason, Lost, Mode, Operation,
     PortableHold, Release, Validity,
 };
 use tokio::sync::oneshot;
@@ -43,6 +43,14 @@ impl Grant for Hold {
 
     fn token(&self) -> Option<FencingToken> {
         Self::token(self)
+    }
+
+    fn mode(&self) -> Mode {
+        Self::mode(self)
+    }
+
+    fn permit(&self) -> Option<u32> {
+        self.permit_number()
     }
 
     fn validity(&self) -> Validity {

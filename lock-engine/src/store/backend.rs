@@ -44,11 +44,11 @@ use crate::store::token::Reserved;
 ///   [`Attempt::Contended`]. After an error the engine releases by holder id until the store confirms. If the
 ///   store knows that it has started nothing, for example because it was not connected, return
 ///   [`Attempt::Refused`]. The engine then releases nothing.
-/// - **Local exclusion.** For each key the engine has at most one live request or hold at a time. An abandoned
-///   hold of an earlier holder id may still await its release, so find holds by holder id, never by key alone.
-///   Each request is [`Mode::Exclusive`]. This engine returns
-///   [`Unsupported`](leasehold_api::ErrorKind::Unsupported) for the other modes, even if
-///   [`Capabilities::modes`] declares them.
+/// - **Local exclusion.** For each key the engine has at most one live request at a time. An exclusive one has no live
+///   hold beside it. Another one only has holds of the same mode beside it, and fewer than N for a permit of N. An abandoned hold of
+///   an earlier holder id may still await its release, so find holds by holder id, never by key alone.
+/// - **Modes.** A request has a mode that [`Capabilities::modes`] declares. A key that is in use with another number of
+///   permits is [`Attempt::Refused`] with [`Error::mode_mismatch`], also from [`wait`](Self::wait).
 #[async_trait]
 pub trait Backend: Debug + Display + Send + Sync + 'static {
     /// Returns the features and bounds of the store. The engine calls this once, when it is built. Each bound
@@ -192,7 +192,7 @@ pub struct Request {
     pub key: LockKey,
     /// The holder id of the grant.
     pub holder: HolderId,
-    /// The mode of the grant. Always [`Mode::Exclusive`], because this engine refuses the others.
+    /// The mode of the grant.
     pub mode: Mode,
     /// The TTL of the lease, within the declared bounds. `None` if the hold has no lease, by the store's nature
     /// or by its default.
@@ -274,6 +274,8 @@ pub enum Attempt {
 pub struct Granted {
     /// The fencing token.
     pub token: Option<FencingToken>,
+    /// The number of a permit of N, from 0 to N - 1, which no other live permit of the key has.
+    pub permit: Option<u32>,
     /// The time on the engine's clock ([`Events::now`]) from which the deadline of a lease counts: just before the
     /// request was sent from which the store counts the lease. Set if this is not the start of the engine's call:
     /// later in a wait that polls or queues, earlier if an earlier request has renewed a lease that the hold shares.

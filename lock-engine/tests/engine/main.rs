@@ -13,6 +13,7 @@ mod interleavings;
 mod life;
 mod limits;
 mod look;
+mod modes;
 mod outbox;
 mod portable;
 mod queued;

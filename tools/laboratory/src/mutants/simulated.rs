@@ -32,7 +32,7 @@ impl SimulatedStore for MutantStore {
         let mut has = capabilities(self.server.fault());
         has.handover_for = match self.kind {
             MutantKind::Backend { fault, .. } if fault.reserves() => HAND_OVER,
-            MutantKind::Backend { .. } => Duration::ZERO,
+            MutantKind::Backend { .. } | MutantKind::Modes(_) => Duration::ZERO,
             MutantKind::Lock(fault) => chain_of(fault, true),
         };
         Bounds::new(has, &Timing::default())
@@ -42,6 +42,7 @@ impl SimulatedStore for MutantStore {
         let skew = if environment.number() % 2 == 1 { Skew::Ahead(AHEAD) } else { Skew::None };
         let connection = Connection::new(&self.server, skew);
         match self.kind {
+            MutantKind::Modes(_) => Err(Error::unsupported("simulation of its modes")),
             MutantKind::Backend { queues, .. } => {
                 environment.engine(Arc::new(SmallBackend::new(connection, queues)))
             }
