@@ -13,7 +13,7 @@ use crate::support::{acquired, config, cycle, queue, soon};
 const PREFIX: &str = "locks";
 const PASSWORD: &str = "s3cret/@:?";
 
-/// The user `app`, whose right is that of a role in production: the prefix of the store.
+/// Returns the user `app`. As in production, its role has rights to the prefix of the store only.
 fn app() -> EtcdUser {
     EtcdUser::new("app", PASSWORD, format!("{PREFIX}/"))
 }
