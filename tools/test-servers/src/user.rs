@@ -6,6 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::{env, fs};
 
+use rustix::fs::StatVfsMountFlags;
+
 use crate::Outcome;
 
 /// A file system in memory, if it exists. A new database has some three hundred files, and on a disk the kernel takes
@@ -22,6 +24,8 @@ pub(crate) enum Medium {
     Disk,
     /// Memory if enough is free, otherwise a disk.
     Memory,
+    /// [`Medium::Memory`] if the file system allows programs, because the server's program is copied to its data.
+    MemoryWithProgram,
 }
 
 /// The user that runs the servers, or `None` for the current one. Servers refuse root.
@@ -62,10 +66,12 @@ impl User {
     /// Creates an empty directory owned by this user.
     pub(crate) fn directory(self, prefix: &str, medium: Medium) -> Outcome<PathBuf> {
         let bases = [env::temp_dir(), "/tmp".into(), "/var/tmp".into()];
-        let bases = match medium {
-            Medium::Memory if has_room(MEMORY.as_ref()) => [&[MEMORY.into()][..], &bases].concat(),
-            Medium::Memory | Medium::Disk => bases.to_vec(),
+        let in_memory = match medium {
+            Medium::Disk => false,
+            Medium::Memory => has_room(MEMORY.as_ref()),
+            Medium::MemoryWithProgram => has_room(MEMORY.as_ref()) && allows_programs(MEMORY.as_ref()),
         };
+        let bases = if in_memory { [&[MEMORY.into()][..], &bases].concat() } else { bases.to_vec() };
         // The other user must be able to enter the directory.
         let is_open = |base: &&PathBuf| {
             self.0.is_none()
@@ -85,6 +91,10 @@ impl User {
         std::os::unix::fs::chown(path, Some(user), Some(group))
             .map_err(|error| format!("cannot change the owner of {}: {error}", path.display()))
     }
+}
+
+fn allows_programs(memory: &Path) -> bool {
+    rustix::fs::statvfs(memory).is_ok_and(|data| !data.f_flag.contains(StatVfsMountFlags::NOEXEC))
 }
 
 fn has_room(memory: &Path) -> bool {

@@ -39,7 +39,8 @@ impl Member {
     pub(super) fn new(options: &EtcdOptions, number: usize, all: &[Addresses]) -> Outcome<Self> {
         // The guard deletes the directory when this file is missing. It is missing from the start, because etcd never
         // writes it.
-        let process = Guarded::new("leasehold-etcd-", "ended", Medium::Disk)?;
+        let medium = if options.durable { Medium::Disk } else { Medium::MemoryWithProgram };
+        let process = Guarded::new("leasehold-etcd-", "ended", medium)?;
         let program = match options.program {
             EtcdProgram::Installed => programs::etcd()?.join("etcd"),
             EtcdProgram::Vendored => vendored(&process)?,
