@@ -103,9 +103,9 @@ impl Simulation {
         Self { open: Box::new(open), candidate: None }
     }
 
-    /// Makes a simulation of the engine over a consensus cluster: with a queue, leases that the holds of a client
-    /// share, requests that are carried out late, leaders that are stuck, and restores of backups. `mutant` leaves one
-    /// check of the clients out.
+    /// Makes a simulation of the engine over a consensus cluster with three members. Its leaders are stuck or replaced,
+    /// copies of requests arrive late, and it is restored from a backup. Holds share the leases of sessions, as in the
+    /// etcd store. With a `mutant`, all clients leave out one check.
     #[must_use]
     pub fn of_a_cluster(mutant: Option<ClusterMutant>) -> Self {
         let open = move |_: HoldKind| {

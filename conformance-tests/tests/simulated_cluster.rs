@@ -1,8 +1,8 @@
-//! Simulates the engine over a consensus cluster, and over clients of this cluster that leave one check out.
+//! Simulates the engine over a consensus cluster, with correct clients and with mutants that leave out one check.
 //!
-//! `LEASEHOLD_CLUSTER_SCAN` sets a number of schedules. The tests then play that many schedules of every client, and
-//! print the first seed that shows each missing check. `LEASEHOLD_CLUSTER_SEED` prints one schedule,
-//! `LEASEHOLD_CLUSTER_WITHOUT` leaves disturbances out of it, and `LEASEHOLD_CLUSTER_MUTANT` names a check to leave out.
+//! `LEASEHOLD_CLUSTER_SCAN=N` plays N schedules of the correct clients and of each mutant, and prints the first seed
+//! that shows each mutant. `LEASEHOLD_CLUSTER_SEED=S` prints the schedule of one seed, without the disturbances in
+//! `LEASEHOLD_CLUSTER_WITHOUT` and with the mutant in `LEASEHOLD_CLUSTER_MUTANT`.
 
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
@@ -16,17 +16,18 @@ use leasehold_conformance::simulation::{
     ClusterMutant as M, Disturbance, Disturbances, ScheduleReport, Simulation,
 };
 
-/// The number of schedules of a test run with clients that leave nothing out.
+/// The number of schedules of the correct clients.
 const SCHEDULES: u64 = 300;
 
-/// The disturbances that only clusters have.
+/// The disturbances that happen only in schedules of a cluster.
 const OF_CLUSTERS: [Disturbance; 3] =
     [Disturbance::StuckLeader, Disturbance::NewLeader, Disturbance::Restore];
 
-/// The number of schedules, from the seed in [`NEEDED`] on, of which one shows a missing check.
+/// The number of schedules to play for each mutant, from its seed in [`NEEDED`]. More than one, because a change of the
+/// engine can move the violation to a neighbour.
 const WITHIN: u64 = 5;
 
-/// The rule that a client violates without each check, and the seed of the first schedule to play.
+/// The mutants, each with the rule that it violates and the seed of its first schedule.
 const NEEDED: [(M, &str, u64); 9] = [
     (M::LateCopyGuard, "C23", 2),
     (M::SessionCompare, "C23", 2),
@@ -130,7 +131,8 @@ fn a_disturbance_of_the_cluster_alone_breaks_nothing() {
     }
 }
 
-/// Returns the first of the seeds from `first` on whose schedule shows a violation of `rule`, with its text.
+/// Plays up to this number of `schedules` of a mutant, from the seed `first`. Returns the first seed whose schedule
+/// violates `rule`, with the violation.
 fn shown(mutant: M, rule: &str, first: u64, schedules: u64) -> Option<(u64, String)> {
     let simulation = Simulation::of_a_cluster(Some(mutant));
     let (start, end) = (format!("{rule},"), format!("({rule})"));

@@ -1,9 +1,9 @@
-//! The simulator's own cluster: a consensus store with a queue, leases that the holds of a client share, requests that
-//! are carried out late, leaders that are stuck, and restores of backups.
+//! A consensus store that the simulator plays, with the disturbances that only such a store has: stuck leaders, new
+//! leaders, late copies of requests, and restores of backups.
 //!
-//! Its clients follow the mechanism of an etcd store. Each hold is an entry under the lease of its client's session.
-//! The entry with the lowest create revision holds the key, and its token is this revision over a base. The cluster has
-//! no cooldowns and no forced releases, which the table has.
+//! Its clients use the mechanism of the etcd store. Each hold has one entry, attached to the lease of a session, which
+//! the holds of a client share. The entry with the lowest create revision holds the key. This revision, above a stored
+//! base, is the token. Cooldowns and forced releases are left to the simulator's table.
 
 mod client;
 mod members;
@@ -27,48 +27,51 @@ use super::judge::Judge;
 use super::network::stream;
 use super::stores::{Bounds, ClientEnvironment, SimulatedClient, SimulatedStore};
 
-/// The streams of random numbers of a cluster, and of the connections of its clients.
+/// The stream of random numbers for the disturbances of the cluster.
 const STREAM: u64 = 30;
+/// The stream of random numbers for the first member and the proxy of each client.
 const CONNECTIONS: u64 = 31;
 
-/// The average number of requests in one call of a client: a renewed session, a checked base, a transaction.
-const REQUESTS: u64 = 5;
+/// The average number of requests that one call of the engine makes, for example to renew a session, to check the base
+/// and to carry out a transaction.
+const REQUESTS_PER_CALL: u64 = 5;
 
-/// The limit of a client's close.
+/// The limit of the close of one client.
 const CLOSE: Duration = Duration::from_secs(5);
 
-/// The time of an election, in milliseconds.
+/// The length of an election, in milliseconds.
 const ELECTION: Range<u64> = 1_000..1_900;
-/// How long a leader is stuck, in milliseconds. Longer than an election, because a leader that goes on sooner stays the
-/// leader.
+/// The time for which a leader is stuck, in milliseconds. It is longer than an election, because a leader that
+/// continues sooner stays the leader.
 const STUCK: Range<u64> = 2_000..8_000;
 
-/// One check of the clients of a cluster that a simulation leaves out.
+/// A check that the clients of the simulated cluster leave out, to show that the check is needed.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ClusterMutant {
-    /// A release does not change the session's key if a copy of the attempt can still arrive.
+    /// Releases never change the guard, the revision of the session's key, although a copy of the request can arrive
+    /// later.
     LateCopyGuard,
-    /// An attempt does not compare the revision of the session's key.
+    /// Requests for a grant do not compare the guard.
     SessionCompare,
-    /// A renewal does not compare the terms of its replies.
+    /// Renewals do not compare the terms of their replies.
     TermCheck,
-    /// A renewal is a keep-alive, without a linearizable read after it.
+    /// Renewals end after the keep-alive, without a linearizable read.
     ReadAfterKeepAlive,
-    /// A new connection does not check the base of the tokens.
+    /// Clients do not check the base of the tokens after they have connected again.
     BaseCheckAfterReconnect,
-    /// A grant does not need a greater revision and term than its client had heard of before.
+    /// Clients accept a grant although a smaller revision or term than before shows a restore.
     HeardRevision,
-    /// The last read of a wait does not look for the waiter's own entry.
+    /// Waiters are granted if no older entry exists, although their own entry might be missing.
     OwnEntry,
-    /// A renewal leaves entries that no request of the client knows.
+    /// Renewals delete no entries, so the entries of unknown holders stay.
     DeletionOfGhosts,
-    /// A renewal leaves the entries of holders whose release was called and never confirmed.
+    /// Renewals delete only the entries of unknown holders, so an entry whose release has failed stays.
     DeletionAfterRelease,
 }
 
 impl ClusterMutant {
-    /// All checks.
+    /// All mutants.
     pub const ALL: [Self; 9] = [
         Self::LateCopyGuard,
         Self::SessionCompare,
@@ -82,7 +85,7 @@ impl ClusterMutant {
     ];
 }
 
-/// The cluster as a store.
+/// A fresh cluster for one schedule. All of its clients leave out the check `mutant`.
 pub(crate) struct ClusterStore {
     cluster: Arc<Cluster>,
     mutant: Option<ClusterMutant>,
@@ -105,7 +108,7 @@ impl SimulatedStore for ClusterStore {
             call: CALL,
             look: None,
             close: CLOSE + Duration::from_secs(1),
-            requests: REQUESTS,
+            requests: REQUESTS_PER_CALL,
         }
     }
 
@@ -124,21 +127,23 @@ fn capabilities() -> Capabilities {
     has.loss_detection = LONGEST_TTL;
     has.undo = Duration::from_secs(2);
     has.handover = Duration::from_secs(2);
-    // Each election starts every lease again.
+    // Each election restarts all leases.
     has.crash_release = Some(LONGEST_TTL * 4);
     has
 }
 
-/// Returns the disturbances of a schedule with a cluster, of which `may` are those of every store.
+/// Returns the disturbances of the schedule `seed` on a cluster. Adds some classes of clusters to `may`, the classes
+/// for any store, and removes the forced releases.
 pub(crate) fn disturbances(seed: u64, may: Disturbances) -> Disturbances {
     let mut dice = stream(seed, STREAM, 0);
-    // Nothing ends a hold by force, because the judge checks no tokens after that.
+    // Removes forced releases, because the judge checks no tokens after one.
     let may = may.without(D::Force);
     let drawn = D::OF_CLUSTERS.into_iter().filter(|_| dice.bool());
     drawn.fold(may, Disturbances::with)
 }
 
-/// Disturbs the cluster of a schedule until `end`. Call it before the first client connects.
+/// Starts a task that disturbs the cluster until `end`. Must be called before the first client connects, because a
+/// client behind a proxy stays behind it.
 pub(crate) fn disturb(cluster: &Arc<Cluster>, judge: &Arc<Judge>, end: Instant) {
     let (cluster, judge) = (Arc::clone(cluster), Arc::clone(judge));
     let mut dice = stream(judge.network.seed, STREAM, 1);
@@ -154,7 +159,7 @@ pub(crate) fn disturb(cluster: &Arc<Cluster>, judge: &Arc<Judge>, end: Instant) 
     });
 }
 
-/// A disturbance of the cluster, with the times that it takes.
+/// A disturbance of the cluster, with its lengths.
 #[derive(Clone, Copy, Debug)]
 enum Event {
     StuckLeader { election: Duration, stuck: Duration },
@@ -163,7 +168,7 @@ enum Event {
     Restore { down: Duration },
 }
 
-/// Returns the disturbances of the cluster and their times, in order.
+/// Returns the disturbances of a schedule that starts at `begun`, in the order of their times.
 fn planned(dice: &mut Rng, begun: Instant) -> Vec<(Instant, Event)> {
     let mut events = Vec::new();
     for _ in 0..dice.u8(1..=2) {
@@ -174,7 +179,7 @@ fn planned(dice: &mut Rng, begun: Instant) -> Vec<(Instant, Event)> {
         let at = begun + ms(dice, 300..10_000);
         events.push((at, Event::NewLeader { election: ms(dice, ELECTION) }));
     }
-    // At most one restore, because two restores to one term could not be told apart behind a proxy.
+    // Plans one restore only, because a client behind a proxy cannot distinguish two restores to one term.
     let backed_up = begun + ms(dice, 1_000..8_000);
     let longest = [300, 1_000, 2_500][dice.usize(..3)];
     events.push((backed_up, Event::BackUp));
@@ -184,6 +189,8 @@ fn planned(dice: &mut Rng, begun: Instant) -> Vec<(Instant, Event)> {
 }
 
 impl Event {
+    /// Disturbs the cluster now, if the schedule has this class of disturbances. Elections and stuck leaders end by
+    /// `end`.
     async fn happen(self, cluster: &Cluster, judge: &Judge, end: Instant) {
         let (now, network) = (Instant::now(), &judge.network);
         match self {

@@ -51,11 +51,11 @@ pub enum Disturbance {
     Away,
     /// A client and its clocks stand still for a while.
     Stop,
-    /// The leader of a cluster is stuck in its disk for a while, and still replies to keep-alives.
+    /// The leader of a cluster is stuck in a disk write for a while, but still replies to keep-alives.
     StuckLeader,
     /// A cluster elects a new leader.
     NewLeader,
-    /// A cluster is restored from a backup, which takes its revisions back.
+    /// A cluster is restored from a backup, so its revisions go back.
     Restore,
 }
 
@@ -102,7 +102,7 @@ impl Disturbance {
         D::Refusal,
     ];
 
-    /// The classes that only the schedules of a cluster have.
+    /// The classes that happen only in schedules of a cluster.
     pub(super) const OF_CLUSTERS: [Self; 3] = [D::StuckLeader, D::NewLeader, D::Restore];
 
     const fn bit(self) -> u32 {

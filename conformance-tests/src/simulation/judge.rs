@@ -53,7 +53,7 @@ pub(super) struct Observations {
     pub(super) registers: BTreeMap<LockKey, Register>,
     /// When an operator last ended a hold of the key.
     pub(super) forced: BTreeMap<LockKey, Instant>,
-    /// When the store was last restored from a backup, which can end holds and bring back ended ones.
+    /// The time of the last restore from a backup, which can end holds and bring back released ones.
     pub(super) restored: Option<Instant>,
     /// The earliest time of the next grant of the key, because a grant started a cooldown.
     pub(super) cools_until: BTreeMap<LockKey, Instant>,
@@ -365,7 +365,7 @@ impl Judge {
         self.lock().forced.insert(key.clone(), Instant::now());
     }
 
-    /// Notes that the store is being restored from a backup, or was.
+    /// Notes that a restore of the store from a backup starts or ends now.
     pub(crate) fn restored(&self) {
         self.lock().restored = Some(Instant::now());
     }

@@ -28,7 +28,7 @@ pub(crate) fn is_late_copy() -> bool {
     LATE_COPY.try_with(|()| ()).is_ok()
 }
 
-/// A schedule with more calls of the store than this has a loop without a pause.
+/// The most calls of the store in a schedule. More calls show a loop without a pause.
 const TOO_MANY: u64 = 5_000;
 
 /// The state that all links of one schedule share.
@@ -49,7 +49,7 @@ pub(crate) struct Network {
     pub(crate) coverage: Coverage,
     state: Mutex<NetworkState>,
     calls: AtomicU64,
-    /// The number of calls that shows a loop without a pause.
+    /// The most requests of this schedule: [`TOO_MANY`] times the average number of requests in one call.
     too_many: u64,
     /// Notified when there were too many calls.
     pub(crate) loops: Notify,
@@ -250,7 +250,7 @@ impl NetworkLink {
         self.network.hands_over
     }
 
-    /// Returns the client's own stream of random numbers for a purpose.
+    /// Returns the stream `which` of this client's random numbers. Each purpose has another stream.
     pub(crate) fn dice(&self, which: u64) -> Rng {
         stream(self.network.seed, which, self.client)
     }
@@ -419,8 +419,8 @@ impl NetworkLink {
         }
     }
 
-    /// Sends one request of a client to a member of a cluster, as [`send`](Self::send) does. The link treats it as a
-    /// wait, because it repeats no wait. A client of a cluster makes the copies of its requests itself.
+    /// Sends one request to a member of a cluster. Uses [`Op::Wait`], because the link never repeats a wait and the
+    /// clients of a cluster send the copies of their requests themselves.
     pub(crate) async fn request<T, W, F>(self: &Arc<Self>, work: W) -> Result<T, CallFailure>
     where
         W: Fn() -> F + Send + 'static,

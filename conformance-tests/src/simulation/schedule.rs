@@ -107,7 +107,7 @@ impl ScheduleRun {
         if stream(seed, 4, 0).u8(..4) == 0 {
             may = may.with(D::Away);
         }
-        let mut may = may.and(without.others());
+        may = may.and(without.others());
         let one_of = [3, 8, 30][dice.usize(..3)];
         let mut names = ["a", "b", "c"];
         if dice.u8(..4) == 0 {

@@ -12,12 +12,12 @@ use super::cluster::Cluster;
 use super::network::NetworkLink;
 use super::table::Table;
 
-/// A store that was opened for one schedule, and what the simulator can read of it.
+/// A store that was opened for one schedule, with its record of holds if the simulator can read one.
 pub(crate) struct OpenedStore {
     pub(crate) store: Box<dyn SimulatedStore>,
-    /// Set if it is the simulator's own table.
+    /// Set if the store is the simulator's table.
     pub(crate) table: Option<Arc<Table>>,
-    /// Set if it is the simulator's own cluster.
+    /// Set if the store is the simulator's cluster.
     pub(crate) cluster: Option<Arc<Cluster>>,
 }
 
@@ -48,7 +48,7 @@ pub struct Bounds {
     /// The longest interval between two looks of a client at its holds in the store.
     pub(crate) look: Option<Duration>,
     pub(crate) close: Duration,
-    /// The average number of requests to the store in one call.
+    /// The average number of requests that a client sends for one call of the engine.
     pub(crate) requests: u64,
 }
 
@@ -112,7 +112,8 @@ impl ClientEnvironment {
         self.engine_of(Remote::new(backend, &self.link))
     }
 
-    /// Starts an engine that calls `backend` directly, because `backend` sends its requests over the client's link.
+    /// Starts an engine that calls `backend` without a link. The backend sends its requests over the client's link
+    /// itself.
     pub(crate) fn engine_of(&self, backend: impl Backend) -> Result<SimulatedClient, Error> {
         let engine = Engine::builder(backend)
             .clock(Arc::clone(&self.clock) as _)

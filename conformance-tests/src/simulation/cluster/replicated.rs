@@ -9,19 +9,19 @@ use tokio::time::Instant;
 /// The number of a lease.
 pub(super) type LeaseId = u64;
 
-/// The revision and the index of the log of a fresh cluster. The index is greater, because each revision needs an
-/// entry of the log. Both are large, because the base check compares their difference with that of a restored
-/// cluster, whose log starts again.
+/// The revision and the log index of a fresh cluster. The index is greater, because each revision needs an entry of the
+/// log. The revision is large, because only then the index minus the revision is smaller after a restore.
 const FRESH: (u64, u64) = (10_000, 10_050);
-/// The index of the log of a restored cluster.
+/// The log index of a restored cluster, which starts its log again but has the revision of the backup.
 const RESTORED_INDEX: u64 = 8;
 
 /// A key of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Name {
-    /// The entry of a holder in the queue of a lock's key. The entry with the lowest create revision holds the key.
+    /// The entry of a holder in the queue of a lock's key. The oldest entry of a queue holds the key.
     Entry(LockKey, HolderId),
-    /// The key of a session, attached to its lease. Its revision is the guard against late copies.
+    /// The key of a session, attached to its lease. The revision of its last write is the guard, which every request
+    /// for a grant compares.
     Session(LeaseId),
     /// The base of the tokens.
     Base,
@@ -30,13 +30,14 @@ pub(super) enum Name {
 /// The base of the tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Base {
-    /// The number that each token adds to the create revision of its entry.
+    /// The number to add to the create revision of an entry, which makes the token of its grant.
     pub(super) value: u64,
-    /// The index of the log minus the revision, measured when the base was written, and rather too small. The
-    /// difference is smaller only in a restored cluster.
+    /// The log index minus the revision when the base was written, or a smaller number. If the difference is smaller
+    /// than this, the cluster was restored after that.
     pub(super) offset: i64,
 }
 
+/// The value of a key.
 #[derive(Clone, Copy, Debug)]
 struct Stored {
     created: u64,
@@ -51,17 +52,18 @@ struct Lease {
     ends: Instant,
 }
 
-/// A transaction. Reads the queue, checks all compares, and then either carries out all writes or none.
+/// A transaction: a read of a queue, conditions, and writes. If every condition is true, all writes are carried out at
+/// one revision. Otherwise the data stay unchanged.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Txn {
-    /// The lock's key whose queue is read, before the writes.
+    /// The lock's key whose queue the transaction reads before its writes.
     pub(super) key: Option<LockKey>,
-    /// The session whose key is read.
+    /// The session whose key the transaction reads after its writes.
     pub(super) session: Option<LeaseId>,
     pub(super) compares: Vec<Compare>,
     pub(super) puts: Vec<Put>,
     pub(super) deletes: Vec<Name>,
-    /// The sessions whose keys are written again if they exist, which changes their revisions.
+    /// The sessions whose keys, if they exist, are written again. This changes their guards.
     pub(super) touches: Vec<LeaseId>,
 }
 
@@ -69,8 +71,8 @@ pub(super) struct Txn {
 #[derive(Clone, Debug)]
 pub(super) enum Compare {
     /// The queue of the lock's key is empty.
-    Free(LockKey),
-    /// The revision of the last write of the key is this one. `None` if the key must not exist.
+    Empty(LockKey),
+    /// The last write of the key has this revision. `None` if the key must not exist.
     Modified(Name, Option<u64>),
 }
 
@@ -85,27 +87,30 @@ pub(super) struct Put {
 /// The reply to a transaction.
 #[derive(Clone, Debug)]
 pub(super) struct TxnReply {
-    /// Whether all compares were true and the writes were carried out.
+    /// Whether the writes were carried out, because every condition was true.
     pub(super) succeeded: bool,
-    /// The queue before the writes, in the order of the create revisions.
-    pub(super) queue: Vec<Place>,
-    /// The revision of the last write of the session's key. `None` if it does not exist.
+    /// The queue before the writes, with the oldest entry first.
+    pub(super) queue: Vec<QueueEntry>,
+    /// The guard of the session after the writes. `None` if the session has ended.
     pub(super) session: Option<u64>,
-    /// The base with the revision of its last write.
+    /// The base after the writes, with the revision of its last write. `None` before its first write.
     pub(super) base: Option<(u64, Base)>,
 }
 
-/// The place of a holder in a queue.
+/// An entry of a queue, as a transaction reads it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct QueueEntry {
     pub(super) holder: HolderId,
     pub(super) created: u64,
     pub(super) lease: Option<LeaseId>,
 }
 
+/// The replicated data at one index of the log.
 #[derive(Clone, Debug)]
 pub(super) struct Replicated {
+    /// The revision of the last change of a key.
     pub(super) revision: u64,
+    /// The log index, which grows with every request to change data.
     pub(super) index: u64,
     stored: BTreeMap<Name, Stored>,
     leases: BTreeMap<LeaseId, Lease>,
@@ -117,7 +122,7 @@ impl Replicated {
         Self { revision, index, stored: BTreeMap::new(), leases: BTreeMap::new() }
     }
 
-    /// Returns the data as a restored cluster has it.
+    /// Returns this backup as a cluster that starts from it has it at `now`.
     pub(super) fn restored(&self, now: Instant) -> Self {
         let mut restored = Self { index: RESTORED_INDEX, ..self.clone() };
         restored.rearm(now);
@@ -129,7 +134,7 @@ impl Replicated {
         self.leases.insert(id, Lease { ttl, ends: now + ttl });
     }
 
-    /// Extends the lease. Returns whether it exists.
+    /// Extends the lease by its TTL from `now`. Returns whether it exists.
     pub(super) fn keep_alive(&mut self, id: LeaseId, now: Instant) -> bool {
         let Some(lease) = self.leases.get_mut(&id) else { return false };
         lease.ends = now + lease.ttl;
@@ -160,14 +165,14 @@ impl Replicated {
         }
     }
 
-    /// Starts every lease again, as a new leader does.
+    /// Restarts all leases at `at`, as a new leader does.
     pub(super) fn rearm(&mut self, at: Instant) {
         for lease in self.leases.values_mut() {
             lease.ends = at + lease.ttl;
         }
     }
 
-    /// Ends the leases that are over at `now`.
+    /// Revokes the leases whose time has passed at `now`, in the order of their ends.
     pub(super) fn expire(&mut self, now: Instant) {
         let over = self.leases.iter().filter(|(_, lease)| lease.ends <= now);
         let mut over: Vec<_> = over.map(|(id, lease)| (lease.ends, *id)).collect();
@@ -175,9 +180,10 @@ impl Replicated {
         over.into_iter().for_each(|(_, id)| self.revoke(id));
     }
 
+    /// Carries out a transaction.
     pub(super) fn apply(&mut self, txn: &Txn) -> TxnReply {
         let queue = txn.key.as_ref().map_or(Vec::new(), |key| self.queue(key));
-        // A put under an ended lease fails the whole transaction.
+        // Refuses the whole transaction if it puts a key under an ended lease, as etcd does.
         let has_leases = txn.puts.iter().all(|put| put.lease.is_none_or(|id| self.leases.contains_key(&id)));
         let succeeded = has_leases && txn.compares.iter().all(|compare| self.is_true(compare));
         if !txn.puts.is_empty() || !txn.deletes.is_empty() {
@@ -218,7 +224,7 @@ impl Replicated {
 
     fn is_true(&self, compare: &Compare) -> bool {
         match compare {
-            Compare::Free(key) => self.queue(key).is_empty(),
+            Compare::Empty(key) => self.queue(key).is_empty(),
             Compare::Modified(name, revision) => {
                 self.stored.get(name).map(|stored| stored.modified) == *revision
             }
@@ -230,19 +236,19 @@ impl Replicated {
         Some((stored.modified, stored.base?))
     }
 
-    fn queue(&self, key: &LockKey) -> Vec<Place> {
-        let places = self.stored.iter().filter_map(|(name, stored)| match name {
+    fn queue(&self, key: &LockKey) -> Vec<QueueEntry> {
+        let entries = self.stored.iter().filter_map(|(name, stored)| match name {
             Name::Entry(of, holder) if of == key => {
-                Some(Place { holder: *holder, created: stored.created, lease: stored.lease })
+                Some(QueueEntry { holder: *holder, created: stored.created, lease: stored.lease })
             }
             _ => None,
         });
-        let mut places: Vec<_> = places.collect();
-        places.sort_by_key(|place| place.created);
-        places
+        let mut entries: Vec<_> = entries.collect();
+        entries.sort_by_key(|entry| entry.created);
+        entries
     }
 
-    /// Returns the holder of each key that is held.
+    /// Returns each key with a queue, and the holder of its oldest entry.
     pub(super) fn held(&self) -> Vec<(LockKey, HolderId)> {
         let mut first: BTreeMap<&LockKey, (u64, HolderId)> = BTreeMap::new();
         for (name, stored) in &self.stored {

@@ -1,4 +1,4 @@
-//! The sessions of one client: the leases that its holds share, the proof that a renewal was true, and the base of its
+//! The sessions of one client with the proofs of their renewals, the requests that the client sent, and the base of its
 //! tokens.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,128 +9,142 @@ use leasehold_engine::Moment;
 
 use super::ClusterMutant as M;
 use super::client::{ClusterClient, ROUNDS};
-use super::members::{Body, Call, Failure};
+use super::members::{Body, Failure, MemberRequest};
 use super::replicated::{Base, Compare, LeaseId, Name, Put, Txn};
 use super::wire::Heard;
 use crate::simulation::backends::{LONGEST_TTL, TTL};
 
-/// The step of the base after a restore. It exceeds the number of revisions that the restore can have lost.
+/// The distance from an old base to the next one. It exceeds the number of revisions that a restore loses.
 const STEP: u64 = 1 << 32;
 
-/// One lease of the client, and the key under it that guards against late copies.
+/// A session: one lease, which holds of this client share, with a key under it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Session {
     pub(super) lease: LeaseId,
     pub(super) ttl: Duration,
-    /// The revision of the session's key.
+    /// The revision of the last write of the session's key. A request for a grant compares it, and a release changes it
+    /// if a copy of the request can still arrive.
     pub(super) guard: u64,
-    /// When the last keep-alive was sent that is proven.
-    pub(super) asked: Moment,
+    /// The time at which the last keep-alive was sent of which a proof shows that it extended the lease.
+    pub(super) confirmed: Moment,
 }
 
-/// A session that existed after its last keep-alive, in the same term.
+/// A renewal of a session that was carried out, because a later linearizable read found the session in the same term.
 pub(super) struct Proof {
     pub(super) session: Session,
-    /// The entries under its lease. `None` if the client did not list them.
+    /// The entries under the lease. `None` if a mutant has not listed them.
     pub(super) entries: Option<Vec<(LockKey, HolderId)>>,
 }
 
-/// The knowledge of one client.
+/// The state of one client, which all of its calls share.
 #[derive(Default)]
 pub(super) struct ClientState {
+    /// The current session for each TTL.
     sessions: BTreeMap<Duration, Session>,
-    /// The holders whose release the store has not confirmed.
-    known: BTreeMap<HolderId, Known>,
+    /// The holders of requests that were sent, until a release is confirmed or the request fails without an entry.
+    records: BTreeMap<HolderId, Record>,
+    /// The base of the tokens. `None` until the first check.
     base: Option<CheckedBase>,
-    /// The holders without a use for their entries under each lease, when the entries were last listed.
-    suspects: BTreeMap<LeaseId, BTreeSet<HolderId>>,
+    /// The holders of useless entries under each lease, as its last proof has found them. The next proof deletes such
+    /// an entry if it finds it again.
+    strange: BTreeMap<LeaseId, BTreeSet<HolderId>>,
 }
 
+/// The base of the tokens as this client knows it.
 #[derive(Clone, Copy)]
 struct CheckedBase {
+    /// The revision of the last write of the base. `None` before its first write.
     modified: Option<u64>,
-    /// The number of the connection over which the base was checked.
+    /// The number of connects before the last check. The base must be checked again after another connect.
     connects: u64,
 }
 
-/// A holder for which a request was sent.
+/// The state of a holder whose request was sent.
 #[derive(Default)]
-struct Known {
-    /// The leases under which a copy of its request can still arrive.
-    unsure: BTreeSet<LeaseId>,
-    /// Whether a release was called.
+struct Record {
+    /// The leases of the sessions with which a copy of the request can still arrive.
+    suspects: BTreeSet<LeaseId>,
+    /// Whether a release was called, so the entry must not last.
     is_releasing: bool,
 }
 
-/// A request for a holder that was sent.
+/// A request that was sent with the session of `lease`.
 pub(super) struct SentRequest {
     holder: HolderId,
     lease: LeaseId,
-    /// Whether a copy of an earlier request could arrive before.
-    was_unsure: bool,
+    /// Whether a copy of an earlier request with this session could still arrive when this one was sent.
+    was_suspect: bool,
 }
 
-/// Returns the TTL of the session for holds of `ttl`. Leases of other TTLs share the longest one, so that a renewal
-/// for another TTL moves no entry to another lease.
+/// Returns the TTL of the session for holds with this TTL. All TTLs except the default one share the longest session.
 pub(super) fn session_ttl(ttl: Option<Duration>) -> Duration {
     if ttl.is_none_or(|ttl| ttl == TTL) { TTL } else { LONGEST_TTL }
 }
 
 impl Session {
-    /// Returns from when the lease of a hold counts. A request for a grant was sent at `sent`.
+    /// Returns the time from which a hold with this TTL lasts, if its request was sent at `sent`. The result is earlier
+    /// than `sent` if the rest of the session's lease is shorter than the TTL.
     pub(super) fn asked_at(&self, ttl: Option<Duration>, sent: Moment) -> Moment {
         let longer = self.ttl.saturating_sub(ttl.unwrap_or(TTL));
-        // The engine's margin of a tenth has to cover the whole TTL of the session.
-        sent.min(self.asked.after(longer.mul_f64(0.9)))
+        // Counts nine tenths, because the engine's margin of a tenth is for the whole TTL of the session.
+        sent.min(self.confirmed.after(longer.mul_f64(0.9)))
     }
 }
 
 impl ClusterClient {
-    /// Notes that a request for `holder` is about to be sent under `lease`.
+    /// Notes that a request of `holder` is sent with the session of `lease`. Until [`mark_done`](Self::mark_done), a
+    /// copy of it can arrive.
     pub(super) fn mark_sent(&self, holder: HolderId, lease: LeaseId) -> SentRequest {
-        let was_unsure = !self.lock().known.entry(holder).or_default().unsure.insert(lease);
-        SentRequest { holder, lease, was_unsure }
+        let was_suspect = !self.lock().records.entry(holder).or_default().suspects.insert(lease);
+        SentRequest { holder, lease, was_suspect }
     }
 
-    /// Notes that no copy of the request can arrive.
-    pub(super) fn settle(&self, sent: &SentRequest) {
-        if let Some(known) = self.lock().known.get_mut(&sent.holder).filter(|_| !sent.was_unsure) {
-            known.unsure.remove(&sent.lease);
+    /// Notes that no copy of this request can arrive later. Changes nothing if a copy of an earlier request still can.
+    pub(super) fn mark_done(&self, sent: &SentRequest) {
+        if let Some(record) = self.lock().records.get_mut(&sent.holder).filter(|_| !sent.was_suspect) {
+            record.suspects.remove(&sent.lease);
         }
     }
 
-    /// Returns the leases under which a copy of a request of the holder can still arrive.
-    pub(super) fn unsure(&self, holder: HolderId) -> Vec<LeaseId> {
-        self.lock().known.get(&holder).map_or(Vec::new(), |known| known.unsure.iter().copied().collect())
+    /// Returns the leases of the sessions with which a copy of a request of the holder can still arrive.
+    pub(super) fn suspects(&self, holder: HolderId) -> Vec<LeaseId> {
+        self.lock()
+            .records
+            .get(&holder)
+            .map_or(Vec::new(), |record| record.suspects.iter().copied().collect())
     }
 
-    /// Notes that a release of the holder was called. A renewal then deletes its entry if it is still there, because the
-    /// engine repeats the release only for twice the TTL. The session would keep the entry alive longer.
+    /// Notes that a release of the holder was called. If the release fails, a later renewal of the session deletes the
+    /// entry, because the engine repeats a release only for twice the TTL and the session lasts longer.
     pub(super) fn mark_releasing(&self, holder: HolderId) {
-        if let Some(known) = self.lock().known.get_mut(&holder) {
-            known.is_releasing = true;
+        if let Some(record) = self.lock().records.get_mut(&holder) {
+            record.is_releasing = true;
         }
     }
 
+    /// Removes the record of the holder. The entry must be deleted or missing, and all copies of the request done or
+    /// refused.
     pub(super) fn forget(&self, holder: HolderId) {
-        self.lock().known.remove(&holder);
+        self.lock().records.remove(&holder);
     }
 
-    /// Removes all sessions, and returns their leases.
+    /// Removes all sessions. Returns their leases, for the caller to revoke.
     pub(super) fn take_sessions(&self) -> Vec<LeaseId> {
         std::mem::take(&mut self.lock().sessions).into_values().map(|session| session.lease).collect()
     }
 
-    pub(super) fn session_of(&self, lease: LeaseId) -> Option<Session> {
+    /// Returns the session with this lease. `None` if the client knows that it has ended.
+    pub(super) fn session_by_lease(&self, lease: LeaseId) -> Option<Session> {
         self.lock().sessions.values().find(|session| session.lease == lease).copied()
     }
 
-    fn session_for(&self, ttl: Duration) -> Option<Session> {
+    /// Returns the current session for this TTL.
+    fn session_by_ttl(&self, ttl: Duration) -> Option<Session> {
         self.lock().sessions.get(&ttl).copied()
     }
 
-    /// Notes the revision of the key of a session. `None` if the session has ended.
-    pub(super) fn guard_is(&self, session: Session, guard: Option<u64>) {
+    /// Learns the guard of a session from a reply. `None` ends the session, because its key does not exist.
+    pub(super) fn learn_guard(&self, session: Session, guard: Option<u64>) {
         let mut state = self.lock();
         let Some(known) = state.sessions.get_mut(&session.ttl) else { return };
         match guard {
@@ -142,66 +156,72 @@ impl ClusterClient {
         }
     }
 
-    /// Returns the session if a keep-alive of it was proven not long ago, otherwise as
-    /// [`fresh_session`](Self::fresh_session).
+    /// Returns the session for this TTL. Renews or opens it, as [`fresh_session`](Self::fresh_session) does, if its
+    /// last proven keep-alive is older than a quarter of the TTL.
     pub(super) async fn kept_session(&self, ttl: Duration, limit: Duration) -> Result<Session, Failure> {
-        match self.session_for(ttl).filter(|session| self.now().since(session.asked) < ttl / 4) {
+        match self.session_by_ttl(ttl).filter(|session| self.now().since(session.confirmed) < ttl / 4) {
             Some(session) => Ok(session),
             None => self.fresh_session(ttl, limit).await,
         }
     }
 
-    /// Renews the session or, if it has ended, opens another one.
+    /// Renews the session for this TTL, or opens one if none exists or the last one has ended.
     pub(super) async fn fresh_session(&self, ttl: Duration, limit: Duration) -> Result<Session, Failure> {
-        let before = self.session_for(ttl);
+        let before = self.session_by_ttl(ttl);
         if let Some(before) = before {
             if let Some(proof) = self.prove(before, limit).await? {
                 return Ok(proof.session);
             }
         }
         let _opening = self.opening.lock().await;
-        // Another call can have opened a session.
+        // Checks again, because another call might have opened a session before this one locked `opening`.
         let ended = before.map(|before| before.lease);
-        match self.session_for(ttl).filter(|session| Some(session.lease) != ended) {
+        match self.session_by_ttl(ttl).filter(|session| Some(session.lease) != ended) {
             Some(other) => Ok(self.prove(other, limit).await?.ok_or(Failure::UNKNOWN)?.session),
             None => self.open(ttl, limit).await,
         }
     }
 
+    /// Opens a session: grants its lease, checks the base, then writes the session's key. If dropped, a lease without
+    /// entries can stay until its end.
     async fn open(&self, ttl: Duration, limit: Duration) -> Result<Session, Failure> {
-        let asked = self.now();
-        let (granted, _) = self.wire.ask(&Call::GrantLease(ttl), limit).await?;
+        let confirmed = self.now();
+        let (granted, _) = self.wire.request(&MemberRequest::GrantLease(ttl), limit).await?;
         let Body::Lease(lease) = granted.body else { return Err(Failure::UNKNOWN) };
         self.check_base(limit).await?;
         let put = Put { name: Name::Session(lease), lease: Some(lease), base: None };
         let txn = Txn { puts: vec![put], session: Some(lease), ..Txn::default() };
         let guard = self.wire.txn(txn, limit).await?.body.session.ok_or(Failure::UNKNOWN)?;
-        let session = Session { lease, ttl, guard, asked };
+        let session = Session { lease, ttl, guard, confirmed };
         self.lock().sessions.insert(ttl, session);
         Ok(session)
     }
 
-    /// Renews the session, and proves that the leader that renewed it was still the leader. `None` if the session has
-    /// ended.
+    /// Renews the session. Returns the proof that the renewal was carried out, or `None` if the session has ended. Also
+    /// deletes [ghosts](Self::delete_ghosts).
+    ///
+    /// # Errors
+    ///
+    /// The failure of a request, or `Unavailable` if the replies had different terms twice.
     pub(super) async fn prove(&self, session: Session, limit: Duration) -> Result<Option<Proof>, Failure> {
         for _ in 0..2 {
-            let asked = self.now();
-            let (alive, _) = self.wire.ask(&Call::KeepAlive(session.lease), limit).await?;
+            let sent = self.now();
+            let (alive, _) = self.wire.request(&MemberRequest::KeepAlive(session.lease), limit).await?;
             if self.lacks(M::ReadAfterKeepAlive) && matches!(alive.body, Body::IsAlive(true)) {
-                return Ok(Some(Proof { session: self.renewed(session, asked), entries: None }));
+                return Ok(Some(Proof { session: self.confirm(session, sent), entries: None }));
             }
-            let (listed, _) = self.wire.ask(&Call::EntriesOf(session.lease), limit).await?;
+            let (listed, _) = self.wire.request(&MemberRequest::EntriesOf(session.lease), limit).await?;
             let txn = Txn { session: Some(session.lease), ..Txn::default() };
             let read = self.wire.txn(txn, limit).await?;
-            self.guard_is(session, read.body.session);
+            self.learn_guard(session, read.body.session);
             let Some(guard) = read.body.session else { return Ok(None) };
             let is_one_term = alive.term == listed.term && listed.term == read.at.term;
             if !is_one_term && !self.lacks(M::TermCheck) {
-                // The first two replies can come from a former leader, which knows nothing of the later terms.
+                // Repeats the renewal elsewhere, because a replaced leader possibly sent the first two replies.
                 self.wire.change_member();
                 continue;
             }
-            let session = self.renewed(Session { guard, ..session }, asked);
+            let session = self.confirm(Session { guard, ..session }, sent);
             let Body::Entries(entries) = listed.body else { return Err(Failure::UNKNOWN) };
             let entries = entries.unwrap_or_default();
             self.delete_ghosts(session.lease, &entries, limit).await;
@@ -210,20 +230,21 @@ impl ClusterClient {
         Err(Failure { kind: ErrorKind::Unavailable, was_sent: true })
     }
 
-    /// Notes that a keep-alive that was sent at `asked` is proven. Returns the session.
-    fn renewed(&self, session: Session, asked: Moment) -> Session {
+    /// Notes that a keep-alive that was sent at `sent` is proven. Returns the session with it.
+    fn confirm(&self, session: Session, sent: Moment) -> Session {
         let mut state = self.lock();
         match state.sessions.get_mut(&session.ttl) {
             Some(known) if known.lease == session.lease => {
-                known.asked = known.asked.max(asked);
+                known.confirmed = known.confirmed.max(sent);
                 *known
             }
-            _ => Session { asked, ..session },
+            _ => Session { confirmed: sent, ..session },
         }
     }
 
-    /// Deletes the entries of holders that the engine does not know or releases, if they were listed twice in a row. The
-    /// session would keep them alive. A restore brings them back, and a release that fails leaves them.
+    /// Deletes the entries that two proofs in a row have found under the lease, although their holders are unknown or a
+    /// release was called. The session would renew them indefinitely. A restore and a failed release leave such
+    /// entries.
     async fn delete_ghosts(&self, lease: LeaseId, entries: &[(LockKey, HolderId)], limit: Duration) {
         if self.lacks(M::DeletionOfGhosts) {
             return;
@@ -231,34 +252,35 @@ impl ClusterClient {
         let ghosts: Vec<_> = {
             let mut state = self.lock();
             let ends = !self.lacks(M::DeletionAfterRelease);
-            let is_unused = |holder| state.known.get(holder).is_none_or(|known| known.is_releasing && ends);
+            let is_unused =
+                |holder| state.records.get(holder).is_none_or(|record| record.is_releasing && ends);
             let unused: Vec<_> = entries.iter().filter(|(_, holder)| is_unused(holder)).cloned().collect();
             let holders = unused.iter().map(|(_, holder)| *holder).collect();
-            let before = state.suspects.insert(lease, holders).unwrap_or_default();
+            let before = state.strange.insert(lease, holders).unwrap_or_default();
             unused.into_iter().filter(|(_, holder)| before.contains(holder)).collect()
         };
         if !ghosts.is_empty() {
             let deletes = ghosts.into_iter().map(|(key, holder)| Name::Entry(key, holder)).collect();
-            // A failure does not matter, because the next renewal lists the entries again.
+            // Ignores a failure, because the next renewal finds the entries again.
             let _ = self.wire.txn_once(Txn { deletes, ..Txn::default() }, limit).await;
         }
     }
 
-    /// Returns the condition that the base is the one that the client knows.
+    /// Returns the condition that the base was not written after this client read it.
     pub(super) fn base_compare(&self) -> Compare {
         Compare::Modified(Name::Base, self.lock().base.and_then(|base| base.modified))
     }
 
-    /// Notes the revision of the base, which another client can have written.
-    pub(super) fn base_is(&self, found: Option<(u64, Base)>) {
+    /// Learns the revision of the base from a reply, because another client might have written the base.
+    pub(super) fn learn_base(&self, found: Option<(u64, Base)>) {
         if let Some(base) = &mut self.lock().base {
             base.modified = found.map(|(modified, _)| modified);
         }
     }
 
-    /// Returns whether a grant can be used whose reply came `at` a revision and a term, with the base of revision
-    /// `base`. Before its request was sent, the client had heard of `before`. A smaller revision or term shows a
-    /// restored cluster, even behind a proxy.
+    /// Returns whether a grant with the base of revision `base` counts. If not, the caller has to check the base,
+    /// because the cluster was possibly restored. A new connection shows this, or a smaller revision or term: the reply
+    /// has `at`, and the greatest ones before its request were `before`. A write must have a new revision.
     pub(super) fn believes(&self, base: u64, at: Heard, before: Heard, was_written: bool) -> bool {
         let known = self.lock().base.filter(|known| known.modified == Some(base));
         let is_checked = known.is_some_and(|known| {
@@ -269,8 +291,9 @@ impl ClusterClient {
         is_checked && (is_newer || self.lacks(M::HeardRevision))
     }
 
-    /// Raises the base if the cluster was restored since the base was written. The index of the log minus the revision
-    /// never shrinks in one life of a cluster, because each revision needs an entry of the log.
+    /// Reads the base, and writes a greater one if the cluster is new or was restored after the last write. The log
+    /// index minus the revision shows this. It shrinks only in a restore, because each revision needs an entry of the
+    /// log.
     pub(super) async fn check_base(&self, limit: Duration) -> Result<(), Failure> {
         for _ in 0..ROUNDS {
             let connects = self.wire.connects();
@@ -281,7 +304,7 @@ impl ClusterClient {
             let found = read.body.base;
             if found.is_some_and(|(_, base)| offset(after, revision) >= base.offset) {
                 if connects == self.wire.connects() {
-                    self.wire.hear_only(read.at);
+                    self.wire.start_over(read.at);
                     let modified = found.map(|(modified, _)| modified);
                     self.lock().base = Some(CheckedBase { modified, connects });
                     return Ok(());
@@ -289,26 +312,27 @@ impl ClusterClient {
                 continue;
             }
             let value = found.map_or(0, |(_, base)| base.value) + STEP;
-            let value = value.max(self.wire.cluster.wall().saturating_sub(revision));
+            let value = value.max(self.wire.cluster.unix_micros().saturating_sub(revision));
             let base = Base { value, offset: offset(before, revision) };
             let put = Put { name: Name::Base, lease: None, base: Some(base) };
             let compare = Compare::Modified(Name::Base, found.map(|(modified, _)| modified));
             let txn = Txn { compares: vec![compare], puts: vec![put], ..Txn::default() };
-            // The next round reads the base again, because another client can have been faster.
+            // Ignores the result, because the next round reads the base, which another client might have written first.
             self.wire.txn(txn, limit).await?;
         }
         Err(Failure::UNKNOWN)
     }
 
+    /// Returns the log index.
     async fn index(&self, limit: Duration) -> Result<u64, Failure> {
-        match self.wire.ask(&Call::Index, limit).await?.0.body {
+        match self.wire.request(&MemberRequest::Index, limit).await?.0.body {
             Body::Index(index) => Ok(index),
             _ => Err(Failure::UNKNOWN),
         }
     }
 }
 
-/// Returns the index of the log minus the revision.
+/// Returns the log index minus the revision.
 fn offset(index: u64, revision: u64) -> i64 {
     let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
     number(index) - number(revision)

@@ -1,5 +1,5 @@
-//! The connection of one client to the members of the cluster. A request without a quick reply is copied to the next
-//! member, so that a client knows which of its requests can still arrive.
+//! The connections of one client with the members of the cluster. If a member does not reply soon, the client sends a
+//! copy of the request to the next member. Each reply states whether another copy of its request can still arrive.
 
 use std::pin::pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,29 +8,30 @@ use std::time::Duration;
 use leasehold_api::LockKey;
 use tokio::time::timeout;
 
-use super::members::{Answer, Body, Call, Cluster, Failure, MEMBERS, Watch};
+use super::members::{Body, Cluster, Failure, MEMBERS, MemberReply, MemberRequest, Watch};
 use super::replicated::{Txn, TxnReply};
 use crate::simulation::network::NetworkLink;
 
-/// The connection of one client.
+/// The connections of one client.
 pub(super) struct Wire {
     pub(super) cluster: Arc<Cluster>,
     link: Arc<NetworkLink>,
-    /// Whether a proxy keeps the client's connection while the members restart.
+    /// Whether the client connects through a proxy, which holds its connections while the members restart.
     is_proxied: bool,
     state: Mutex<WireState>,
 }
 
 struct WireState {
-    /// The member that is asked first.
+    /// The member that gets each request first.
     member: usize,
     heard: Heard,
+    /// The life of the cluster in the last reply.
     life: u64,
-    /// The number of connections so far.
+    /// The number of connects so far. A restore adds one, unless the client is behind a proxy.
     connects: u64,
 }
 
-/// The greatest revision and term that a client has heard of.
+/// The revision and the term of one reply, or the greatest ones of all replies to a client so far.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Heard {
     pub(super) revision: u64,
@@ -39,11 +40,11 @@ pub(super) struct Heard {
 
 /// The reply to a transaction.
 pub(super) struct Reply {
-    /// The revision and the term of the reply.
+    /// The revision and the term of this reply.
     pub(super) at: Heard,
     pub(super) body: TxnReply,
-    /// Whether no other copy of the request can arrive.
-    pub(super) is_alone: bool,
+    /// Whether another copy of the request can still arrive and be carried out.
+    pub(super) unsure: bool,
 }
 
 impl Wire {
@@ -55,98 +56,109 @@ impl Wire {
         Self { cluster: Arc::clone(cluster), link: Arc::clone(link), is_proxied, state: Mutex::new(state) }
     }
 
+    /// Returns the greatest revision and term of all replies so far.
     pub(super) fn heard(&self) -> Heard {
         self.lock().heard
     }
 
-    /// Sets what the client has heard of, after it has checked the base.
-    pub(super) fn hear_only(&self, heard: Heard) {
+    /// Replaces the greatest revision and term, because the cluster was possibly restored. The caller must first check
+    /// the base, because tokens could otherwise repeat.
+    pub(super) fn start_over(&self, heard: Heard) {
         self.lock().heard = heard;
     }
 
+    /// Returns the number of connects so far, which a restore increases unless the client is behind a proxy.
     pub(super) fn connects(&self) -> u64 {
         self.lock().connects
     }
 
+    /// Starts a watch of the deleted entries of `key`.
     pub(super) fn watch(&self, key: &LockKey) -> Watch {
         self.cluster.watch(key, &self.link)
     }
 
-    /// Asks another member first from now on.
+    /// Makes the next member the first one for later requests.
     pub(super) fn change_member(&self) {
         let mut state = self.lock();
         state.member = (state.member + 1) % MEMBERS;
     }
 
-    /// Carries out a transaction, and a copy of it at the next member if the first one does not reply soon.
+    /// Sends a transaction, as [`request`](Self::request) does.
     pub(super) async fn txn(&self, txn: Txn, limit: Duration) -> Result<Reply, Failure> {
-        into_txn(self.ask(&Call::Txn(txn), limit).await?)
+        into_txn(self.request(&MemberRequest::Txn(txn), limit).await?)
     }
 
-    /// Carries out a transaction by one request without a copy. If there is no reply, asks another member first from now
-    /// on.
+    /// Sends a transaction to one member only, which must reply within `limit`. After a failure, later requests go to
+    /// the next member first.
     pub(super) async fn txn_once(&self, txn: Txn, limit: Duration) -> Result<Reply, Failure> {
         let member = self.lock().member;
-        let answer =
-            timeout(limit, self.send(member, &Call::Txn(txn))).await.unwrap_or(Err(Failure::UNKNOWN));
-        if answer.is_err() {
+        let reply = timeout(limit, self.send(member, &MemberRequest::Txn(txn)))
+            .await
+            .unwrap_or(Err(Failure::UNKNOWN));
+        if reply.is_err() {
             self.change_member();
         }
-        into_txn((answer?, true))
+        into_txn((reply?, false))
     }
 
     /// Sends a request to a member, and a copy to the next one if the first fails or does not reply within a third of
-    /// `limit`. Returns the first reply, and whether no other copy of the request can arrive.
-    pub(super) async fn ask(&self, call: &Call, limit: Duration) -> Result<(Answer, bool), Failure> {
+    /// `limit`. Returns the first reply, and whether another copy of the request can still arrive.
+    pub(super) async fn request(
+        &self,
+        request: &MemberRequest,
+        limit: Duration,
+    ) -> Result<(MemberReply, bool), Failure> {
         let member = self.lock().member;
-        let mut first = pin!(self.send(member, call));
+        let mut first = pin!(self.send(member, request));
         let failed = match timeout(limit / 3, first.as_mut()).await {
-            Ok(Ok(answer)) => return Ok((answer, true)),
+            Ok(Ok(reply)) => return Ok((reply, false)),
             Ok(Err(failure)) => Some(failure),
             Err(_) => None,
         };
-        let mut second = pin!(self.send((member + 1) % MEMBERS, call));
-        let answer = async {
+        let mut second = pin!(self.send((member + 1) % MEMBERS, request));
+        let reply = async {
             if let Some(failed) = failed {
                 let was_sent = |failure: Failure| failed.was_sent || failure.was_sent;
-                let answer = second.as_mut().await;
-                return answer.map_err(|failure| Failure { was_sent: was_sent(failure), ..failure });
+                let reply = second.as_mut().await;
+                return reply.map_err(|failure| Failure { was_sent: was_sent(failure), ..failure });
             }
             tokio::select! {
                 biased;
-                Ok(answer) = first.as_mut() => Ok(answer),
-                Ok(answer) = second.as_mut() => Ok(answer),
+                Ok(reply) = first.as_mut() => Ok(reply),
+                Ok(reply) = second.as_mut() => Ok(reply),
                 else => Err(Failure::UNKNOWN),
             }
         };
-        let answer = timeout(limit / 3 * 2, answer).await.unwrap_or(Err(Failure::UNKNOWN))?;
-        Ok((answer, failed.is_some_and(|failed| !failed.was_sent)))
+        let reply = timeout(limit / 3 * 2, reply).await.unwrap_or(Err(Failure::UNKNOWN))?;
+        Ok((reply, failed.is_none_or(|failed| failed.was_sent)))
     }
 
-    async fn send(&self, member: usize, call: &Call) -> Result<Answer, Failure> {
-        let (cluster, call, sent_in) = (Arc::clone(&self.cluster), call.clone(), self.cluster.life());
+    /// Sends one copy of a request to `member` over the client's link. If dropped, the member might still carry it out.
+    async fn send(&self, member: usize, request: &MemberRequest) -> Result<MemberReply, Failure> {
+        let (cluster, request, sent_in) = (Arc::clone(&self.cluster), request.clone(), self.cluster.life());
         let work = move || {
-            let (cluster, call) = (Arc::clone(&cluster), call.clone());
-            async move { cluster.serve(member, sent_in, &call).await }
+            let (cluster, request) = (Arc::clone(&cluster), request.clone());
+            async move { cluster.serve(member, sent_in, &request).await }
         };
-        let answer = match self.link.request(work).await {
-            Ok(answer) => answer?,
+        let reply = match self.link.request(work).await {
+            Ok(reply) => reply?,
             Err(failed) => return Err(Failure { kind: failed.kind, was_sent: !failed.refused }),
         };
-        // A restart of the members loses the replies on their way.
-        if answer.life != self.cluster.life() {
+        // Drops a reply that was on its way when the members were shut down.
+        if reply.life != self.cluster.life() {
             return Err(Failure::UNKNOWN);
         }
-        self.hear(&answer);
-        Ok(answer)
+        self.note(&reply);
+        Ok(reply)
     }
 
-    fn hear(&self, answer: &Answer) {
+    /// Notes the revision and the term of a reply, and a new connection if the members have restarted.
+    fn note(&self, reply: &MemberReply) {
         let mut state = self.lock();
-        state.heard.revision = state.heard.revision.max(answer.revision);
-        state.heard.term = state.heard.term.max(answer.term);
-        if answer.life != state.life {
-            state.life = answer.life;
+        state.heard.revision = state.heard.revision.max(reply.revision);
+        state.heard.term = state.heard.term.max(reply.term);
+        if reply.life != state.life {
+            state.life = reply.life;
             state.connects += u64::from(!self.is_proxied);
         }
     }
@@ -156,10 +168,11 @@ impl Wire {
     }
 }
 
-fn into_txn((answer, is_alone): (Answer, bool)) -> Result<Reply, Failure> {
-    let at = Heard { revision: answer.revision, term: answer.term };
-    match answer.body {
-        Body::Txn(body) => Ok(Reply { at, body, is_alone }),
+/// Returns the reply to a transaction.
+fn into_txn((reply, unsure): (MemberReply, bool)) -> Result<Reply, Failure> {
+    let at = Heard { revision: reply.revision, term: reply.term };
+    match reply.body {
+        Body::Txn(body) => Ok(Reply { at, body, unsure }),
         _ => Err(Failure::UNKNOWN),
     }
 }
