@@ -16,6 +16,7 @@ mod backends;
 mod caller;
 mod candidates;
 mod client;
+mod cluster;
 mod coverage;
 mod disturbance;
 mod judge;
@@ -34,14 +35,16 @@ use leasehold_engine::Backend;
 
 use self::backends::LOOK;
 pub use self::candidates::{Candidate, CandidateEnvironment};
+pub use self::cluster::ClusterMutant;
+use self::cluster::ClusterStore;
 pub use self::coverage::{Coverage, Situation};
 pub use self::disturbance::{Disturbance, Disturbances};
 pub use self::network::NetworkLink;
 use self::schedule::OpenStore;
 pub use self::schedule::ScheduleReport;
-use self::stores::{BackendStore, TableStore};
+use self::stores::{BackendStore, OpenedStore, TableStore};
 pub use self::stores::{Bounds, ClientEnvironment, SimulatedClient, SimulatedStore};
-use self::table::Table;
+use self::table::{HoldKind, Table};
 
 /// A simulation of a store, which plays schedules.
 pub struct Simulation {
@@ -76,8 +79,8 @@ impl Simulation {
     fn of_table_store(look: Option<Duration>) -> Self {
         let open = move |kind| {
             let table = Table::new(kind);
-            let store: Box<dyn SimulatedStore> = Box::new(TableStore { table: Arc::clone(&table), look });
-            (store, Some(table))
+            let store = Box::new(TableStore { table: Arc::clone(&table), look });
+            OpenedStore { store, table: Some(table), cluster: None }
         };
         Self { open: Box::new(open), candidate: None }
     }
@@ -96,7 +99,21 @@ impl Simulation {
     /// `open` makes a fresh one for each schedule.
     #[must_use]
     pub fn of_stores(open: impl Fn() -> Box<dyn SimulatedStore> + Send + Sync + 'static) -> Self {
-        Self { open: Box::new(move |_| (open(), None)), candidate: None }
+        let open = move |_: HoldKind| OpenedStore { store: open(), table: None, cluster: None };
+        Self { open: Box::new(open), candidate: None }
+    }
+
+    /// Makes a simulation of the engine over a consensus cluster with three members. Its leaders are stuck or replaced,
+    /// copies of requests arrive late, and it is restored from a backup. Holds share the leases of sessions, as in the
+    /// etcd store. With a `mutant`, all clients leave out one check.
+    #[must_use]
+    pub fn of_a_cluster(mutant: Option<ClusterMutant>) -> Self {
+        let open = move |_: HoldKind| {
+            let store = ClusterStore::new(mutant);
+            let cluster = Some(store.cluster());
+            OpenedStore { store: Box::new(store), table: None, cluster }
+        };
+        Self { open: Box::new(open), candidate: None }
     }
 
     /// Replaces some callers of some schedules by candidates of an election. The schedules of the other seeds stay the

@@ -51,13 +51,19 @@ pub enum Disturbance {
     Away,
     /// A client and its clocks stand still for a while.
     Stop,
+    /// The leader of a cluster is stuck in a disk write for a while, but still replies to keep-alives.
+    StuckLeader,
+    /// A cluster elects a new leader.
+    NewLeader,
+    /// A cluster is restored from a backup, so its revisions go back.
+    Restore,
 }
 
 use Disturbance as D;
 
 impl Disturbance {
     /// All classes with their names.
-    pub const ALL: [(Self, &'static str); 21] = [
+    pub const ALL: [(Self, &'static str); 24] = [
         (D::SlowRequest, "slow-request"),
         (D::SlowAnswer, "slow-answer"),
         (D::LostRequest, "lost-request"),
@@ -79,6 +85,9 @@ impl Disturbance {
         (D::Cancel, "cancel"),
         (D::Away, "away"),
         (D::Stop, "stop"),
+        (D::StuckLeader, "stuck-leader"),
+        (D::NewLeader, "new-leader"),
+        (D::Restore, "restore"),
     ];
 
     /// The classes that affect single calls.
@@ -92,6 +101,9 @@ impl Disturbance {
         D::Failure,
         D::Refusal,
     ];
+
+    /// The classes that happen only in schedules of a cluster.
+    pub(super) const OF_CLUSTERS: [Self; 3] = [D::StuckLeader, D::NewLeader, D::Restore];
 
     const fn bit(self) -> u32 {
         1 << self as u32
@@ -149,7 +161,8 @@ impl Disturbances {
     pub(super) fn draw(dice: &mut Rng) -> Self {
         let likely = [0.15, 0.4, 0.8][dice.usize(..3)];
         // These classes are drawn elsewhere, so that the schedules of known seeds stay the same.
-        let apart = |one: &Disturbance| matches!(one, D::Away | D::Stop);
+        let apart =
+            |one: &Disturbance| matches!(one, D::Away | D::Stop) || Disturbance::OF_CLUSTERS.contains(one);
         let such = Disturbance::ALL.iter().filter(|(one, _)| !apart(one) && dice.f64() < likely);
         such.fold(Self::none(), |set, (one, _)| set.with(*one))
     }

@@ -53,6 +53,8 @@ pub(super) struct Observations {
     pub(super) registers: BTreeMap<LockKey, Register>,
     /// When an operator last ended a hold of the key.
     pub(super) forced: BTreeMap<LockKey, Instant>,
+    /// The time of the last restore from a backup, which can end holds and bring back released ones.
+    pub(super) restored: Option<Instant>,
     /// The earliest time of the next grant of the key, because a grant started a cooldown.
     pub(super) cools_until: BTreeMap<LockKey, Instant>,
     pub(super) chains: Chains,
@@ -361,6 +363,11 @@ impl Judge {
     /// Notes that an operator has ended the hold of the key.
     pub(crate) fn forced(&self, key: &LockKey) {
         self.lock().forced.insert(key.clone(), Instant::now());
+    }
+
+    /// Notes that a restore of the store from a backup starts or ends now.
+    pub(crate) fn restored(&self) {
+        self.lock().restored = Some(Instant::now());
     }
 
     /// Notes that the client has died. Its calls and guards end.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use leasehold_api::{ErrorKind, Lock as _};
+use leasehold_api::{ErrorKind, HolderId, Lock as _};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -11,7 +11,7 @@ use super::judge::Judge;
 use super::network::NetworkLink;
 use super::requests::ASKS_ONCE_MORE;
 use super::stores::{ClientEnvironment, SimulatedClient};
-use super::table::HoldKind;
+use super::table::{HoldKind, Table};
 
 /// A client that is neither closed nor dropped nor dead.
 pub(super) struct RunningClient {
@@ -82,4 +82,13 @@ async fn check_nothing_left(client: u64, link: &NetworkLink, begun: Instant, jud
         }
     }
     judge.client_gone(client);
+}
+
+/// Ends the holds that `such` selects, as an operator does.
+pub(super) fn force_release_where(table: &Table, such: impl Fn(HolderId, bool) -> bool) {
+    for (key, holder, is_dead) in table.held() {
+        if such(holder, is_dead) {
+            table.force(&key);
+        }
+    }
 }

@@ -28,7 +28,7 @@ pub(crate) fn is_late_copy() -> bool {
     LATE_COPY.try_with(|()| ()).is_ok()
 }
 
-/// A schedule with more calls than this has a loop without a pause.
+/// The most calls of the store in a schedule. More calls show a loop without a pause.
 const TOO_MANY: u64 = 5_000;
 
 /// The state that all links of one schedule share.
@@ -49,6 +49,8 @@ pub(crate) struct Network {
     pub(crate) coverage: Coverage,
     state: Mutex<NetworkState>,
     calls: AtomicU64,
+    /// The most requests of this schedule: [`TOO_MANY`] times the average number of requests in one call.
+    too_many: u64,
     /// Notified when there were too many calls.
     pub(crate) loops: Notify,
     /// The violations by requests, with their times and rules.
@@ -83,6 +85,7 @@ impl Network {
             coverage: Coverage::default(),
             state: Mutex::default(),
             calls: AtomicU64::new(0),
+            too_many: TOO_MANY * bounds.requests,
             loops: Notify::new(),
             violations: Mutex::default(),
         })
@@ -117,7 +120,8 @@ impl Network {
     /// Returns whether a disturbance has happened that can slow or fail a call.
     pub(crate) fn disturbs_calls(&self) -> bool {
         let happened = self.happened();
-        D::OF_CALLS.into_iter().chain([D::Cut, D::Pause, D::Away]).any(|one| happened.has(one))
+        let others = [D::Cut, D::Pause, D::Away].into_iter().chain(D::OF_CLUSTERS);
+        D::OF_CALLS.into_iter().chain(others).any(|one| happened.has(one))
     }
 
     /// Returns whether the disturbance `one` is possible now. If so, records that it happened.
@@ -246,6 +250,11 @@ impl NetworkLink {
         self.network.hands_over
     }
 
+    /// Returns the stream `which` of this client's random numbers. Each purpose has another stream.
+    pub(crate) fn dice(&self, which: u64) -> Rng {
+        stream(self.network.seed, which, self.client)
+    }
+
     pub(crate) fn coverage(&self) -> &Coverage {
         &self.network.coverage
     }
@@ -306,7 +315,7 @@ impl NetworkLink {
 
     fn plan(&self, op: Op) -> CallPlan {
         let number = self.calls.fetch_add(1, Ordering::Relaxed);
-        if self.network.calls.fetch_add(1, Ordering::Relaxed) == TOO_MANY {
+        if self.network.calls.fetch_add(1, Ordering::Relaxed) == self.network.too_many {
             self.network.loops.notify_one();
         }
         let mut dice = stream(self.network.seed, 1_000 + self.client, number);
@@ -408,6 +417,17 @@ impl NetworkLink {
             Ok(answer) => answer,
             Err(_) => no_answer(op).await,
         }
+    }
+
+    /// Sends one request to a member of a cluster. Uses [`Op::Wait`], because the link never repeats a wait and the
+    /// clients of a cluster send the copies of their requests themselves.
+    pub(crate) async fn request<T, W, F>(self: &Arc<Self>, work: W) -> Result<T, CallFailure>
+    where
+        W: Fn() -> F + Send + 'static,
+        F: Future<Output = T> + Send + 'static,
+        T: Send + 'static,
+    {
+        self.send(Op::Wait, work).await
     }
 
     /// Carries out `work` at the store and returns its result, unless a disturbance of the link prevents that.

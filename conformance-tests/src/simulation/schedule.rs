@@ -14,12 +14,13 @@ use super::Simulation;
 use super::caller::Caller;
 use super::candidates::{Candidate, ask_at_times};
 use super::client::{ClientClock, ClientTurns};
+use super::cluster::{self, Cluster};
 use super::coverage::{Coverage, Situation};
 use super::disturbance::{Disturbance as D, Disturbances};
 use super::judge::Judge;
-use super::lifecycle::{RunningClient, close, drop_client, forget};
+use super::lifecycle::{RunningClient, close, drop_client, force_release_where, forget};
 use super::network::{Network, NetworkLink, stream};
-use super::stores::{ClientEnvironment, SimulatedClient, SimulatedStore};
+use super::stores::{ClientEnvironment, OpenedStore, SimulatedClient, SimulatedStore};
 use super::table::{EndedBy, HoldKind, HoldRecord, Table};
 use crate::history::{History, ViolationKind, check};
 
@@ -64,8 +65,8 @@ impl ScheduleReport {
     }
 }
 
-/// Opens a fresh store for a schedule. Also returns the table if it is the simulator's own store.
-pub(crate) type OpenStore = dyn Fn(HoldKind) -> (Box<dyn SimulatedStore>, Option<Arc<Table>>) + Send + Sync;
+/// Opens a fresh store for a schedule.
+pub(crate) type OpenStore = dyn Fn(HoldKind) -> OpenedStore + Send + Sync;
 
 /// Plays the schedule of `seed` without the disturbances `without`.
 pub(crate) fn play(simulation: &Simulation, seed: u64, without: Disturbances) -> ScheduleReport {
@@ -88,6 +89,7 @@ struct ScheduleRun {
     store: Box<dyn SimulatedStore>,
     /// The store's own record, if the simulator can read it.
     table: Option<Arc<Table>>,
+    cluster: Option<Arc<Cluster>>,
     network: Arc<Network>,
     keys: Vec<LockKey>,
     cooldown: Duration,
@@ -105,7 +107,7 @@ impl ScheduleRun {
         if stream(seed, 4, 0).u8(..4) == 0 {
             may = may.with(D::Away);
         }
-        let may = may.and(without.others());
+        may = may.and(without.others());
         let one_of = [3, 8, 30][dice.usize(..3)];
         let mut names = ["a", "b", "c"];
         if dice.u8(..4) == 0 {
@@ -117,7 +119,10 @@ impl ScheduleRun {
         keys.sort();
         keys.dedup();
         let cooldown = Duration::from_secs(if dice.u8(..4) == 0 { 2 } else { 0 });
-        let (store, table) = (simulation.open)(kind);
+        let OpenedStore { store, table, cluster } = (simulation.open)(kind);
+        if cluster.is_some() {
+            may = cluster::disturbances(seed, may).and(without.others());
+        }
         // Stops clients only if they look at the store often, because otherwise a guard reads held until its next
         // renewal.
         let stops = store.bounds().look.is_some() && stream(seed, 6, 0).u8(..4) == 0;
@@ -128,7 +133,7 @@ impl ScheduleRun {
         };
         let network = Network::new(seed, may, one_of, hands_over, &store.bounds());
         let candidate = simulation.candidate.clone().filter(|_| stream(seed, ELECTS, 0).u8(..4) == 0);
-        Self { seed, dice, store, table, network, keys, cooldown, candidate, probe: u64::MAX }
+        Self { seed, dice, store, table, cluster, network, keys, cooldown, candidate, probe: u64::MAX }
     }
 
     async fn run(mut self) -> ScheduleReport {
@@ -140,6 +145,9 @@ impl ScheduleRun {
         if let Some(table) = table.clone().filter(|_| self.candidate.is_some()) {
             let dice = stream(self.seed, ELECTS, 1);
             tokio::spawn(ask_at_times(table, self.keys.clone(), dice, Instant::now() + BUSY));
+        }
+        if let Some(cluster) = &self.cluster {
+            cluster::disturb(cluster, &judge, Instant::now() + BUSY);
         }
         let played = tokio::select! {
             biased;
@@ -375,7 +383,10 @@ impl ScheduleRun {
         loop {
             let engines = clients.iter().filter_map(|client| client.connection.engine.as_ref());
             let active: usize = engines.map(|engine| engine.active_keys()).sum();
-            let held = table.map_or(Vec::new(), |table| table.held());
+            let held = match &self.cluster {
+                Some(cluster) => cluster.held(),
+                None => table.map_or(Vec::new(), |table| table.held()),
+            };
             if active == 0 && held.is_empty() {
                 return;
             }
@@ -434,13 +445,16 @@ impl ScheduleRun {
         // can receive a grant that has already ended.
         let happened = self.network.happened();
         let counts = |kind: ViolationKind| match kind {
-            ViolationKind::Overlap => ![D::Force, D::Pause, D::Stop].iter().any(|one| happened.has(*one)),
+            ViolationKind::Overlap => {
+                ![D::Force, D::Pause, D::Stop, D::Restore].iter().any(|one| happened.has(*one))
+            }
             ViolationKind::TokenNotGreater => !happened.has(D::Force) && !happened.has(D::Stop),
             _ => true,
         };
         if let Err(found) = check(&history, &judge.bounds.capabilities) {
             violations.extend(found.iter().filter(|v| counts(v.kind)).map(ToString::to_string));
         }
+        violations.extend(self.cluster.iter().flat_map(|cluster| cluster.violations(judge.start)));
         let mut holds = Vec::new();
         if let Some(table) = table {
             table.records(|records| {
@@ -479,13 +493,4 @@ fn check_records(records: &[HoldRecord], probe: u64, judge: &Judge) -> Vec<Strin
         }
     }
     wrong
-}
-
-/// Ends the holds that `such` selects, as an operator does.
-fn force_release_where(table: &Table, such: impl Fn(leasehold_api::HolderId, bool) -> bool) {
-    for (key, holder, is_dead) in table.held() {
-        if such(holder, is_dead) {
-            table.force(&key);
-        }
-    }
 }

@@ -8,8 +8,18 @@ use leasehold_engine::{Backend, Engine, Timing};
 
 use super::backends::{CALL, LOOK, Remote, TableClient, capabilities};
 use super::client::{ClientClock, ClientTurns};
+use super::cluster::Cluster;
 use super::network::NetworkLink;
 use super::table::Table;
+
+/// A store that was opened for one schedule, with its record of holds if the simulator can read one.
+pub(crate) struct OpenedStore {
+    pub(crate) store: Box<dyn SimulatedStore>,
+    /// Set if the store is the simulator's table.
+    pub(crate) table: Option<Arc<Table>>,
+    /// Set if the store is the simulator's cluster.
+    pub(crate) cluster: Option<Arc<Cluster>>,
+}
 
 /// A fresh store for one schedule.
 pub trait SimulatedStore: Send + Sync {
@@ -38,6 +48,8 @@ pub struct Bounds {
     /// The longest interval between two looks of a client at its holds in the store.
     pub(crate) look: Option<Duration>,
     pub(crate) close: Duration,
+    /// The average number of requests that a client sends for one call of the engine.
+    pub(crate) requests: u64,
 }
 
 impl Bounds {
@@ -49,6 +61,7 @@ impl Bounds {
             call: timing.request_timeout,
             look: None,
             close: timing.close + Duration::from_secs(1),
+            requests: 1,
         }
     }
 }
@@ -96,7 +109,13 @@ impl ClientEnvironment {
     ///
     /// The error of the engine if it does not start.
     pub fn engine(&self, backend: Arc<dyn Backend>) -> Result<SimulatedClient, Error> {
-        let engine = Engine::builder(Remote::new(backend, &self.link))
+        self.engine_of(Remote::new(backend, &self.link))
+    }
+
+    /// Starts an engine that calls `backend` without a link. The backend sends its requests over the client's link
+    /// itself.
+    pub(crate) fn engine_of(&self, backend: impl Backend) -> Result<SimulatedClient, Error> {
+        let engine = Engine::builder(backend)
             .clock(Arc::clone(&self.clock) as _)
             .simulated(u128::from(self.number), Arc::clone(&self.turns) as _)
             .start()?;
@@ -119,6 +138,7 @@ impl SimulatedStore for TableStore {
             call: CALL,
             look: Some(LOOK),
             close: Duration::from_secs(6),
+            requests: 1,
         }
     }
 

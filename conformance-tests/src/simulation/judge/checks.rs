@@ -64,7 +64,7 @@ impl Judge {
                 let stood_still = guard.turns.stood_still() > guard.stood_still || just_now;
                 if guard.lost.is_none() && validity == Validity::Lost {
                     guard.lost = Some(now);
-                    let forced = state.forced.contains_key(&key);
+                    let is_excused = state.forced.contains_key(&key) || state.restored.is_some();
                     // The lease could go on if its first TTL is not over, or if nothing disturbed renewals for longer
                     // than the lease.
                     let calm = self.network.undisturbed_for() > guard.ttl.unwrap_or_default().mul_f64(1.2);
@@ -75,7 +75,7 @@ impl Judge {
                         self.note(Situation::ChainLost);
                     }
                     let ended = matches!(reason, Some(LossReason::Expired | LossReason::Gone));
-                    if lasts && ended && !stood_still && !forced {
+                    if lasts && ended && !stood_still && !is_excused {
                         state.violation(
                             self.start,
                             "C10",
@@ -118,7 +118,9 @@ impl Judge {
                 // The earlier holder might not know yet that an operator has ended its hold.
                 let told =
                     |at: &Instant| since < *at && at.elapsed() <= self.bounds.capabilities.loss_detection;
-                if state.forced.get(&key).is_some_and(told) {
+                // A restore from a backup can end the holds of all keys.
+                let is_restored = |at: Instant| at.elapsed() <= self.bounds.capabilities.loss_detection;
+                if state.forced.get(&key).is_some_and(told) || state.restored.is_some_and(is_restored) {
                     continue;
                 }
                 state.violation(self.start, "C1", &format!("{other} and {holder} of {key} are both good"));
