@@ -38,10 +38,10 @@ pub(crate) enum Proof {
 
 impl Shared {
     /// Renews `session` beside an attempt, because its hold is to get the whole TTL. Waits for a new proof if the last
-    /// one is older than a sixth of the TTL.
+    /// one is older than a sixth of the TTL, or if a listing of its entries is due.
     pub(crate) async fn refresh(&self, session: &Arc<Session>, limit: Duration) {
         let age = session.ttl / 6;
-        if self.is_confirmed_within(session, age) {
+        if self.is_fresh(session, age) {
             self.keep_alive_soon(session);
         } else {
             self.prove_again(session, age, limit).await;
@@ -79,9 +79,14 @@ impl Shared {
         self.now().since(session.confirmed()) < age
     }
 
+    /// Returns whether the last proof is younger than `age`, and no listing is due.
+    fn is_fresh(&self, session: &Session, age: Duration) -> bool {
+        self.is_confirmed_within(session, age) && session.is_listed(self.now())
+    }
+
     async fn prove_again(&self, session: &Session, age: Duration, limit: Duration) {
         let _proving = session.proving.lock().await;
-        if !self.is_confirmed_within(session, age) && !session.has_ended() {
+        if !self.is_fresh(session, age) && !session.has_ended() {
             // A failure leaves the session unproven, and its grants count from the last proof.
             let _ = self.prove(session, true, limit).await;
         }
@@ -150,6 +155,7 @@ impl Shared {
         if extends {
             session.confirm(from);
         }
+        session.note_listed(from);
         let names: HashSet<Vec<u8>> = listed.reply.keys.into_iter().collect();
         self.heal(session, &names, limit / 2).await;
         Ok(Proof::Lasts { names, from })
