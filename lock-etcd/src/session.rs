@@ -3,6 +3,7 @@
 //! Each session has a key under its lease. Every grant compares the revision of that key, the *guard*. A release whose
 //! request can still arrive writes the key, so the late copy compares an old guard and is refused.
 
+mod flight;
 mod keeper;
 mod open;
 mod proof;
@@ -16,6 +17,7 @@ use leasehold_engine::Moment;
 
 use crate::wire::{Compare, KeyValue, Target};
 
+use flight::Flight;
 pub(crate) use proof::Proof;
 
 /// The most entries of one session. A cluster revokes the lease of a dead client in one step, which delays all other
@@ -51,6 +53,10 @@ pub(crate) struct Session {
     /// The number of requests and holds of this client with this session.
     pub(crate) entries: AtomicUsize,
     proving: tokio::sync::Mutex<()>,
+    /// The proofs of renewals, which extend the lease.
+    renewals: Flight<Proof>,
+    /// The proofs of looks.
+    looks: Flight<Proof>,
     /// The time at which the last listing of its entries was sent that got a reply.
     listed: AtomicU64,
     /// Entries that the last proof found under the lease and that this client does not know.
@@ -80,6 +86,8 @@ impl Session {
             sealed: AtomicBool::new(false),
             entries: AtomicUsize::new(0),
             proving: tokio::sync::Mutex::default(),
+            renewals: Flight::new(),
+            looks: Flight::new(),
             // A new lease has no entries.
             listed: AtomicU64::new(granted.as_nanos()),
             strange: Mutex::default(),

@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use leasehold_api::{LockExt as _, Validity};
 use test_servers::{Counter, Etcd, EtcdOptions};
 
-use crate::support::{acquired, client, client_of, cycle, idle, queue, queue_of, soon, until};
+use crate::support::{acquired, client, client_of, cycle, idle, queue, queue_of, renewed, soon, until};
 
 /// Hazard E4, which the recipe of etcd 3.4.3 has.
 #[tokio::test(flavor = "multi_thread")]
@@ -90,6 +90,12 @@ async fn thousands_of_holds_have_few_sessions_and_few_renewals() {
     assert!((2..HOLDS as u64 / 10).contains(&renewals), "{renewals} renewals");
     assert_eq!(etcd.entries(format!("{prefix}//q/")).await.len(), HOLDS);
     assert!(guards.iter().all(|guard| guard.validity() == Validity::Valid));
+    // Calls at the same time share the proofs of their session.
+    let before = etcd.counter(0, Counter::KeepAlives).await;
+    soon("never renewed", join_all(guards.iter().map(renewed))).await;
+    let renewals = etcd.counter(0, Counter::KeepAlives).await - before;
+    println!("{renewals} renewals for {HOLDS} calls");
+    assert!((2..HOLDS as u64 / 10).contains(&renewals), "{renewals} renewals");
     let released = join_all(guards.into_iter().map(leasehold_api::LockGuard::release)).await;
     assert!(released.iter().all(Result::is_ok));
     assert!(etcd.entries(format!("{prefix}//q/")).await.is_empty());
