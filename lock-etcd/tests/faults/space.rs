@@ -6,7 +6,7 @@ use leasehold_api::{ErrorKind, ListQuery, Lock as _, LockExt as _, Validity};
 use test_servers::{Etcd, EtcdOptions, EtcdProgram};
 
 use crate::LONG;
-use crate::support::{acquired, client, cycle, queue, soon};
+use crate::support::{acquired, client, cycle, key, queue, soon};
 
 #[tokio::test]
 async fn holds_outlast_a_full_cluster_and_grants_wait_for_an_operator() {
@@ -64,6 +64,32 @@ async fn a_new_client_of_a_full_cluster_lists_and_releases_by_force() {
         etcd.make_room().await;
         // The client takes the TTL that the server grants, although it could not read the shortest one.
         cycle(&operator, "k").await;
+    }
+}
+
+/// The base of the tokens does not exist yet, and a full cluster refuses to write it.
+#[tokio::test]
+async fn a_client_of_a_prefix_that_was_never_used_connects_to_a_full_cluster() {
+    for program in [EtcdProgram::Vendored, EtcdProgram::Installed] {
+        let etcd = Etcd::start(EtcdOptions::new().program(program).quota(4 << 20));
+        let prefix = Etcd::fresh_prefix();
+        etcd.fill().await;
+
+        let (a, b) = (client(&etcd, &prefix).await, client(&etcd, &prefix).await);
+        let admin = a.admin().unwrap();
+        assert!(admin.inspect(&key("k")).await.unwrap().is_free(), "{program:?}");
+        assert!(admin.list(&ListQuery::new()).await.unwrap().is_empty(), "{program:?}");
+        assert!(admin.facts().await.unwrap().iter().any(|fact| fact.advice.is_some()), "{program:?}");
+        let error = a.key("k").try_acquire().await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NeedsOperator, "{program:?}: {error:?}");
+        assert_eq!(etcd.entries(format!("{prefix}/")).await, [], "{program:?}");
+
+        etcd.make_room().await;
+        let tokens = [cycle(&a, "k").await, cycle(&b, "k").await, cycle(&a, "k").await];
+        assert!(tokens.is_sorted_by(|before, after| before < after), "{program:?}: {tokens:?}");
+        // A base is the time in microseconds. Without one the token is a small number.
+        assert!(tokens[0].as_u64() > 1 << 50, "{program:?}: {tokens:?} have no base");
+        assert_eq!(etcd.entries(format!("{prefix}//base")).await.len(), 1, "{program:?}");
     }
 }
 
