@@ -13,7 +13,7 @@ pub(super) struct Flight<T> {
 
 #[derive(Debug)]
 struct State<T> {
-    /// The number of runs so far, with the ones that failed or were dropped.
+    /// The number of runs so far, with the failed and the dropped runs.
     started: u64,
     callers: usize,
     /// The number of the last run that succeeded, and its output. `None` without callers, because an output is large.
@@ -161,7 +161,7 @@ mod tests {
                 }
             }
             drop(first);
-            // The one that takes over is dropped too.
+            // Drops the caller that takes over too.
             assert_eq!(others[0].as_mut().now_or_never(), None);
             drop(others.remove(0));
             let outputs = within(MINUTE, "taking over", join_all(others)).await;

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use super::certificates::Certificates;
 
-/// The shortest interval of heartbeats of members that sync their disks. A busy disk takes a second, and an election after a second
-/// would replace a healthy leader.
+/// The shortest interval of heartbeats of members that sync their disks. A busy disk takes a second, and an election after
+/// a second would replace a healthy leader.
 const DURABLE: Duration = Duration::from_millis(250);
 
 /// The program of the members.
