@@ -65,7 +65,7 @@ pub struct EtcdBackend {
 
 impl EtcdBackend {
     /// Connects, checks the user's rights and the shortest TTL of the server, and reads the base of the tokens, which it
-    /// writes if it does not exist.
+    /// writes if it does not exist and the cluster has space.
     pub(crate) async fn connect(config: &EtcdConfig) -> Result<Self, Error> {
         let runtime = current_runtime()?;
         let cluster = Cluster::connect(config).await?;
@@ -90,7 +90,7 @@ impl EtcdBackend {
         if config.look_only {
             shared.read_base().await?;
         } else {
-            shared.settle(LIMIT).await.map_err(|none| shared.failed(&none))?;
+            shared.settle_if_writable().await?;
         }
         shared.spawn(Arc::clone(&shared).keep());
         drop(closes.disarm());
@@ -137,6 +137,15 @@ impl Shared {
             }
         }
         Ok(())
+    }
+
+    /// Checks the base of the tokens, and only reads it if a full cluster refuses to write it. Operators must be able to
+    /// connect to a full cluster. The first grant checks the base in any case.
+    async fn settle_if_writable(&self) -> Result<(), Error> {
+        match self.settle(LIMIT).await {
+            Err(none) if none.is_no_space() => self.read_base().await,
+            settled => settled.map_err(|none| self.failed(&none)),
+        }
     }
 
     /// Starts a task on the runtime of the connect, which ends with that runtime.

@@ -3,6 +3,7 @@
 //! Each session has a key under its lease. Every grant compares the revision of that key, the *guard*. A release whose
 //! request can still arrive writes the key, so the late copy compares an old guard and is refused.
 
+mod flight;
 mod keeper;
 mod open;
 mod proof;
@@ -16,11 +17,15 @@ use leasehold_engine::Moment;
 
 use crate::wire::{Compare, KeyValue, Target};
 
+use flight::Flight;
 pub(crate) use proof::Proof;
 
 /// The most entries of one session. A cluster revokes the lease of a dead client in one step, which delays all other
 /// requests by about 60 ms for this many entries.
 const MOST_ENTRIES: usize = 5_000;
+
+/// The age of a listing after which the next one is due, while the last one had entries that this client does not know.
+const STRANGE_FOR: Duration = Duration::from_secs(1);
 
 /// One lease of this client.
 #[derive(Debug)]
@@ -48,6 +53,12 @@ pub(crate) struct Session {
     /// The number of requests and holds of this client with this session.
     pub(crate) entries: AtomicUsize,
     proving: tokio::sync::Mutex<()>,
+    /// The proofs of renewals, which extend the lease.
+    renewals: Flight<Proof>,
+    /// The proofs of looks.
+    looks: Flight<Proof>,
+    /// The time at which the last listing of its entries was sent that got a reply.
+    listed: AtomicU64,
     /// Entries that the last proof found under the lease and that this client does not know.
     strange: Mutex<HashSet<Vec<u8>>>,
 }
@@ -75,6 +86,10 @@ impl Session {
             sealed: AtomicBool::new(false),
             entries: AtomicUsize::new(0),
             proving: tokio::sync::Mutex::default(),
+            renewals: Flight::new(),
+            looks: Flight::new(),
+            // A new lease has no entries.
+            listed: AtomicU64::new(granted.as_nanos()),
             strange: Mutex::default(),
         }
     }
@@ -173,6 +188,20 @@ impl Session {
     fn distrust(&self) {
         *self.answered.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.confirmed.store(0, Ordering::Release);
+        self.listed.store(0, Ordering::Release);
+    }
+
+    /// Notes that a listing of the entries got a reply.
+    fn note_listed(&self, sent: Moment) {
+        self.listed.fetch_max(sent.as_nanos(), Ordering::AcqRel);
+    }
+
+    /// Returns whether the last listing of the entries is young enough. A session that only waiters keep alive needs
+    /// listings too, because its ghosts would otherwise stay while the wait lasts.
+    fn is_listed(&self, now: Moment) -> bool {
+        let has_strange = !self.strange.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
+        let age = if has_strange { STRANGE_FOR.min(self.ttl / 6) } else { self.ttl / 2 };
+        now.since(Moment::from_nanos(self.listed.load(Ordering::Acquire))) < age
     }
 
     /// Returns the names that are among `listed` for the second time in a row although `is_known` does not know them. A

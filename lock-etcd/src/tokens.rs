@@ -101,7 +101,8 @@ pub(crate) struct Bases {
     cluster: Arc<Cluster>,
     names: Names,
     known: Mutex<Base>,
-    /// The number of connects before the last check of the base.
+    /// The number of connects before the last check of the base. Greater than each possible number before the first check,
+    /// so the first grant checks the base.
     connects: AtomicU64,
     /// Whether a reply has shown that the store lost writes. The next check then replaces the base without a comparison
     /// of the raft index, because a restored copy of the disks sets that index back too.

@@ -8,7 +8,6 @@ use crate::faults::Fault::{
     self, Compact, Crash, EndLogins, EndSessions, Freeze, IsolateLeader, KillLeader, KillMember, MoveLeader,
     NoQuorum, Restart, StopFollower, StopLeader,
 };
-use crate::faults::PATIENCE;
 use crate::network;
 
 const MEMBERS: usize = 3;
@@ -21,6 +20,8 @@ const PREFIX: &str = "torture";
 const HISTORY: [&str; 4] = ["--auto-compaction-mode", "periodic", "--auto-compaction-retention", "30s"];
 /// Number of compactions in one fault.
 const COMPACTIONS: u32 = 10;
+/// Bound of an election. A busy machine needs more than a second for it.
+const ELECTED: Duration = Duration::from_secs(60);
 /// Interval of polls.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -163,7 +164,7 @@ impl Members {
     /// Waits until `member` knows another leader than the one with the id `old`, for a limited time.
     async fn another_leads(&self, member: usize, old: u64) -> bool {
         let begun = Instant::now();
-        while begun.elapsed() < PATIENCE * 2 {
+        while begun.elapsed() < ELECTED {
             let status = self.etcd.status(member).await;
             if status.is_ok_and(|status| status.leader != 0 && status.leader != old) {
                 return true;

@@ -38,6 +38,9 @@ use crate::store::token::Reserved;
 ///   the release has changed. While a copy can still be granted, `release` returns an error, and the engine
 ///   repeats it. If the store cannot stop the copy, the error is [`late_copy_error`](crate::late_copy_error), for
 ///   which an engine that closes does not wait.
+/// - **A shared lease ends no hold.** The engine repeats a failed release only until the lease of the hold is over. A
+///   store whose holds share a lease must itself end a hold whose release was requested and never confirmed, because
+///   the renewal of another hold extends that lease.
 /// - **Replies are per request.** One key's failure does not affect another key. Return one reply for each
 ///   request, in the order of the requests.
 /// - **An error means "not known to be held"**. The answer for a key that another client holds is

@@ -1,4 +1,4 @@
-//! Renewals and looks. Each takes three requests per session, for any number of holds.
+//! Renewals and looks. Each takes three requests per session, for any number of holds and of calls at the same time.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -123,7 +123,7 @@ impl Shared {
         limit: TimeLimit,
     ) -> Vec<Reply> {
         let all = |reply: Reply| holds.iter().map(|_| reply.clone()).collect();
-        let (names, from) = match self.prove(session, extends, limit.left()).await {
+        let (names, from) = match self.prove_for_all(session, extends, limit.left()).await {
             Ok(Proof::Lasts { names, from }) => (names, from),
             Ok(Proof::Ended) => return all(Ok(Renewed::Gone(LossReason::Expired))),
             Ok(Proof::Unproven) => return all(Err(changing_leader())),

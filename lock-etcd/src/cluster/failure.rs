@@ -108,7 +108,7 @@ impl Failure {
         Self { class: Class::NoCredentials, sent: false, cause: Cause::Program(error), store: None }
     }
 
-    pub(super) fn of_store(mut self, store: &Arc<str>) -> Self {
+    pub(crate) fn of_store(mut self, store: &Arc<str>) -> Self {
         self.store = Some(Arc::clone(store));
         self
     }

@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use leasehold_engine::Moment;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use super::Session;
 use crate::backend::Shared;
+use crate::cluster::{Class, Failure};
 use crate::lane::NoReply;
 use crate::wire::{Compare, KeyValue, LeaseTimeToLiveRequest, RangeRequest, Target, TxnRequest, delete};
 
@@ -23,12 +24,12 @@ const APART: Duration = Duration::from_millis(25);
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// The state of a session in one raft term.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Proof {
     /// The lease lasts, and had these names under it. A request that was sent at `from` extended it, or only checked it
     /// in a look.
     Lasts {
-        names: HashSet<Vec<u8>>,
+        names: Arc<HashSet<Vec<u8>>>,
         from: Moment,
     },
     Ended,
@@ -38,10 +39,10 @@ pub(crate) enum Proof {
 
 impl Shared {
     /// Renews `session` beside an attempt, because its hold is to get the whole TTL. Waits for a new proof if the last
-    /// one is older than a sixth of the TTL.
+    /// one is older than a sixth of the TTL, or if a listing of its entries is due.
     pub(crate) async fn refresh(&self, session: &Arc<Session>, limit: Duration) {
         let age = session.ttl / 6;
-        if self.is_confirmed_within(session, age) {
+        if self.is_fresh(session, age) {
             self.keep_alive_soon(session);
         } else {
             self.prove_again(session, age, limit).await;
@@ -79,22 +80,42 @@ impl Shared {
         self.now().since(session.confirmed()) < age
     }
 
+    /// Returns whether the last proof is younger than `age`, and no listing is due.
+    fn is_fresh(&self, session: &Session, age: Duration) -> bool {
+        self.is_confirmed_within(session, age) && session.is_listed(self.now())
+    }
+
     async fn prove_again(&self, session: &Session, age: Duration, limit: Duration) {
         let _proving = session.proving.lock().await;
-        if !self.is_confirmed_within(session, age) && !session.has_ended() {
+        if !self.is_fresh(session, age) && !session.has_ended() {
             // A failure leaves the session unproven, and its grants count from the last proof.
             let _ = self.prove(session, true, limit).await;
         }
     }
 
-    /// Extends the lease of `session` if `extends` is set, and proves that it lasts. Takes three requests for any number
-    /// of entries.
-    pub(crate) async fn prove(
+    /// Extends the lease of `session` if `extends` is set, and proves that it lasts. One proof serves all such calls that
+    /// arrived before it was sent, because thousands of holds can be renewed in calls at the same time.
+    pub(crate) async fn prove_for_all(
         &self,
         session: &Session,
         extends: bool,
         limit: Duration,
     ) -> Result<Proof, NoReply> {
+        let end = Instant::now() + limit;
+        let flight = if extends { &session.renewals } else { &session.looks };
+        // Is boxed, because most callers only wait.
+        let run = Box::pin(async move {
+            self.prove(session, extends, end.saturating_duration_since(Instant::now())).await
+        });
+        timeout_at(end, flight.join(run)).await.unwrap_or_else(|_| {
+            let late = Failure::maybe_sent(Class::Late).of_store(self.cluster.store());
+            Err(late.into())
+        })
+    }
+
+    /// Extends the lease of `session` if `extends` is set, and proves that it lasts. Takes three requests for any number
+    /// of entries.
+    async fn prove(&self, session: &Session, extends: bool, limit: Duration) -> Result<Proof, NoReply> {
         let end = Instant::now() + limit;
         loop {
             let left = end.saturating_duration_since(Instant::now());
@@ -150,7 +171,8 @@ impl Shared {
         if extends {
             session.confirm(from);
         }
-        let names: HashSet<Vec<u8>> = listed.reply.keys.into_iter().collect();
+        session.note_listed(from);
+        let names: Arc<HashSet<_>> = Arc::new(listed.reply.keys.into_iter().collect());
         self.heal(session, &names, limit / 2).await;
         Ok(Proof::Lasts { names, from })
     }

@@ -66,6 +66,26 @@ fn an_unknown_entry_is_a_ghost_at_the_second_proof_in_a_row() {
 }
 
 #[test]
+fn a_listing_is_due_after_half_the_ttl_and_sooner_while_an_entry_is_strange() {
+    let session = session();
+    let after = |millis| at(1).after(Duration::from_millis(millis));
+    assert!(session.is_listed(after(1_999)), "a new session has nothing to list");
+    assert!(!session.is_listed(after(2_000)), "half the TTL of 4 s");
+    session.note_listed(at(3));
+    session.note_listed(at(2));
+    assert!(session.is_listed(at(4)), "an older listing changes nothing");
+    let ghost: HashSet<_> = [b"ghost".to_vec()].into();
+    assert!(session.ghosts(&ghost, |_| false).is_empty());
+    assert!(session.is_listed(after(2_600)) && !session.is_listed(after(2_700)), "a sixth of the TTL");
+    assert_eq!(session.ghosts(&ghost, |_| false).len(), 1);
+    assert!(!session.is_listed(at(4)), "until a listing shows that the entry is gone");
+    assert!(session.ghosts(&HashSet::new(), |_| false).is_empty());
+    assert!(session.is_listed(at(4)));
+    session.distrust();
+    assert!(!session.is_listed(at(4)), "the store has possibly gone back");
+}
+
+#[test]
 fn grants_that_arrive_together_share_one_keep_alive() {
     let session = session();
     let apart = Duration::from_secs(1);

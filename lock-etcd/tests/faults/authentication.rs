@@ -8,7 +8,7 @@ use leasehold_api::{Error, ErrorKind, Lock as _, LockExt as _};
 use leasehold_etcd::{EtcdConfig, EtcdCredentials, connect};
 use test_servers::{Etcd, EtcdOptions, EtcdProgram, EtcdUser};
 
-use crate::support::{acquired, config, cycle, queue, soon};
+use crate::support::{MINUTES, acquired, config, cycle, queue, renewed, soon};
 
 const PREFIX: &str = "locks";
 const PASSWORD: &str = "s3cret/@:?";
@@ -61,7 +61,7 @@ async fn a_role_on_the_prefix_is_enough() {
         let lock = connect(&url).await.unwrap();
         let other = as_app(&etcd).connect().await.unwrap();
         let held = acquired(&lock, "k").await;
-        held.renew().await.unwrap();
+        renewed(&held).await;
         held.confirm().await.unwrap();
         assert!(other.key("k").try_acquire().await.unwrap().is_none());
         let info = other.admin().unwrap().inspect(held.key()).await.unwrap();
@@ -76,7 +76,7 @@ async fn a_role_on_the_prefix_is_enough() {
 #[tokio::test]
 async fn a_token_that_has_ended_is_replaced() {
     let etcd = secured(EtcdProgram::Vendored).await;
-    let lock = as_app(&etcd).connect().await.unwrap();
+    let lock = as_app(&etcd).ttl(MINUTES).connect().await.unwrap();
     cycle(&lock, "k").await;
     // The server's own timer ends the token, which no other call shows.
     tokio::time::sleep(Duration::from_secs(5)).await;
@@ -85,7 +85,7 @@ async fn a_token_that_has_ended_is_replaced() {
     let held = acquired(&lock, "held").await;
     etcd.crash().await;
     acquired(&lock, "k").await.release().await.unwrap();
-    held.renew().await.unwrap();
+    renewed(&held).await;
     held.release().await.unwrap();
 }
 

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use leasehold_api::{FencingToken, Validity};
+use leasehold_engine::Engine;
 use test_servers::{Etcd, EtcdOptions, EtcdProgram, Loss, Relay};
 
-use crate::support::{acquired, client, client_of, cycle, idle, queue, soon, until};
+use crate::support::{MINUTES, acquired, client, client_of, cycle, idle, queue, queue_of, soon, until};
 
 /// The ways to restore: by the tool of operators, and by an earlier copy of the disks.
 fn ways() -> [(EtcdOptions, Loss); 2] {
@@ -108,24 +109,51 @@ async fn tokens_grow_behind_a_proxy_that_keeps_the_connection_of_its_client() {
     }
 }
 
-/// A backup has the hold of a client that released after it, and whose session is still renewed.
+/// Makes a backup with a hold of `a`, releases that hold, and restores the backup. Then acquires the key for `b`, while
+/// the session of `a` is still renewed.
+async fn no_ghost_stays(etcd: &Etcd, loss: Loss, a: &Engine, b: &Engine) {
+    let released = acquired(a, "released").await;
+    let old = released.token().unwrap();
+    let backup = etcd.backup(loss).await;
+    released.release().await.unwrap();
+    etcd.restore(&backup).await;
+    let guard = soon("a ghost stays", acquired(b, "released")).await;
+    assert!(guard.token().unwrap() > old, "{loss:?}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hold_that_was_released_after_the_backup_does_not_stay_in_the_restored_cluster() {
     for (options, loss) in ways() {
         let (etcd, prefix) = (Etcd::start(options), Etcd::fresh_prefix());
-        let ttl = Duration::from_secs(3);
+        // Longer than a busy machine takes for the backup.
+        let ttl = Duration::from_secs(20);
         let a = client_of(etcd.addresses(), &prefix, ttl).await;
         let b = client_of(etcd.addresses(), &prefix, ttl).await;
         // A client renews its session only while it has holds.
         let kept = acquired(&a, "kept").await;
-        let released = acquired(&a, "released").await;
-        let old = released.token().unwrap();
-        let backup = etcd.backup(loss).await;
-        released.release().await.unwrap();
-        etcd.restore(&backup).await;
-        let guard = soon("a ghost stays", acquired(&b, "released")).await;
-        assert!(guard.token().unwrap() > old);
+        no_ghost_stays(&etcd, loss, &a, &b).await;
         assert!(kept.validity() != Validity::Valid || queue(&etcd, &prefix, "kept").await.len() == 1);
+    }
+}
+
+/// The engine renews no hold of the client, and its session lasts because of a waiter. The TTL is so long that each poll
+/// of the waiter finds a recent proof.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hold_that_was_released_after_the_backup_does_not_stay_beside_a_waiter() {
+    for (options, loss) in ways() {
+        let (etcd, prefix) = (Etcd::start(options), Etcd::fresh_prefix());
+        let a = client_of(etcd.addresses(), &prefix, Duration::from_secs(30)).await;
+        let b = client_of(etcd.addresses(), &prefix, MINUTES).await;
+        let kept = acquired(&b, "kept").await;
+        let waiter = tokio::spawn({
+            let a = a.clone();
+            async move { acquired(&a, "kept").await }
+        });
+        queue_of(&etcd, &prefix, "kept", 2).await;
+        no_ghost_stays(&etcd, loss, &a, &b).await;
+        assert!(!waiter.is_finished(), "{loss:?}: the session lasts because of the waiter");
+        kept.release().await.unwrap();
+        soon("never granted", waiter).await.unwrap().release().await.unwrap();
     }
 }
 

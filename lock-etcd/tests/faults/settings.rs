@@ -69,7 +69,7 @@ async fn one_wrong_member_of_three_does_no_harm() {
         members[position].clone_from(&wrong);
         let lock = client_of(members, &prefix, Duration::from_secs(30)).await;
         for _ in 0..5 {
-            lock.key("k").acquire().await.unwrap().release().await.unwrap();
+            cycle(&lock, "k").await;
         }
     }
 }

@@ -49,6 +49,16 @@ pub(crate) async fn acquired(lock: &Engine, name: &str) -> LockGuard {
     }
 }
 
+/// Renews a hold, and tries again after failures that can be repeated.
+pub(crate) async fn renewed(guard: &LockGuard) {
+    let bound = Bound::new(LONG);
+    while let Err(error) = guard.renew().await {
+        assert!(error.is_retryable(), "{error:?}");
+        bound.check("not renewed");
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
 /// Acquires and releases `name`. Returns the token. The release can fail while the cluster does.
 pub(crate) async fn cycle(lock: &Engine, name: &str) -> FencingToken {
     let guard = acquired(lock, name).await;

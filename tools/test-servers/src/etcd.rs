@@ -69,7 +69,7 @@ impl Etcd {
     }
 
     /// Returns the cluster of three members shared by all tests of this process that only need prefixes. It syncs
-    /// its disk and has the usual timing, as in production.
+    /// its disk, as in production, and its elections allow for a slow one.
     ///
     /// # Panics
     ///

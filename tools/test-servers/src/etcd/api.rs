@@ -19,7 +19,7 @@ use crate::admin;
 /// Time limit of a call. A frozen member takes as long.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// Time limit of a call that works through the whole database.
+/// Time limit of a call that works through the whole database, or that no test makes to a frozen member.
 const LONG: Duration = Duration::from_secs(60);
 
 /// The failure of a call: a member's refusal, or no reply.
@@ -125,7 +125,7 @@ impl Api {
     /// Returns the counters of the member as text.
     pub(super) fn metrics(&self) -> Result<String, Refusal> {
         let request = http::Request::get(format!("http://127.0.0.1:{}/metrics", self.port));
-        let reply = self.send(LIMIT, request.body(Full::default()))?.1;
+        let reply = self.send(LONG, request.body(Full::default()))?.1;
         Ok(String::from_utf8_lossy(&reply).into_owned())
     }
 

@@ -39,7 +39,7 @@ impl Etcd {
     /// If dropped, the servers stay in their current state until their values are dropped.
     pub async fn put(&self, key: impl AsRef<[u8]>, value: impl AsRef<[u8]>) -> Result<u64, Refusal> {
         let body = json!({ "key": encoded(key), "value": encoded(value) });
-        self.calls(move |inner| inner.call("kv/put", &body)).await.map(|reply| revision(&reply))
+        self.calls(move |inner| inner.insist("kv/put", &body)).await.map(|reply| revision(&reply))
     }
 
     /// Deletes all keys that begin with `prefix`. Returns their number.
@@ -81,7 +81,7 @@ impl Etcd {
     /// If dropped, the servers stay in their current state until their values are dropped.
     pub async fn revoke(&self, lease: i64) -> bool {
         let body = json!({ "ID": lease.to_string() });
-        self.calls(move |inner| inner.call("lease/revoke", &body)).await.is_ok()
+        self.calls(move |inner| inner.insist("lease/revoke", &body)).await.is_ok()
     }
 
     /// Returns the number of the last write.
@@ -108,21 +108,28 @@ impl Etcd {
         revision
     }
 
-    /// Makes a call that the members must carry out. Repeats it while an election interferes.
+    /// Makes a call that the members must carry out.
     pub(super) async fn ask(&self, path: &'static str, body: Value) -> Value {
-        let insist = move |inner: &Inner| {
-            let start = Instant::now();
-            loop {
-                match inner.call(path, &body) {
-                    Err(refusal) if refusal.code == Some(UNAVAILABLE) && start.elapsed() < ELECTED => {
-                        std::thread::sleep(PAUSE);
-                    }
-                    reply => return reply,
-                }
-            }
-        };
-        let reply = self.calls(insist).await;
+        let reply = self.calls(move |inner| inner.insist(path, &body)).await;
         or_panic(reply.map_err(|refusal| format!("etcd refused {path}: {refusal}")))
+    }
+}
+
+impl Inner {
+    /// Makes a call, and repeats it while an election interferes or a busy machine delays the reply. The first copy of a
+    /// repeated call was possibly carried out.
+    fn insist(&self, path: &str, body: &Value) -> Result<Value, Refusal> {
+        let start = Instant::now();
+        loop {
+            match self.call(path, body) {
+                Err(refusal)
+                    if matches!(refusal.code, None | Some(UNAVAILABLE)) && start.elapsed() < ELECTED =>
+                {
+                    std::thread::sleep(PAUSE);
+                }
+                reply => return reply,
+            }
+        }
     }
 }
 

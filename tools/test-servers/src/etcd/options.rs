@@ -4,6 +4,10 @@ use std::time::Duration;
 
 use super::certificates::Certificates;
 
+/// The shortest interval of heartbeats of members that sync their disks. A busy disk takes a second, and an election after
+/// a second would replace a healthy leader.
+const DURABLE: Duration = Duration::from_millis(250);
+
 /// The program of the members.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EtcdProgram {
@@ -64,10 +68,12 @@ impl EtcdOptions {
         self
     }
 
-    /// Waits for the disk at every proposal, as in production.
+    /// Waits for the disk at every proposal, as in production. An election starts after 2.5 s at the earliest, so the
+    /// shortest TTL is at least 4 s.
     #[must_use]
     pub fn durable(mut self) -> Self {
         self.durable = true;
+        self.heartbeat = self.heartbeat.max(DURABLE);
         self
     }
 
