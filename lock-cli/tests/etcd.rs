@@ -216,11 +216,11 @@ fn a_password_of_etcd_that_is_rotated_in_its_file_is_read_again() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("url");
     let url = |password: &str| etcd.url("locks").replacen("://", &format!("://app:{password}@"), 1);
-    let rotate = |password: &str| std::fs::write(&file, url(password) + "?ttl=2s\n").unwrap();
+    let rotate = |password: &str| std::fs::write(&file, url(password) + "?ttl=5s\n").unwrap();
     rotate("one");
     let mut tool = support::tool();
     // Three times as long as a lease that is not renewed.
-    tool.env("LEASEHOLD_URL_FILE", &file).args(["run", "k", "--", "sh", "-c", "echo held; sleep 6"]);
+    tool.env("LEASEHOLD_URL_FILE", &file).args(["run", "k", "--", "sh", "-c", "echo held; sleep 15"]);
     let mut tool = Beside::start(&mut tool);
     assert_eq!(tool.line(), "held");
     rotate("two");
