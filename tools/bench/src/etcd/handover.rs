@@ -1,0 +1,77 @@
+//! Measures the time from a release until another client holds the key, against the least that etcd needs: a put until a
+//! watch on another member sees it, and one linearizable read there.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bench::record::{Axis, Chart, Group, Line};
+use bench::report::{Series, millis, times};
+use leasehold_api::{AcquireOptions, Lock, LockKey};
+use leasehold_etcd::EtcdConfig;
+use test_servers::Etcd;
+
+use crate::etcd::wire::Member;
+
+const HOPS: usize = 300;
+/// Time until the other client waits.
+const HOLD: Duration = Duration::from_millis(8);
+const KEY: &str = "watched";
+
+pub(crate) async fn measure(etcd: &Etcd, group: &mut Group) {
+    println!("hand-over between two clients on two members");
+    let prefix = Etcd::fresh_prefix();
+    let connect = async |member| {
+        let config = EtcdConfig::new([etcd.address(member)], prefix.as_str());
+        let lock: Arc<dyn Lock> = Arc::new(config.connect().await.unwrap());
+        lock
+    };
+    let (holder, waiter) = (connect(0).await, connect(1).await);
+    let (mut writer, mut reader) =
+        (Member::connect(&etcd.address(0)).await, Member::connect(&etcd.address(1)).await);
+    let mut changes = reader.watch(KEY).await;
+    let [mut ours, mut floor] = ["leasehold", "put, watch and read"].map(Series::new);
+    let options = AcquireOptions::new().wait_forever();
+    for hop in 0..bench::or_smoke(HOPS, 5) {
+        // A new key, because traces of the last hop must not affect it.
+        let key = LockKey::new(format!("handed:{hop}")).unwrap();
+        let guard = holder.acquire(&key, &options).await.unwrap();
+        let waiting = tokio::spawn({
+            let (waiter, key, options) = (Arc::clone(&waiter), key.clone(), options.clone());
+            async move {
+                let guard = waiter.acquire(&key, &options).await.unwrap();
+                (Instant::now(), guard)
+            }
+        });
+        tokio::time::sleep(HOLD).await;
+        let released = Instant::now();
+        guard.release().await.unwrap();
+        let (granted, guard) = waiting.await.unwrap();
+        ours.rounds.push(millis(granted - released));
+        guard.release().await.unwrap();
+
+        tokio::time::sleep(HOLD).await;
+        let begun = Instant::now();
+        let seen = async {
+            while changes.message().await.unwrap().unwrap().events.is_empty() {}
+            reader.read(KEY).await;
+            begun.elapsed()
+        };
+        let (written, seen) = tokio::join!(writer.put(KEY), seen);
+        written.unwrap();
+        floor.rounds.push(millis(seen));
+    }
+    group.rows.push(times("etcd hand-over between two clients", &ours, &floor, 1.2));
+    let line = |series: &Series| {
+        let micros: Vec<f64> = series.rounds.iter().map(|millis| millis * 1000.0).collect();
+        Line::distribution(&series.name, &micros)
+    };
+    group.charts.push(Chart {
+        file: "etcd-hand-over".to_owned(),
+        title: "Hand-over between two clients on two of three members".to_owned(),
+        x: Axis::logarithmic("us from the release to the grant"),
+        y: Axis::linear("% of the hand-overs"),
+        lines: vec![line(&ours), line(&floor)],
+    });
+    holder.close().await.unwrap();
+    waiter.close().await.unwrap();
+}
