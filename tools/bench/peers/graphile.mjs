@@ -2,6 +2,7 @@
 // Arguments: the URL of the database, the number of jobs, the number of jobs at once, and `default` or `batched`.
 // The package is found from the working directory.
 
+import { EventEmitter } from "node:events";
 import { createRequire } from "node:module";
 
 const require = createRequire(`${process.cwd()}/`);
@@ -22,22 +23,26 @@ await pgPool.query("ANALYZE");
 const batched = { localQueue: { size: 500 }, completeJobBatchDelay: 0, failJobBatchDelay: 0 };
 const preset = { worker: { concurrentJobs: Number(concurrency), ...(mode === "batched" ? batched : {}) } };
 
+// Listens before the first job can end.
+const events = new EventEmitter();
+let completed = 0;
+const all = new Promise((resolve) => {
+  events.on("job:complete", () => {
+    completed += 1;
+    if (completed >= count) resolve();
+  });
+});
 const begun = process.hrtime.bigint();
 const runner = await run({
   preset,
   pgPool,
   logger,
+  events,
   concurrency: Number(concurrency),
   noHandleSignals: true,
   taskList: { nothing: async () => {} },
 });
-let completed = 0;
-await new Promise((resolve) => {
-  runner.events.on("job:complete", () => {
-    completed += 1;
-    if (completed >= count) resolve();
-  });
-});
+await all;
 const seconds = Number(process.hrtime.bigint() - begun) / 1e9;
 console.log(count / seconds);
 await runner.stop();

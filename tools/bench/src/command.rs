@@ -4,6 +4,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use bench::report::{Series, millis};
+
 /// Builds the command for release and returns its path. A shortened run takes the command that was built with the tests, if
 /// it exists.
 pub(crate) fn build() -> PathBuf {
@@ -29,6 +31,12 @@ pub(crate) fn build() -> PathBuf {
     path.expect("the command's executable")
 }
 
+/// Returns whether a program is installed that prints its version.
+pub(crate) fn is_installed(program: &str) -> bool {
+    let version = Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    version.is_ok_and(|status| status.success())
+}
+
 /// A command that runs another one, or does one thing.
 pub(crate) struct Tool {
     pub(crate) name: &'static str,
@@ -52,12 +60,12 @@ impl Tool {
             .unwrap_or_else(|error| panic!("cannot start {}: {error}", self.name))
     }
 
-    /// Runs the command to its end, and returns how long it took.
+    /// Runs the command to its end. Returns its duration.
     pub(crate) fn time(&self, command: &[&str]) -> Duration {
         self.time_until(command, &[0])
     }
 
-    /// Runs the command to its end with one of these exit codes, and returns how long it took.
+    /// Runs the command to its end with one of these exit codes. Returns its duration.
     pub(crate) fn time_until(&self, command: &[&str], codes: &[i32]) -> Duration {
         let begun = Instant::now();
         let status = self.start(command).wait().unwrap();
@@ -65,4 +73,20 @@ impl Tool {
         assert!(status.code().is_some_and(|code| codes.contains(&code)), "{} failed: {status}", self.name);
         took
     }
+}
+
+/// Runs `measured` on both tools in turn. Returns the milliseconds of each.
+pub(crate) fn alternate(
+    tools: &[Tool; 2],
+    rounds: usize,
+    measured: impl Fn(&Tool) -> Duration,
+) -> [Series; 2] {
+    let mut series = tools.each_ref().map(|tool| Series::new(tool.name));
+    for round in 0..rounds {
+        for step in 0..tools.len() {
+            let at = (round + step) % tools.len();
+            series[at].rounds.push(millis(measured(&tools[at])));
+        }
+    }
+    series
 }

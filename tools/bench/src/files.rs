@@ -9,19 +9,19 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use bench::record::{Contest, Group};
-use bench::report::{Row, Series, millis, times};
+use bench::report::{Row, times};
 use leasehold_api::{AcquireOptions, Lock, LockKey};
 
 use crate::Sections;
-use crate::command::{self, Tool};
+use crate::command::{self, Tool, alternate};
 use crate::contest::{Contender, Worker, compete};
 
 /// Number of measurements per crowd. The median counts.
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 3;
 /// Number of measurements of a single process, which is short.
 const STARTS: usize = 61;
 const IDLE_WAITERS: usize = 50;
-const IDLE_FOR: Duration = Duration::from_secs(20);
+const IDLE_FOR: Duration = Duration::from_secs(10);
 /// Time for the waiters to start waiting, even on a busy machine.
 const SETTLE: Duration = Duration::from_secs(10);
 
@@ -36,6 +36,12 @@ pub(crate) async fn measure(sections: &Sections, group: &mut Group) {
         cycles(dir.path(), group).await;
     }
     if !["start", "crowd", "idle"].iter().any(|section| sections.want(section)) {
+        return;
+    }
+    if !command::is_installed("flock") {
+        group.note(
+            "The rows beside `flock(1)` are missing, because `flock` of util-linux is not installed here.",
+        );
         return;
     }
     let (file, store) = (text(&dir.path().join("file")), format!("file://{}/store", dir.path().display()));
@@ -54,18 +60,6 @@ pub(crate) async fn measure(sections: &Sections, group: &mut Group) {
     if sections.want_long("idle") {
         idle(&tools, group);
     }
-}
-
-/// Runs `measured` on both tools in turn. Returns the milliseconds of each.
-fn alternate(tools: &[Tool; 2], rounds: usize, measured: impl Fn(&Tool) -> Duration) -> [Series; 2] {
-    let mut series = tools.each_ref().map(|tool| Series::new(tool.name));
-    for round in 0..rounds {
-        for step in 0..tools.len() {
-            let at = (round + step) % tools.len();
-            series[at].rounds.push(millis(measured(&tools[at])));
-        }
-    }
-    series
 }
 
 /// Compares cycles inside one process. The crates block the thread, so each cycle is a try that succeeds.
@@ -148,7 +142,7 @@ fn crowd(tools: &[Tool; 2], count: usize, group: &mut Group) {
 fn idle(tools: &[Tool; 2], group: &mut Group) {
     println!("{IDLE_WAITERS} idle waiters");
     let shares = tools.each_ref().map(|tool| {
-        let holder = tool.start(&["sleep", "45"]);
+        let holder = tool.start(&["sleep", "35"]);
         sleep(Duration::from_secs(1));
         let waiters: Vec<_> = (0..IDLE_WAITERS).map(|_| tool.start(&["true"])).collect();
         sleep(SETTLE);

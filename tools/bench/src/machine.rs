@@ -26,7 +26,7 @@ const PROGRAMS: [(&str, &[&str]); 5] = [
     ("postgres", &["--version"]),
     ("redis-server", &["--version"]),
     ("flock", &["--version"]),
-    ("etcd", &["--version"]),
+    ("node", &["--version"]),
 ];
 
 impl Machine {

@@ -18,6 +18,7 @@ mod postgres;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Instant;
 
 use bench::machine::Machine;
 use bench::page;
@@ -44,14 +45,17 @@ struct Options {
     /// Shortens everything, to see whether it works. The figures mean nothing.
     #[arg(long)]
     smoke: bool,
-    /// Writes the results into this file.
+    /// Writes the results into this file, after each group.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Keeps the results that the file already has of other groups.
+    #[arg(long, requires = "json")]
+    keep: bool,
     /// Writes the page and its charts into this folder.
     #[arg(long, value_name = "FOLDER")]
     publish: Option<PathBuf>,
     /// Reads the results from this file instead of measuring.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["groups", "smoke", "json"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["groups", "smoke", "json", "keep"])]
     read: Option<PathBuf>,
 }
 
@@ -84,10 +88,6 @@ async fn run(options: Options) -> Result<(), String> {
         Some(file) => read(file)?,
         None => measure(&options).await?,
     };
-    if let Some(file) = &options.json {
-        let text = serde_json::to_string_pretty(&record).map_err(|error| error.to_string())?;
-        fs::write(file, text).map_err(|error| format!("cannot write {}: {error}", file.display()))?;
-    }
     match &options.publish {
         Some(folder) => page::publish(&record, folder),
         None => Ok(()),
@@ -100,14 +100,29 @@ fn read(file: &Path) -> Result<Record, String> {
     serde_json::from_str(&text).map_err(|error| failed(&error))
 }
 
+fn write(record: &Record, file: &Path) -> Result<(), String> {
+    let text = serde_json::to_string_pretty(record).map_err(|error| error.to_string())?;
+    fs::write(file, text).map_err(|error| format!("cannot write {}: {error}", file.display()))
+}
+
+/// Returns a record for this run, with the results that are kept.
+fn earlier(options: &Options) -> Result<Record, String> {
+    let kept = options.json.as_ref().filter(|file| options.keep && file.exists());
+    let groups = match kept {
+        Some(file) => read(file)?.groups,
+        None => Vec::new(),
+    };
+    Ok(Record { machine: Machine::this(), smoke: options.smoke, groups })
+}
+
 async fn measure(options: &Options) -> Result<Record, String> {
     if options.smoke {
         bench::only_smoke();
     }
-    let mut groups = Vec::new();
+    let mut record = earlier(options)?;
     for (name, sections) in chosen(&options.groups)? {
         println!("\n== {name}");
-        let mut group = Group::new(name);
+        let (begun, mut group) = (Instant::now(), Group::new(name));
         match name {
             "memory" => memory::measure(&sections, &mut group).await,
             "files" => files::measure(&sections, &mut group).await,
@@ -118,10 +133,22 @@ async fn measure(options: &Options) -> Result<Record, String> {
             "companions" => companions::measure(&sections, &mut group).await,
             _ => peers::measure(&sections, &mut group).await,
         }
+        group.seconds = begun.elapsed().as_secs_f64();
         page::print(&group);
-        groups.push(group);
+        println!("{name} took {:.0} s", group.seconds);
+        replace(&mut record.groups, group);
+        if let Some(file) = &options.json {
+            write(&record, file)?;
+        }
     }
-    Ok(Record { machine: Machine::this(), smoke: options.smoke, groups })
+    Ok(record)
+}
+
+/// Puts the group at its place in the order of the page, instead of earlier results.
+fn replace(groups: &mut Vec<Group>, group: Group) {
+    groups.retain(|other| other.name != group.name);
+    groups.push(group);
+    groups.sort_by_key(|group| GROUPS.iter().position(|name| *name == group.name));
 }
 
 /// The sections of a group to run.
@@ -180,6 +207,15 @@ mod tests {
         );
         assert_eq!(of(&["postgres:hot", "postgres"]), Ok(vec![("postgres", sections(&[]))]));
         assert!(of(&["mysql"]).is_err_and(|error| error.contains("memory, files, postgres")));
+    }
+
+    #[test]
+    fn new_results_replace_the_earlier_ones_of_their_group() {
+        let mut groups = vec![Group::new("peers"), Group::new("memory")];
+        replace(&mut groups, Group { seconds: 2.0, ..Group::new("peers") });
+        replace(&mut groups, Group::new("files"));
+        let found: Vec<_> = groups.iter().map(|group| (group.name.as_str(), group.seconds)).collect();
+        assert_eq!(found, [("memory", 0.0), ("files", 0.0), ("peers", 2.0)]);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use crate::Sections;
 use crate::contest::{Contender, Worker, compete};
 
 const KEYS: usize = 10_000;
-const ROUNDS: usize = 31;
+const ROUNDS: usize = 21;
 const ROUND: Duration = Duration::from_millis(200);
 /// Tasks that pass one key around.
 const TASKS: usize = 64;

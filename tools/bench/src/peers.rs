@@ -20,8 +20,8 @@ use crate::postgres::prepared;
 const TASKS: [usize; 4] = [1, 8, 64, 512];
 /// The number of tasks of the table with costs.
 const SHOWN: usize = 64;
-const ROUNDS: usize = 7;
-const ROUND: Duration = Duration::from_millis(800);
+const ROUNDS: usize = 5;
+const ROUND: Duration = Duration::from_millis(600);
 /// Round-trip times, milliseconds. The proxy delays each way by half of them.
 const TRIPS: [u32; 3] = [0, 1, 5];
 const MISSING: &str = "Redis is missing here. The package `redis-server` of Debian installs it.";
@@ -93,7 +93,7 @@ async fn over_trips(redis: Option<&Redis>, group: &mut Group) {
         }
         let through = redis.as_ref().map(|(redis, _)| redis);
         let contenders = contenders(&proxy.url(database.url()), through, 1).await;
-        for (line, entry) in lines.iter_mut().zip(run(contenders, 5, ROUND).await) {
+        for (line, entry) in lines.iter_mut().zip(run(contenders, 3, ROUND).await) {
             if let Some(median) = entry.p50 {
                 line.points.push((f64::from(milliseconds), median / 1000.0));
             }

@@ -84,7 +84,7 @@ pub(crate) async fn measure(sections: &Sections, group: &mut Group) {
         release::measure(url, rows).await;
     }
     if sections.want("start") {
-        start::measure(url, rows).await;
+        start::measure(url, group);
     }
     if sections.want("load") {
         load::held(&cluster, group).await;

@@ -29,6 +29,8 @@ pub struct Group {
     pub charts: Vec<Chart>,
     /// Sentences about gaps and findings of this run.
     pub notes: Vec<String>,
+    /// Duration of the measurement, seconds.
+    pub seconds: f64,
 }
 
 impl Group {

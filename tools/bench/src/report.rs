@@ -63,6 +63,14 @@ pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     text
 }
 
+/// Returns a table in Markdown without spaces around the cells, which is short.
+#[must_use]
+pub fn compact(head: &[&str], rows: &[Vec<String>]) -> String {
+    let rules = "|---".repeat(head.len());
+    let lines = rows.iter().map(|row| format!("|{}|\n", row.join("|")));
+    format!("|{}|\n{rules}|\n{}", head.join("|"), lines.collect::<String>())
+}
+
 /// The results of one contender, round by round.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Series {
@@ -212,6 +220,12 @@ mod tests {
     fn rates_keep_three_digits() {
         let shown = [4_321.0, 43_210.0, 432_100.0, 4_321_000.0].map(thousands);
         assert_eq!(shown, ["4.32k", "43.2k", "432k", "4.32M"]);
+    }
+
+    #[test]
+    fn a_compact_table_has_no_spaces_around_its_cells() {
+        let text = compact(&["a", "longer"], &[vec!["wide cell".to_owned(), "b".to_owned()]]);
+        assert_eq!(text, "|a|longer|\n|---|---|\n|wide cell|b|\n");
     }
 
     #[test]

@@ -19,7 +19,7 @@ const FONT: &str = "sans-serif";
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 type Drawn = Result<(), Box<dyn Error>>;
 
-/// Draws the chart.
+/// Draws the chart. Its first element is a title, which programs for blind readers use.
 ///
 /// # Errors
 ///
@@ -27,7 +27,20 @@ type Drawn = Result<(), Box<dyn Error>>;
 pub fn draw(chart: &Chart) -> Result<String, String> {
     let mut text = String::new();
     drawn(chart, &mut text).map_err(|error| format!("cannot draw the chart {}: {error}", chart.file))?;
-    Ok(text)
+    Ok(titled(&text, chart))
+}
+
+/// Inserts title and description into the outer element.
+fn titled(svg: &str, chart: &Chart) -> String {
+    let Some((head, rest)) = svg.split_once('>') else { return svg.to_owned() };
+    let names: Vec<&str> = chart.lines.iter().map(|line| line.name.as_str()).collect();
+    let (title, y, x) = (escaped(&chart.title), escaped(&chart.y.label), escaped(&chart.x.label));
+    let names = escaped(&names.join(", "));
+    format!("{head} role=\"img\">\n<title>{title}</title>\n<desc>{y} over {x}: {names}</desc>{rest}")
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
 fn drawn(chart: &Chart, text: &mut String) -> Drawn {
@@ -90,8 +103,8 @@ where
         .configure_mesh()
         .x_desc(chart.x.label.as_str())
         .y_desc(chart.y.label.as_str())
-        .x_label_formatter(&|value| number(*value))
-        .y_label_formatter(&|value| number(*value))
+        .x_label_formatter(&|value: &f64| number(*value))
+        .y_label_formatter(&|value: &f64| number(*value))
         .draw()?;
     for (at, line) in chart.lines.iter().enumerate() {
         let shown =
@@ -148,9 +161,12 @@ mod tests {
     fn a_chart_has_its_title_its_axes_and_the_names_of_its_lines() {
         let svg = draw(&chart(vec![(1.0, 10.0), (512.0, 4_000.0)])).unwrap();
         assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg}");
-        for text in ["Cycles &amp; tasks", "tasks", "cycles/s", "ours"] {
+        for text in
+            ["<title>Cycles &amp; tasks</title>", "<desc>cycles/s over tasks: ours</desc>", "role=\"img\""]
+        {
             assert!(svg.contains(text), "{text} is missing in {svg}");
         }
+        assert_eq!(svg.matches("Cycles &amp; tasks").count(), 2, "a title for readers and one for programs");
         assert_eq!(svg, draw(&chart(vec![(1.0, 10.0), (512.0, 4_000.0)])).unwrap());
     }
 

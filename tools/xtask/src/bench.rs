@@ -9,14 +9,14 @@ use crate::step::{Outcome, cargo};
 const USAGE: &str = "usage: cargo xtask bench [GROUP[:SECTION]..] [--smoke] [--json FILE] [--publish]";
 
 /// The groups that start no Postgres.
-const WITHOUT_SERVERS: [&str; 2] = ["memory", "files"];
+const WITHOUT_POSTGRES: [&str; 3] = ["memory", "files", "etcd"];
 
 /// Builds the programs that measure, and runs them with the options in `arguments`.
 pub(crate) fn run(arguments: &[&str]) -> Outcome {
     let options = Options::read(arguments)?;
-    let needs_servers = |word: &&str| !WITHOUT_SERVERS.contains(&group_of(word));
-    if options.groups.is_empty() || options.groups.iter().any(needs_servers) {
-        servers::ensure()?;
+    let needs_postgres = |word: &&str| !WITHOUT_POSTGRES.contains(&group_of(word));
+    if options.groups.is_empty() || options.groups.iter().any(needs_postgres) {
+        servers::ensure_postgres()?;
     }
     // A shortened run uses the profile of the tests, whose dependencies CI has built. The other one takes minutes to build.
     let profile = if options.smoke { "tests" } else { "bench" };
@@ -33,6 +33,8 @@ pub(crate) fn run(arguments: &[&str]) -> Outcome {
     let documents = documents();
     if options.publish {
         program.extend(["--publish", documents.as_str()]);
+        // The page contains all groups, so the results of the others come from the file.
+        program.extend((!options.groups.is_empty()).then_some("--keep"));
     }
     cargo("benchmarks", &program)?;
     println!("the results are in {json}");

@@ -60,7 +60,7 @@ usage: cargo xtask JOB
   bench [GROUP[:SECTION]..] [--smoke] [--json FILE] [--publish]
               stores, claims and companions beside their peers; the groups are memory, files, postgres, etcd,
               claims, companions and peers, all without one; --smoke takes seconds per group and its figures mean nothing;
-              --publish writes docs/performance.md with charts
+              --publish writes docs/performance.md with charts, with groups only their parts again
   ci          lint, deps, test, the core of the stores' tests on the newest Postgres, and the suite on three members of
               etcd: what has to pass before a change goes in";
 

@@ -16,7 +16,7 @@ const ROUNDS: usize = 5;
 const DAY: Duration = Duration::from_secs(86_400);
 
 /// Duration of the count for idle processes: several of their polls and lease checks.
-const IDLE: Duration = Duration::from_secs(90);
+const IDLE: Duration = Duration::from_secs(60);
 
 /// A server that counts the pages touched by each statement.
 pub(crate) struct AtSize {

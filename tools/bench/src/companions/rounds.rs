@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use bench::report::{Series, thousands};
 
 /// Number and length of the rounds. Many short rounds, because other load of the machine must affect both contenders.
-const ROUNDS: usize = 30;
+const ROUNDS: usize = 20;
 const ROUND: Duration = Duration::from_millis(200);
 
 fn round_length() -> Duration {

@@ -12,13 +12,15 @@ use tokio::time::{sleep, timeout};
 
 use crate::etcd::wire::Member;
 
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 3;
 /// Time before the fault.
-const BEFORE: Duration = Duration::from_secs(2);
+const BEFORE: Duration = Duration::from_secs(1);
 /// Time after the fault, longer than an election.
-const AFTER: Duration = Duration::from_secs(8);
+const AFTER: Duration = Duration::from_secs(6);
 /// Time until the loop of puts tries the next member.
 const NEXT: Duration = Duration::from_millis(500);
+/// Pause after a failure, because a refused connection fails at once.
+const PAUSE: Duration = Duration::from_millis(5);
 const MORE_MS: f64 = 1000.0;
 
 pub(crate) async fn measure(etcd: &Etcd, rows: &mut Vec<Row>) {
@@ -53,12 +55,15 @@ async fn round(etcd: &Etcd, is_killed: bool) -> (Duration, Duration) {
         async move {
             let mut gaps = Gaps::start();
             while !stop.load(Ordering::Relaxed) {
-                let guard = lock.acquire(&key, &options).await.unwrap();
+                let Ok(guard) = lock.acquire(&key, &options).await else {
+                    sleep(PAUSE).await;
+                    continue;
+                };
                 gaps.mark();
-                // A failed release is repeated by the engine in the background.
+                // Ignores a failure, because the engine repeats the release in the background.
                 let _ = guard.release().await;
             }
-            gaps.longest
+            gaps.end()
         }
     });
     let puts = tokio::spawn(puts(etcd.addresses(), Arc::clone(&stop)));
@@ -90,14 +95,13 @@ async fn puts(addresses: Vec<String>, stop: Arc<AtomicBool>) -> Duration {
         match timeout(NEXT, members[at].put("gap")).await {
             Ok(Ok(())) => gaps.mark(),
             Ok(Err(_)) => {
-                // A refused connection answers at once.
-                sleep(Duration::from_millis(5)).await;
+                sleep(PAUSE).await;
                 at = (at + 1) % members.len();
             }
             Err(_) => at = (at + 1) % members.len(),
         }
     }
-    gaps.longest
+    gaps.end()
 }
 
 /// The longest time between two successes.
@@ -115,5 +119,10 @@ impl Gaps {
         let now = Instant::now();
         self.longest = self.longest.max(now - self.last);
         self.last = now;
+    }
+
+    /// Returns the longest time, including the time since the last success.
+    fn end(self) -> Duration {
+        self.longest.max(self.last.elapsed())
     }
 }

@@ -12,9 +12,9 @@ use test_servers::Etcd;
 
 use crate::etcd::wire::Member;
 
-const HOPS: usize = 300;
-/// Time until the other client waits.
-const HOLD: Duration = Duration::from_millis(8);
+const HOPS: usize = 200;
+/// Time until the other client has its place in the queue, for which three members sync their disk.
+const HOLD: Duration = Duration::from_millis(25);
 const KEY: &str = "watched";
 
 pub(crate) async fn measure(etcd: &Etcd, group: &mut Group) {

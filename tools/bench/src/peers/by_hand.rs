@@ -69,7 +69,7 @@ impl Worker for ForUpdate {
     async fn cycle(&mut self) {
         let (mut connection, key) = (self.connection.lock().await, self.keys.next());
         let mut transaction = connection.begin().await.unwrap();
-        let lock = sqlx::query("SELECT FROM hand.locked WHERE key = $1 FOR UPDATE").bind(&key.text);
+        let lock = sqlx::query("SELECT 1 FROM hand.locked WHERE key = $1 FOR UPDATE").bind(&key.text);
         let found = lock.fetch_optional(&mut *transaction).await.unwrap();
         if found.is_none() {
             let insert = sqlx::query("INSERT INTO hand.locked (key) VALUES ($1)").bind(&key.text);

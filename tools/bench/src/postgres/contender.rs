@@ -22,15 +22,15 @@ pub(crate) struct Rounds {
 
 /// For work that does not wait for a disk. Much shorter rounds find a virtual machine's processors awake. That halves
 /// a round trip, unlike on an idle server.
-pub(crate) const LONG: Rounds = Rounds { count: 9, length: Duration::from_millis(800) };
+pub(crate) const LONG: Rounds = Rounds { count: 7, length: Duration::from_millis(800) };
 
 /// For a single task, which the scheduler's choices affect more.
-pub(crate) const MANY_LONG: Rounds = Rounds { count: 27, ..LONG };
+pub(crate) const MANY_LONG: Rounds = Rounds { count: 15, ..LONG };
 
 /// For a single task that waits for a disk. A scheduler keeps the task and its server on one processor, or on two
 /// that wake each other up, for about a second, and the latter takes twice as long. Few long rounds would favour one
 /// contender by luck, many short ones share it.
-pub(crate) const SHORT: Rounds = Rounds { count: 45, length: Duration::from_millis(160) };
+pub(crate) const SHORT: Rounds = Rounds { count: 31, length: Duration::from_millis(160) };
 
 /// The largest number of connections that a program without this library opens here.
 pub(crate) const MOST_CONNECTIONS: usize = 64;

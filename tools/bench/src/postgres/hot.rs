@@ -18,7 +18,7 @@ use tokio::time::sleep;
 use crate::contest::{Contender, Until, Worker};
 
 const TASKS: usize = 64;
-const ROUND: Duration = Duration::from_secs(2);
+const ROUND: Duration = Duration::from_secs(1);
 const ROUNDS: usize = 3;
 /// How often the other client takes the key.
 const EVERY: Duration = Duration::from_millis(20);

@@ -17,7 +17,7 @@ use crate::command::{self, Tool};
 use crate::contest::{Contender, Worker, compete};
 
 const TASKS: usize = 64;
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 3;
 const ROUND: Duration = Duration::from_millis(800);
 /// Keys that one call acquires.
 const AT_ONCE: usize = 500;
@@ -115,7 +115,7 @@ fn lists(url: &str, known: u64, group: &mut Group) {
             let tool = Tool::new("leasehold", &program, &["--quiet", "--url", url.as_str()]);
             // The inspected key is not held.
             let run = |_| millis(tool.time_until(arguments, &[0, NOT_HELD]));
-            let took: Vec<f64> = (0..bench::or_smoke(7, 1)).map(run).collect();
+            let took: Vec<f64> = (0..bench::or_smoke(5, 1)).map(run).collect();
             let [median, most] = [0.5, 1.0].map(|share| quantile(&took, share));
             group.rows.push(Row {
                 work: format!("`leasehold {}`, {what}, {known} used keys", arguments[0]),
