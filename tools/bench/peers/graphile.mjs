@@ -13,6 +13,9 @@ const [url, jobs, concurrency, mode] = process.argv.slice(2);
 const count = Number(jobs);
 const logger = new Logger(() => () => {});
 const pgPool = new Pool({ connectionString: url, max: Number(concurrency) + 2 });
+// The package warns about a pool without them.
+pgPool.on("error", () => {});
+pgPool.on("connect", (client) => client.on("error", () => {}));
 
 const utils = await makeWorkerUtils({ pgPool, logger });
 await utils.migrate();

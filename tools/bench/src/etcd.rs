@@ -38,7 +38,7 @@ const TASKS: [(usize, Option<f64>, Option<f64>); 4] =
 
 pub(crate) async fn measure(sections: &Sections, group: &mut Group) {
     let etcd = Etcd::start(EtcdOptions::three().durable());
-    // The first member is the one that all contenders call first.
+    // All contenders call the first member first.
     etcd.make_leader(0).await;
     let version = etcd.status(0).await.map_or_else(|refusal| refusal.to_string(), |status| status.version);
     group.note(format!("Three members of etcd {version} sync one disk. All contenders call the leader."));

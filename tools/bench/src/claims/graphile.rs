@@ -16,7 +16,6 @@ use crate::contest::missing;
 
 const ROUNDS: usize = 4;
 const ROUND: Duration = Duration::from_secs(1);
-const JOBS: u32 = 10_000;
 const WORKERS: u32 = 8;
 /// Far longer than the jobs take, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(180);
@@ -26,9 +25,9 @@ const BY_HAND: &str = "a lease in the row; lacks renewal, attempts and the retur
 const GRAPHILE: &str =
     "its own table of jobs, attempts, queues, cron; a killed worker's job waits four hours";
 
-/// The settings of `graphile-worker`.
-const MODES: [(&str, &str); 2] =
-    [("default", "graphile-worker"), ("batched", "graphile-worker, local queue of 500")];
+/// The settings of `graphile-worker`, with the number of jobs that take a few seconds.
+const MODES: [(&str, &str, u32); 2] =
+    [("default", "graphile-worker", 2_000), ("batched", "graphile-worker, local queue of 500", 10_000)];
 
 pub(crate) async fn measure(cluster: &Cluster, group: &mut Group) {
     println!("{WORKERS} workers, jobs that do nothing, beside graphile-worker");
@@ -45,7 +44,7 @@ pub(crate) async fn measure(cluster: &Cluster, group: &mut Group) {
     ];
     let mut series: Vec<Series> =
         contenders.iter().map(|(contender, _)| Series::new(contender.name())).collect();
-    let mut peers: Vec<Series> = MODES.iter().map(|(_, name)| Series::new(name)).collect();
+    let mut peers: Vec<Series> = MODES.iter().map(|(_, name, _)| Series::new(name)).collect();
     let peer = installed();
     let length = bench::or_smoke(ROUND, Duration::from_millis(250));
     for _ in 0..bench::or_smoke(ROUNDS, 1) {
@@ -55,9 +54,9 @@ pub(crate) async fn measure(cluster: &Cluster, group: &mut Group) {
             table.restore(url).await;
         }
         if let Some(directory) = &peer {
-            for ((mode, _), series) in MODES.iter().zip(&mut peers) {
+            for ((mode, _, jobs), series) in MODES.iter().zip(&mut peers) {
                 let database = cluster.fresh_database().await;
-                series.rounds.push(graphile(directory, database.url(), mode).await);
+                series.rounds.push(graphile(directory, database.url(), mode, *jobs).await);
             }
         }
     }
@@ -67,7 +66,7 @@ pub(crate) async fn measure(cluster: &Cluster, group: &mut Group) {
     if peer.is_some() {
         entries.extend(peers.into_iter().map(|series| entry(series, GRAPHILE)));
     } else {
-        entries.extend(MODES.map(|(_, name)| missing(name, GRAPHILE)));
+        entries.extend(MODES.map(|(_, name, _)| missing(name, GRAPHILE)));
         group.note(
             "graphile-worker is missing here. It needs Node, and `npm install --prefix target/peers graphile-worker`.",
         );
@@ -90,9 +89,9 @@ fn installed() -> Option<PathBuf> {
 }
 
 /// Runs the jobs in Node. Returns jobs per second.
-async fn graphile(directory: &Path, url: &str, mode: &str) -> f64 {
+async fn graphile(directory: &Path, url: &str, mode: &str, jobs: u32) -> f64 {
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/graphile.mjs");
-    let jobs = bench::or_smoke(JOBS, 200).to_string();
+    let jobs = bench::or_smoke(jobs, 200).to_string();
     let mut command = Command::new("node");
     command.arg(script).args([url, &jobs, &WORKERS.to_string(), mode]);
     let ended = command.current_dir(directory).kill_on_drop(true).output();

@@ -27,7 +27,7 @@ pub(crate) async fn measure(store: &str, lock: &Arc<dyn Lock>, rows: &mut Vec<Ro
     let named = |name: &str| Series { name: name.to_owned(), rounds: Vec::new() };
     let mut alone = named("alone");
     let mut held = named("hot key held");
-    let mut handed = named("hot key handed on");
+    let mut handed = named("hot key passed to the next request");
     median(&mut client).await;
     for _ in 0..bench::or_smoke(ROUNDS, 1) {
         alone.rounds.push(median(&mut client).await);
