@@ -9,14 +9,15 @@ mod start;
 mod wire;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bench::record::{Axis, Chart, Contest, Entry, Group, Line};
-use bench::report::{Row, row};
+use bench::report::{Row, micros, quantile, row};
 use leasehold_api::{AcquireOptions, Lock, LockKey};
 use leasehold_etcd::EtcdConfig;
 use test_servers::{Counter, Etcd, EtcdOptions};
 
+use self::wire::Member;
 use crate::Sections;
 use crate::contest::{Contender, Until, Worker, compete};
 
@@ -41,7 +42,10 @@ pub(crate) async fn measure(sections: &Sections, group: &mut Group) {
     // All contenders call the first member first.
     etcd.make_leader(0).await;
     let version = etcd.status(0).await.map_or_else(|refusal| refusal.to_string(), |status| status.version);
-    group.note(format!("Three members of etcd {version} sync one disk. All contenders call the leader."));
+    group.note(format!(
+        "Three members of etcd {version} sync one disk, and a put alone takes {:.0} us. All contenders call the leader.",
+        put_alone(&etcd).await
+    ));
     if sections.want("cycles") {
         cycles(&etcd, group).await;
     }
@@ -60,6 +64,18 @@ pub(crate) async fn measure(sections: &Sections, group: &mut Group) {
     if sections.want_long("gap") {
         gap::measure(&etcd, &mut group.rows).await;
     }
+}
+
+/// Returns the median time of a put, microseconds.
+async fn put_alone(etcd: &Etcd) -> f64 {
+    let mut member = Member::connect(&etcd.address(0)).await;
+    let mut took = Vec::new();
+    for _ in 0..bench::or_smoke(200, 20) {
+        let begun = Instant::now();
+        member.put("alone").await.unwrap();
+        took.push(micros(begun.elapsed()));
+    }
+    quantile(&took, 0.5)
 }
 
 /// Returns a client of the store with its own prefix, on all members.

@@ -107,11 +107,10 @@ fn write(record: &Record, file: &Path) -> Result<(), String> {
 
 /// Returns a record for this run, with the results that are kept.
 fn earlier(options: &Options) -> Result<Record, String> {
-    let kept = options.json.as_ref().filter(|file| options.keep && file.exists());
-    let groups = match kept {
-        Some(file) => read(file)?.groups,
-        None => Vec::new(),
-    };
+    let file = options.json.as_ref().filter(|file| options.keep && file.exists());
+    let kept = file.map(|file| read(file)).transpose()?;
+    // Shortened results must not look like the others.
+    let groups = kept.filter(|kept| kept.smoke == options.smoke).map(|kept| kept.groups).unwrap_or_default();
     Ok(Record { machine: Machine::this(), smoke: options.smoke, groups })
 }
 

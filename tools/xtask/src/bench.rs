@@ -30,11 +30,11 @@ pub(crate) fn run(arguments: &[&str]) -> Outcome {
     let run = ["--bin", "measure", "--", "--json", json.as_str()];
     let mut program = [&["run", "--quiet"], &package[..], &run[..], &options.groups[..]].concat();
     program.extend(options.smoke.then_some("--smoke"));
+    // One group at a time makes a whole page.
+    program.extend((!options.groups.is_empty()).then_some("--keep"));
     let documents = documents();
     if options.publish {
         program.extend(["--publish", documents.as_str()]);
-        // The page contains all groups, so the results of the others come from the file.
-        program.extend((!options.groups.is_empty()).then_some("--keep"));
     }
     cargo("benchmarks", &program)?;
     println!("the results are in {json}");

@@ -38,7 +38,8 @@ impl Worker for V3Lock {
     }
 }
 
-/// The calls of `etcdctl lock` without its process.
+/// The calls of `etcdctl lock` without its process. The command leaves the revoke to the server, at the lease's end. Here it
+/// is part of the cycle, because the leases of one contender would end in the round of another.
 pub(crate) struct OfCommand {
     member: Member,
     name: Vec<u8>,
