@@ -42,9 +42,9 @@ pub(crate) async fn measure(sections: &Sections, group: &mut Group) {
     // All contenders call the first member first.
     etcd.make_leader(0).await;
     let version = etcd.status(0).await.map_or_else(|refusal| refusal.to_string(), |status| status.version);
+    let put = put_alone(&etcd).await;
     group.note(format!(
-        "Three members of etcd {version} sync one disk, and a put alone takes {:.0} us. All contenders call the leader.",
-        put_alone(&etcd).await
+        "Three members of etcd {version} sync one disk, and a put alone takes {put:.0} us. All contenders call the leader."
     ));
     if sections.want("cycles") {
         cycles(&etcd, group).await;
