@@ -38,7 +38,11 @@ const TASKS: [(usize, Option<f64>, Option<f64>); 4] =
     [(1, Some(0.9), None), (8, None, None), (64, Some(1.2), Some(3.0)), (512, Some(2.0), Some(3.5))];
 
 pub(crate) async fn measure(sections: &Sections, group: &mut Group) {
-    let etcd = Etcd::start(EtcdOptions::three().durable());
+    // The start panics with advice if the program is missing.
+    let Ok(etcd) = std::panic::catch_unwind(|| Etcd::start(EtcdOptions::three().durable())) else {
+        group.note("etcd is missing here.");
+        return;
+    };
     // All contenders call the first member first.
     etcd.make_leader(0).await;
     let version = etcd.status(0).await.map_or_else(|refusal| refusal.to_string(), |status| status.version);

@@ -48,7 +48,7 @@ struct Options {
     /// Writes the results into this file, after each group.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Keeps the results that the file already has of other groups.
+    /// Keeps the results that the file already has of other groups. Then a section alone is only printed.
     #[arg(long, requires = "json")]
     keep: bool,
     /// Writes the page and its charts into this folder.
@@ -118,29 +118,45 @@ async fn measure(options: &Options) -> Result<Record, String> {
     if options.smoke {
         bench::only_smoke();
     }
-    let mut record = earlier(options)?;
+    let (mut record, mut failed) = (earlier(options)?, Vec::new());
     for (name, sections) in chosen(&options.groups)? {
         println!("\n== {name}");
-        let (begun, mut group) = (Instant::now(), Group::new(name));
-        match name {
-            "memory" => memory::measure(&sections, &mut group).await,
-            "files" => files::measure(&sections, &mut group).await,
-            "postgres" => postgres::measure(&sections, &mut group).await,
-            #[cfg(feature = "etcd")]
-            "etcd" => etcd::measure(&sections, &mut group).await,
-            "claims" => claims::measure(&sections, &mut group).await,
-            "companions" => companions::measure(&sections, &mut group).await,
-            _ => peers::measure(&sections, &mut group).await,
+        let is_recorded = !options.keep || sections == Sections::default();
+        // Runs as a task, because a panic must not end the other groups.
+        let Ok(group) = tokio::spawn(measured(name, sections)).await else {
+            failed.push(name);
+            continue;
+        };
+        if is_recorded {
+            replace(&mut record.groups, group);
         }
-        group.seconds = begun.elapsed().as_secs_f64();
-        page::print(&group);
-        println!("{name} took {:.0} s", group.seconds);
-        replace(&mut record.groups, group);
         if let Some(file) = &options.json {
             write(&record, file)?;
         }
     }
-    Ok(record)
+    if failed.is_empty() {
+        return Ok(record);
+    }
+    Err(format!("failed: {}; measure these groups again", failed.join(", ")))
+}
+
+/// Measures a group and prints its results.
+async fn measured(name: &'static str, sections: Sections) -> Group {
+    let (begun, mut group) = (Instant::now(), Group::new(name));
+    match name {
+        "memory" => memory::measure(&sections, &mut group).await,
+        "files" => files::measure(&sections, &mut group).await,
+        "postgres" => postgres::measure(&sections, &mut group).await,
+        #[cfg(feature = "etcd")]
+        "etcd" => etcd::measure(&sections, &mut group).await,
+        "claims" => claims::measure(&sections, &mut group).await,
+        "companions" => companions::measure(&sections, &mut group).await,
+        _ => peers::measure(&sections, &mut group).await,
+    }
+    group.seconds = begun.elapsed().as_secs_f64();
+    page::print(&group);
+    println!("{name} took {:.0} s", group.seconds);
+    group
 }
 
 /// Puts the group at its place in the order of the page, instead of earlier results.

@@ -30,8 +30,9 @@ pub(crate) fn run(arguments: &[&str]) -> Outcome {
     let run = ["--bin", "measure", "--", "--json", json.as_str()];
     let mut program = [&["run", "--quiet"], &package[..], &run[..], &options.groups[..]].concat();
     program.extend(options.smoke.then_some("--smoke"));
-    // One group at a time makes a whole page.
-    program.extend((!options.groups.is_empty()).then_some("--keep"));
+    // One group after the other makes a whole page.
+    let is_part = !options.groups.is_empty() && options.json.is_none();
+    program.extend(is_part.then_some("--keep"));
     let documents = documents();
     if options.publish {
         program.extend(["--publish", documents.as_str()]);

@@ -4,7 +4,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{Client, Script};
+use redis::{AsyncConnectionConfig, Client, Script};
 use rslock::LockManager;
 use tempfile::TempDir;
 use test_servers::Proxy;
@@ -85,7 +85,10 @@ impl Redis {
     }
 
     async fn connection(&self) -> Option<MultiplexedConnection> {
-        Client::open(self.url()).unwrap().get_multiplexed_async_connection().await.ok()
+        // The usual limit of half a second would end the measurement on a busy machine.
+        let config = AsyncConnectionConfig::new().set_response_timeout(None);
+        let client = Client::open(self.url()).unwrap();
+        client.get_multiplexed_async_connection_with_config(&config).await.ok()
     }
 
     fn url(&self) -> String {
