@@ -13,7 +13,7 @@ use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
 const KEY: &str = "leader";
 /// Number of leaders that end in each way.
-const ROUNDS: usize = 10;
+const ROUNDS: usize = 6;
 /// Time until the other candidate waits.
 const SETTLE: Duration = Duration::from_millis(500);
 /// The rest of a leader after its term, longer than a round.
