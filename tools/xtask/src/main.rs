@@ -1,5 +1,6 @@
 //! One command for each job. `cargo xtask` lists them.
 
+mod bench;
 mod campaign;
 mod dependencies;
 mod documents;
@@ -56,13 +57,12 @@ usage: cargo xtask JOB
               signs of hard text in comments and documents, counted; the places of one sign; N comments with their
               items and without bodies, and half as many paragraphs, to be graded; ceilings that fall to the counts
   deps        licences, sources and duplicate versions of all dependencies
-  bench NAME  a benchmark: `bench memory`, `bench postgres`, `bench claims`, `bench companions` (middleware,
-              idempotency keys, capture triggers, elections) or `bench files` (crowds of processes, beside flock)
+  bench [GROUP[:SECTION]..] [--smoke] [--json FILE] [--publish]
+              stores, claims and companions beside their peers; the groups are memory, files, postgres, etcd,
+              claims, companions and peers, all without one; --smoke takes seconds per group and its figures mean nothing;
+              --publish writes docs/performance.md with charts, with groups only their parts again
   ci          lint, deps, test, the core of the stores' tests on the newest Postgres, and the suite on three members of
               etcd: what has to pass before a change goes in";
-
-/// The benchmarks that start servers.
-const NEED_SERVERS: [&str; 3] = ["postgres", "claims", "companions"];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -82,7 +82,7 @@ fn main() -> ExitCode {
         ["package"] => publish::check().and_then(|()| publish::verify()),
         ["words", ..] => words::run(&arguments[1..]),
         ["deps"] => dependencies::check(),
-        ["bench", name] => bench(name),
+        ["bench", ..] => bench::run(&arguments[1..]),
         ["ci"] => ci(),
         _ => Err(USAGE.to_owned()),
     };
@@ -270,18 +270,4 @@ const AS_TESTS: [&str; 3] = ["--locked", "--profile", "tests"];
 /// Runs clippy and denies warnings. Denies them after the `--`, because RUSTFLAGS would rebuild all dependencies.
 fn clippy(what: &str, arguments: &[&str]) -> Outcome {
     cargo(what, &[&["clippy"], &AS_TESTS[..], arguments, &["--", "-D", "warnings"]].concat())
-}
-
-fn bench(name: &str) -> Outcome {
-    let metadata = Metadata::read()?;
-    let benches = metadata.benches_of(name);
-    if benches.is_empty() {
-        let all: Vec<_> = metadata.benches().into_iter().map(|(_, bench)| bench).collect();
-        return Err(format!("there is no benchmark {name:?}; there are: {}", all.join(", ")));
-    }
-    if benches.iter().any(|(_, bench)| NEED_SERVERS.contains(&bench.as_str())) {
-        servers::ensure()?;
-    }
-    let chosen = benches.iter().flat_map(|(package, bench)| ["--package", package, "--bench", bench]);
-    cargo("benchmarks", &["bench"].into_iter().chain(chosen).collect::<Vec<_>>())
 }

@@ -84,14 +84,6 @@ impl Metadata {
         combinations
     }
 
-    /// Returns the benchmarks named `wanted` or in the package `leasehold-WANTED`, each as package and name.
-    pub(crate) fn benches_of(&self, wanted: &str) -> Vec<(String, String)> {
-        let is_wanted = |(package, bench): &(String, String)| {
-            bench == wanted || package.strip_prefix("leasehold-") == Some(wanted)
-        };
-        self.benches().into_iter().filter(is_wanted).collect()
-    }
-
     /// Returns the names of the integration tests of all packages that depend on `test-servers`.
     pub(crate) fn tests_with_servers(&self) -> BTreeSet<String> {
         let starts_servers = |package: &&Value| {
@@ -100,12 +92,6 @@ impl Metadata {
         };
         let tests = |package| targets_of(package, "test");
         self.packages().filter(starts_servers).flat_map(tests).map(name).collect()
-    }
-
-    /// Returns all benchmarks, each as package and name.
-    pub(crate) fn benches(&self) -> Vec<(String, String)> {
-        let targets = |package| targets_of(package, "bench").map(move |bench| (name(package), name(bench)));
-        self.packages().flat_map(targets).collect()
     }
 
     fn run(arguments: &[&str]) -> Outcome<Self> {
@@ -128,7 +114,7 @@ pub(crate) fn name(package: &Value) -> String {
     package["name"].as_str().unwrap_or_default().to_owned()
 }
 
-/// Returns the targets of a package of the given kind, such as `bench` or `test`.
+/// Returns the targets of a package of the given kind, such as `lib` or `test`.
 fn targets_of<'a>(package: &'a Value, kind: &'static str) -> impl Iterator<Item = &'a Value> {
     let is_of_kind =
         move |target: &&Value| target["kind"].as_array().into_iter().flatten().any(|it| it == kind);
@@ -204,24 +190,5 @@ mod tests {
             {"name": "test-servers", "targets": [{"name": "own", "kind": ["test"]}], "dependencies": []},
         ]}));
         assert_eq!(Vec::from_iter(metadata.tests_with_servers()), ["own", "real"]);
-    }
-
-    #[test]
-    fn a_benchmark_is_found_by_its_name_and_by_its_package() {
-        let package = |(name, benches): (&str, &[&str])| {
-            let target = |bench: &&str| serde_json::json!({"name": bench, "kind": ["bench"]});
-            serde_json::json!({"name": name, "targets": benches.iter().map(target).collect::<Vec<_>>()})
-        };
-        let packages: [(&str, &[&str]); 3] = [
-            ("bench", &["postgres", "files"]),
-            ("leasehold-memory", &["memory", "footprint"]),
-            ("leasehold-postgres", &[]),
-        ];
-        let metadata = Metadata(serde_json::json!({"packages": packages.map(package)}));
-        let of = |wanted| metadata.benches_of(wanted).into_iter().map(|(_, bench)| bench).collect::<Vec<_>>();
-        assert_eq!(of("postgres"), ["postgres"]);
-        assert_eq!(of("memory"), ["memory", "footprint"]);
-        assert_eq!(of("footprint"), ["footprint"]);
-        assert!(of("file").is_empty());
     }
 }

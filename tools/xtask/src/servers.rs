@@ -17,6 +17,11 @@ pub(crate) fn ensure() -> Outcome {
     ensure_found(find, &["postgresql", "pgbouncer", "etcd-server", "etcd-client"])
 }
 
+/// Checks that Postgres is installed, as [`ensure`] does.
+pub(crate) fn ensure_postgres() -> Outcome {
+    ensure_found(|| programs::postgres().map(drop), &["postgresql"])
+}
+
 /// Checks that a browser is installed, as [`ensure`] does.
 pub(crate) fn ensure_browser() -> Outcome {
     ensure_found(|| programs::chromium().map(drop), &["chromium-headless-shell"])
