@@ -102,7 +102,8 @@ impl Etcd {
     /// If dropped, the servers stay in their current state until their values are dropped.
     pub async fn compact(&self) -> u64 {
         let revision = self.revision().await;
-        let body = json!({ "revision": revision.to_string() });
+        // `physical` waits until the old values are removed. A defragmentation before that would keep their space.
+        let body = json!({ "revision": revision.to_string(), "physical": true });
         // Another compaction at the same revision is refused.
         let _ = self.calls(move |inner| inner.call("kv/compaction", &body)).await;
         revision
