@@ -128,7 +128,12 @@ where
     let end = start + plan.limit;
     let beside = pace(plan.limit, members.choice().count);
     let mut asking = Asking::new(members);
-    let mut next_copy = start;
+    if plan.limit.is_zero() {
+        return Err(asking.ended());
+    }
+    // Without a timer, because even one that is due costs a millisecond.
+    asking.start(&send);
+    let mut next_copy = start + asking.interval(beside);
     loop {
         let may_send = plan.repeat || asking.copies.is_empty();
         tokio::select! {

@@ -104,6 +104,18 @@ async fn a_member_that_answers_is_asked_alone() {
     assert_eq!((fake.asked(), fake.choice.chosen()), (vec![(0, 0)], 0));
 }
 
+/// A timer that is due would cost a millisecond, which is much beside one proposal.
+#[tokio::test(start_paused = true)]
+async fn the_first_copy_waits_for_no_timer() {
+    let fake = Fake::new(&[Silent, Silent]);
+    let asking = std::pin::pin!(fake.ask(8000, true));
+    assert!(futures_util::poll!(asking).is_pending());
+    assert_eq!(fake.asked(), [(0, 0)]);
+    let failure = fake.ask(0, true).await.unwrap_err();
+    assert!(!failure.sent(), "a request without time is not sent: {failure:?}");
+    assert_eq!(fake.asked(), [(0, 0)]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_request_that_was_not_sent_goes_to_the_next_member_at_once() {
     let fake = Fake::new(&[Fails(3, Class::Unreachable, false), Answers(1), Silent]);
