@@ -34,7 +34,9 @@ pub(crate) async fn measure(etcd: &Etcd, rows: &mut Vec<Row>) {
         let begun = Instant::now();
         let answers = backend.renew(holds.clone()).await;
         took.push(millis(begun.elapsed()));
-        assert!(answers.iter().all(|answer| matches!(answer, Ok(Renewed::Extended | Renewed::ExtendedFrom(_)))));
+        assert!(
+            answers.iter().all(|answer| matches!(answer, Ok(Renewed::Extended | Renewed::ExtendedFrom(_))))
+        );
     }
     // The reads of the counters are no calls of these kinds.
     let requests = (requests_of(etcd).await - before) as f64 / rounds as f64;
