@@ -101,7 +101,7 @@ mod tests {
     /// A liveness bound.
     const MINUTE: Duration = Duration::from_secs(60);
 
-    /// The polls of a run before the one that ends it.
+    /// The polls of a run before its last poll.
     const YIELDS: u32 = 3;
 
     /// Counts the run, and returns its number.

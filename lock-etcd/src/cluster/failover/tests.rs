@@ -107,7 +107,7 @@ async fn a_member_that_answers_is_asked_alone() {
 /// Sends it at the first poll, because even a timer that is due costs a millisecond.
 #[tokio::test(start_paused = true)]
 async fn the_first_copy_waits_for_no_timer() {
-    // A timer counts in whole milliseconds, so one that is due between two of them fires at the next one.
+    // Starts between two milliseconds, because a timer that is due then fires at the next millisecond.
     tokio::time::advance(Duration::from_micros(500)).await;
     let fake = Fake::new(&[Silent, Silent]);
     let asking = std::pin::pin!(fake.ask(8000, true));
