@@ -265,7 +265,9 @@ async fn what_was_removed_is_completed_and_what_was_altered_is_named() {
     let mut conn = database.connect().await;
     let schema = name("leasehold");
     schema::install(&mut conn, &schema).await.unwrap();
-    for object in ["version", "incarnation", "mutex", "lease", "advisory_name", "upkeep"] {
+    for object in
+        ["version", "incarnation", "mutex", "lease", "mutex_part", "lease_part", "advisory_name", "upkeep"]
+    {
         run(&mut conn, format!("DROP TABLE leasehold.{object}")).await;
         let error = refused(&mut conn, &schema).await;
         assert_eq!(error.kind(), ErrorKind::SchemaMissing, "{error}");

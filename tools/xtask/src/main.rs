@@ -42,6 +42,8 @@ usage: cargo xtask JOB
   simulate [--minutes N] [--seed S] [--without NAMES]
               schedules of the simulator: for that long from a new seed or from S on, or that of S alone, without
               the disturbances that are named
+  simulate --all | --choices SCOPE:NUMBERS
+              all schedules of two clients with at most two faults, with their number, or one of these schedules
   fuzz [--minutes N] [--seed S] [--target NAME]
               inputs near to valid ones: for that long on each target from a new seed or from S on, or that of S
               alone
