@@ -131,7 +131,7 @@ where
     if plan.limit.is_zero() {
         return Err(asking.ended());
     }
-    // Without a timer, because even one that is due costs a millisecond.
+    // Waits for no timer, because a timer that is due still costs a millisecond.
     asking.start(&send);
     let mut next_copy = start + asking.interval(beside);
     loop {

@@ -104,7 +104,7 @@ async fn a_member_that_answers_is_asked_alone() {
     assert_eq!((fake.asked(), fake.choice.chosen()), (vec![(0, 0)], 0));
 }
 
-/// A timer that is due would cost a millisecond, which is much beside one proposal.
+/// Sends it at the first poll, because even a timer that is due costs a millisecond.
 #[tokio::test(start_paused = true)]
 async fn the_first_copy_waits_for_no_timer() {
     // Starts between two milliseconds, because a timer that is due then fires at the next millisecond.
