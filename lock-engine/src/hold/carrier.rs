@@ -54,7 +54,7 @@ impl Hold {
     }
 
     /// Returns whether this hold stands for the store's hold of several readers.
-    pub(super) fn is_carrier(&self) -> bool {
+    pub(crate) fn is_carrier(&self) -> bool {
         self.mode() == Mode::Shared && self.place().is_some_and(|place| place.carrier.is_none())
     }
 
@@ -218,11 +218,7 @@ impl Hold {
     /// Renews the store's hold for all its readers. A TTL shorter than the carrier's changes nothing, because it would end
     /// the leases of the others.
     pub(super) async fn renew_carrier(&self, carrier: Arc<Self>, ttl: Option<Duration>) -> Result<(), Error> {
-        let present = carrier.lease.as_ref().and_then(|lease| lease.ttl());
-        // Passes on a TTL out of bounds too, which the renewal refuses.
-        let is_longer = |ttl: &Duration| present.is_none_or(|present| *ttl > present);
-        let longer = ttl.filter(|ttl| is_longer(ttl) || self.core.check_ttl(*ttl).is_err());
-        let renewed = async { carrier.renew_now(longer, Operation::Renew).await.map(drop) };
+        let renewed = async { carrier.renew_now(ttl, Operation::Renew).await.map(drop) };
         self.while_held(renewed, Operation::Renew).await
     }
 
