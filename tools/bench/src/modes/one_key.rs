@@ -73,7 +73,7 @@ async fn most_holds(client: &Arc<dyn Lock>, other: &Arc<dyn Lock>) -> usize {
     let (key, options) = (LockKey::new("counted").unwrap(), AcquireOptions::new().mode(Mode::Shared));
     // Prepares the statements, because a slow first call is not shared.
     client.acquire(&key, &options).await.unwrap().release().await.unwrap();
-    let mut most = 0;
+    let mut most = 0_usize;
     for _ in 0..COUNTS {
         let guards = try_join_all((0..TASKS).map(|_| client.acquire(&key, &options))).await.unwrap();
         let found = other.admin().unwrap().inspect(&key).await.unwrap();

@@ -146,7 +146,7 @@ impl Key {
 /// Runs the child: for each line of its input, waits for that key, reports the time of the grant, and releases.
 pub(crate) async fn child(url: &str, kind: Kind) {
     let mut side = Side::connect(url, kind).await;
-    while let Some(hop) = order().await {
+    while let Some(hop) = order::<u32>().await {
         let key = Key::of(kind, hop);
         side.acquire(&key).await;
         println!("{}", now());
