@@ -339,7 +339,9 @@ async fn a_semaphore_without_one_of_its_parts_has_one_permit_less_until_it_is_fr
 async fn lists_show_every_holder_of_a_key_and_no_free_one() {
     let database = installed().await;
     let lock = config(&database).connect().await.unwrap();
-    let readers = [lock.key("a").shared(), lock.key("a").shared(), lock.key("b").permits(3)];
+    // Readers of one client would share one hold.
+    let other = config(&database).connect().await.unwrap();
+    let readers = [lock.key("a").shared(), other.key("a").shared(), lock.key("b").permits(3)];
     let mut guards = Vec::new();
     for reader in readers {
         guards.push(reader.acquire().await.unwrap());
