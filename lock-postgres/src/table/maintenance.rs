@@ -22,8 +22,11 @@ use crate::upkeep::{Note, Progress};
 /// Maximum length of a key in the tables, in bytes.
 const MOST_BYTES: usize = 1024;
 
-/// Number of rows that one statement reads. It is small enough not to delay other statements.
-pub(super) const PAGE: i64 = 1000;
+/// Number of rows that one statement of a purge reads. It is small enough not to delay other statements.
+const PAGE: i64 = 1000;
+
+/// The same of a list. It is larger, because a list only reads, and a statement costs as much as hundreds of its rows.
+pub(super) const LIST_PAGE: i64 = 4000;
 
 pub(super) async fn list(
     db: &mut Db<'_>,
