@@ -209,18 +209,19 @@ const AMONG: &str = "
 /// Renews leases that do not end soon. Leaves out leases with a request to release, which the other statement
 /// reports. Compares keys and holders separately, because a holder belongs to one key. Only renews leases with
 /// more remaining time than the maximum wait: 300 ms, more than `lock_timeout`. If the server stalled and one row
-/// took longer, the cast fails and no lease is renewed.
+/// took longer, the cast fails and no lease is renewed. The subqueries compute the TTL once instead of for each row.
 const RENEW_EARLY: &str = "\
 WITH u AS (
     UPDATE {schema}.lease l SET
         ttl_us = $3::bigint,
-        expires_at = clock_timestamp() + $3::bigint * interval '1 microsecond'
+        expires_at = clock_timestamp() + (SELECT $3::bigint * interval '1 microsecond')
     WHERE l.key = ANY ($1::text[])
         AND (l.holder IN (SELECT unnest($2::text[]))) IS TRUE
         AND NOT l.released AND l.expires_at > clock_timestamp() + interval '300 milliseconds'
         AND l.asked IS DISTINCT FROM l.holder
     RETURNING CASE
-        WHEN l.expires_at + interval '300 milliseconds' < clock_timestamp() + $3::bigint * interval '1 microsecond'
+        WHEN l.expires_at + interval '300 milliseconds' <
+            clock_timestamp() + (SELECT $3::bigint * interval '1 microsecond')
         THEN ('the server stood still while it renewed ' || l.key)::boolean
         ELSE true
     END AS in_time
