@@ -89,7 +89,7 @@ mod tests {
 
     type Caller = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-    /// Polls a caller as soon as it is woken, as an idle thread does. Notes for each poll whether it was the last one.
+    /// Polls a caller at each wake-up, like an idle thread. Notes for each poll whether it was the last one.
     struct Eager {
         caller: Mutex<Caller>,
         polls: Mutex<Vec<bool>>,
