@@ -25,7 +25,8 @@ const MOST_BYTES: usize = 1024;
 /// Number of rows that one statement of a purge reads. It is small enough not to delay other statements.
 const PAGE: i64 = 1000;
 
-/// The same of a list. It is larger, because a list only reads, and the call of a statement costs the time of hundreds of rows.
+/// The same of a list. It is larger, because a list only reads, and a statement alone costs the time of hundreds of
+/// rows.
 pub(super) const LIST_PAGE: i64 = 4000;
 
 pub(super) async fn list(
