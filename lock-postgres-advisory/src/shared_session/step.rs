@@ -106,7 +106,7 @@ mod tests {
     #[test]
     fn a_caller_of_several_keys_wakes_once() {
         let (senders, receivers): (Vec<_>, Vec<_>) = (0..64).map(|_| oneshot::channel()).unzip();
-        let caller = Box::pin(async move {
+        let caller: Caller = Box::pin(async move {
             for receiver in receivers {
                 let reply: Result<ReleaseReply, Error> = receiver.await.unwrap();
                 assert!(reply.unwrap().was_held);
