@@ -51,13 +51,13 @@ mod runtime;
 use std::fmt;
 use std::sync::Arc;
 
-use leasehold_api::{Error, ErrorKind, LockExt as _, LockKey};
+use leasehold_api::{Error, ErrorKind, LockExt as _, LockKey, Mode};
 
 use crate::ConnectOptions;
 use runtime::Runtime;
 
 pub use guard::{LockGuard, MultiGuard};
-pub use request::{KeyRequest, KeysRequest, LockRequest};
+pub use request::{KeyRequest, KeysRequest, LockRequest, WantedRequest};
 
 /// Connects to the store that `url` names. See [`connect`](crate::connect()) for the URLs.
 ///
@@ -153,6 +153,17 @@ impl Lock {
         <I::Item as TryInto<LockKey>>::Error: Into<Error>,
     {
         LockRequest::new((*self.lock).keys(keys), &self.runtime)
+    }
+
+    /// Starts a request for several keys, each in its own mode, all or none. See the async
+    /// [`wanting`](crate::LockExt::wanting).
+    pub fn wanting<I, K>(&self, wanted: I) -> WantedRequest<'_>
+    where
+        I: IntoIterator<Item = (K, Mode)>,
+        K: TryInto<LockKey>,
+        K::Error: Into<Error>,
+    {
+        LockRequest::new((*self.lock).wanting(wanted), &self.runtime)
     }
 
     /// Takes over a hold that another client, for example in another process, has given out. See

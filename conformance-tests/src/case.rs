@@ -100,6 +100,12 @@ pub enum Need {
     Relabel,
     /// Holds that one client gives out and another one adopts.
     Portable,
+    /// Shared grants.
+    Shared,
+    /// A store on which readers of one client share a hold.
+    Sharing,
+    /// Permits of semaphores.
+    Permits,
     /// Listing of holds.
     List,
     /// Forced release.
@@ -184,6 +190,8 @@ impl Need {
             Self::Inspect => !has.admin.inspect,
             Self::Relabel => !has.relabel,
             Self::Portable => !has.portable,
+            Self::Shared | Self::Sharing => !has.modes.shared,
+            Self::Permits => has.modes.max_permits == 0,
             Self::List => !has.admin.list,
             Self::ForceRelease => !has.admin.force_release,
             Self::Ask => !has.admin.ask,
@@ -237,6 +245,9 @@ impl Need {
             Self::Restart => fault(set.restart, "restart the store"),
             Self::Keyed => fault(set.keys, "disturb single keys"),
             Self::LateLoss => fault(set.late_losses, "notify a client of a loss"),
+            Self::Sharing if has.share_for.is_zero() => {
+                Some("the store declares that each reader has a separate hold".into())
+            }
             Self::HandOver if has.handover_for.is_zero() => {
                 Some("the store declares that every grant is its own".into())
             }
@@ -260,6 +271,8 @@ impl Need {
             Self::Inspect => "inspection",
             Self::Relabel => "labels that can be changed",
             Self::Portable => "portable holds",
+            Self::Shared | Self::Sharing => "shared grants",
+            Self::Permits => "permits",
             Self::List => "listing",
             Self::ForceRelease => "forced release",
             Self::Ask => "requests to release",
@@ -275,6 +288,8 @@ impl Need {
         let refused = match self {
             Self::Lease => lock.key(&key).ttl(cx.ttl()).acquire().await.map(drop),
             Self::Cooldown => lock.key(&key).cooldown(cx.ttl()).acquire().await.map(drop),
+            Self::Shared | Self::Sharing => lock.key(&key).shared().acquire().await.map(drop),
+            Self::Permits => lock.key(&key).permits(2).acquire().await.map(drop),
             Self::Relabel => cx.take(&lock, &key).await.relabel("new").await,
             Self::Portable => {
                 let guard = cx.take(&lock, &key).await;

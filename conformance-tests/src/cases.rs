@@ -2,6 +2,7 @@
 
 use crate::case::{Case, Need};
 
+mod modes;
 mod polling;
 
 /// Calls the given macro with the list of all cases, in the form `group { case [rules] [needs]; ... } ...`.
@@ -9,7 +10,8 @@ mod polling;
 #[macro_export]
 macro_rules! for_each_case {
     ($($callback:tt)*) => {
-        $($callback)*! {
+        $crate::with_mode_cases! {
+            [$($callback)*]
             exclusion {
                 free_key_is_granted [C1 C3] [];
                 held_key_reads_held_for_another_client [C1 C3] [];
@@ -248,7 +250,7 @@ macro_rules! for_each_case {
                 no_name_shows_a_password [C15] [];
                 requirements_are_compared [C16] [];
                 undeclared_is_unsupported [C16] [];
-                shared_mode_is_unsupported [C15 C16] [];
+                undeclared_modes_are_unsupported [C15 C16] [];
                 bad_options_are_refused [C15] [];
                 an_absurd_ttl_is_refused_or_kept [C15 C16] [Lease];
                 a_failing_store_is_not_held [C3 C15] [Script];

@@ -3,11 +3,11 @@
 //! A [`Recorder`] wraps a lock and records the observations of its callers. [`check`] checks the record.
 //! Events are in the order in which callers observed them, with times of tokio's clock.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-use leasehold_api::{Capabilities, ErrorKind, FencingToken, HolderId, LockKey, LossReason};
+use leasehold_api::{Capabilities, ErrorKind, FencingToken, HolderId, LockKey, LossReason, Mode};
 
 pub use crate::recorder::{Log, Recorder};
 
@@ -54,6 +54,8 @@ pub enum EventKind {
         holder: HolderId,
         /// The guard's token.
         token: Option<FencingToken>,
+        /// The guard's mode.
+        mode: Mode,
     },
     /// A try found the key held.
     Contended {
@@ -150,9 +152,12 @@ impl fmt::Display for Violation {
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ViolationKind {
-    /// A key was granted while another guard of it was good.
+    /// A key was granted while another guard of it was good that excludes the grant.
     Overlap,
-    /// A token is not greater than every earlier one of the key.
+    /// A permit of N was granted while N others were good.
+    TooManyPermits,
+    /// A token is not greater than every earlier one of the key, or for a grant that is not exclusive, than every earlier
+    /// exclusive one.
     TokenNotGreater,
     /// A grant has no token although tokens are declared, or the reverse.
     TokenMismatch,
@@ -193,6 +198,7 @@ impl ViolationKind {
             Self::LostAfterRelease | Self::LostTwice | Self::TimeWentBack => "C9",
             Self::RenewedUnheld => "C10",
             Self::NeverEnded => "C11",
+            Self::TooManyPermits => "C20",
         }
     }
 }
@@ -222,9 +228,16 @@ struct Checker<'a> {
     now: Duration,
     calls: BTreeMap<u64, CallState<'a>>,
     guards: BTreeMap<HolderId, GuardState>,
-    current: BTreeMap<&'a LockKey, BTreeSet<HolderId>>,
-    highest: BTreeMap<&'a LockKey, FencingToken>,
+    current: BTreeMap<&'a LockKey, BTreeMap<HolderId, Mode>>,
+    highest: BTreeMap<&'a LockKey, HighestTokens>,
     violations: Vec<Violation>,
+}
+
+/// The largest tokens of a key so far.
+#[derive(Default)]
+struct HighestTokens {
+    all: Option<FencingToken>,
+    exclusive: Option<FencingToken>,
 }
 
 struct CallState<'a> {
@@ -276,9 +289,9 @@ impl<'a> Checker<'a> {
                     self.report(V::NotAsked, index, format!("call {call} was made twice"));
                 }
             }
-            EventKind::Granted { call, holder, token } => {
+            EventKind::Granted { call, holder, token, mode } => {
                 self.answer(index, *call, &event.key);
-                self.granted(index, event, *holder, *token);
+                self.granted(index, event, (*holder, *mode), *token);
             }
             EventKind::Contended { call } | EventKind::Cancelled { call } => {
                 self.answer(index, *call, &event.key);
@@ -347,15 +360,29 @@ impl<'a> Checker<'a> {
         None
     }
 
-    fn granted(&mut self, index: usize, event: &'a Event, holder: HolderId, token: Option<FencingToken>) {
+    fn granted(
+        &mut self,
+        index: usize,
+        event: &'a Event,
+        (holder, mode): (HolderId, Mode),
+        token: Option<FencingToken>,
+    ) {
         use ViolationKind as V;
         // The caller never had a valid guard, because it was lost at the moment of its grant.
         let stale = self.loss_after(index, holder).is_some_and(|(lost_at, _)| lost_at == event.at);
         let others = self.current.get(&event.key).filter(|_| !stale).cloned().unwrap_or_default();
-        for other in others {
-            if other != holder && !self.is_forgiven(index, other, event.at) {
+        let mut permits = 0;
+        for (other, other_mode) in others {
+            if other == holder || self.is_forgiven(index, other, event.at) {
+                continue;
+            }
+            if other_mode != mode || mode == Mode::Exclusive {
                 self.report(V::Overlap, index, format!("{other} was good when {holder} was granted"));
             }
+            permits += 1;
+        }
+        if matches!(mode, Mode::Permit { of } if permits >= of) {
+            self.report(V::TooManyPermits, index, format!("{permits} were good when {holder} was granted"));
         }
         if self.guards.contains_key(&holder) {
             self.report(V::GrantedTwice, index, format!("{holder} had been granted before"));
@@ -368,19 +395,19 @@ impl<'a> Checker<'a> {
             );
         }
         if let Some(token) = token {
-            match self.highest.get(&event.key) {
-                Some(highest) if *highest >= token => {
-                    if !stale {
-                        self.report(V::TokenNotGreater, index, format!("{token} after {highest}"));
-                    }
-                }
-                _ => {
-                    self.highest.insert(&event.key, token);
-                }
+            let is_exclusive = mode == Mode::Exclusive;
+            let highest = self.highest.entry(&event.key).or_default();
+            let below = if is_exclusive { highest.all } else { highest.exclusive };
+            highest.all = highest.all.max(Some(token));
+            if is_exclusive {
+                highest.exclusive = highest.exclusive.max(Some(token));
+            }
+            if let Some(below) = below.filter(|below| *below >= token && !stale) {
+                self.report(V::TokenNotGreater, index, format!("{token} after {below}"));
             }
         }
         self.guards.insert(holder, GuardState::Good);
-        self.current.entry(&event.key).or_default().insert(holder);
+        self.current.entry(&event.key).or_default().insert(holder, mode);
     }
 
     /// Returns whether the guard read lost soon enough after `granted_at`, in this event or a later one.

@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn what_is_misspelt_is_no_verdict() {
         for arguments in
-            [&["--thread", "2"][..], &["--threads"], &["--threads", "many"], &["C19"], &["--help"]]
+            [&["--thread", "2"][..], &["--threads"], &["--threads", "many"], &["C99"], &["--help"]]
         {
             assert!(judged(arguments).is_err(), "{arguments:?}");
         }

@@ -12,7 +12,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use leasehold_api::{
     AcquireOptions, BoxFuture, Capabilities, Error, FencingToken, Grant, HolderId, Lock, LockAdmin,
-    LockGuard, LockKey, Lost, MultiGuard, PortableHold, Release, Validity, Wait,
+    LockGuard, LockKey, Lost, Mode, MultiGuard, PortableHold, Release, Validity, Wait, Wanted,
 };
 use tokio::time::Instant;
 
@@ -103,9 +103,9 @@ struct RecordedCall {
 impl RecordedCall {
     fn granted(mut self, guard: LockGuard) -> LockGuard {
         let recorder = self.recorder.clone();
-        let (holder, token) = (guard.holder(), guard.token());
+        let (holder, token, mode) = (guard.holder(), guard.token(), guard.mode());
         recorder.log.0.open.fetch_add(1, Ordering::AcqRel);
-        self.answer(EventKind::Granted { call: self.call, holder, token });
+        self.answer(EventKind::Granted { call: self.call, holder, token, mode });
         let grant = guard.into_grant();
         // The task continues after the guard has ended, because a loss after a release is a violation.
         let lost = grant.lost();
@@ -187,6 +187,30 @@ impl Lock for Recorder {
     async fn acquire_all(&self, keys: &[LockKey], options: &AcquireOptions) -> Result<MultiGuard, Error> {
         let calls: Vec<_> = keys.iter().map(|key| self.ask(key, budget(options.wait))).collect();
         match self.inner.acquire_all(keys, options).await {
+            Ok(guards) => Ok(all_granted(calls, guards)),
+            Err(error) => Err(all_failed(calls, error)),
+        }
+    }
+
+    async fn try_acquire_wanted(
+        &self,
+        wanted: &[Wanted],
+        options: &AcquireOptions,
+    ) -> Result<Option<MultiGuard>, Error> {
+        let calls: Vec<_> = wanted.iter().map(|one| self.ask(&one.key, Some(Duration::ZERO))).collect();
+        match self.inner.try_acquire_wanted(wanted, options).await {
+            Ok(Some(guards)) => Ok(Some(all_granted(calls, guards))),
+            Ok(None) => {
+                calls.into_iter().for_each(RecordedCall::contended);
+                Ok(None)
+            }
+            Err(error) => Err(all_failed(calls, error)),
+        }
+    }
+
+    async fn acquire_wanted(&self, wanted: &[Wanted], options: &AcquireOptions) -> Result<MultiGuard, Error> {
+        let calls: Vec<_> = wanted.iter().map(|one| self.ask(&one.key, budget(options.wait))).collect();
+        match self.inner.acquire_wanted(wanted, options).await {
             Ok(guards) => Ok(all_granted(calls, guards)),
             Err(error) => Err(all_failed(calls, error)),
         }
@@ -288,6 +312,14 @@ impl Grant for RecordedGrant {
 
     fn token(&self) -> Option<FencingToken> {
         self.inner.token()
+    }
+
+    fn mode(&self) -> Mode {
+        self.inner.mode()
+    }
+
+    fn permit(&self) -> Option<u32> {
+        self.inner.permit()
     }
 
     fn validity(&self) -> Validity {

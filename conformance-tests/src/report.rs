@@ -12,9 +12,9 @@ use crate::cases::all_cases;
 use crate::verdict::{Declaration, Verdict};
 
 /// The rules of the contract.
-const RULES: [&str; 21] = [
+const RULES: [&str; 23] = [
     "C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8", "C9", "C10", "C11", "C12", "C13", "C14", "C15", "C16",
-    "C17", "C18", "C21", "C22", "C23",
+    "C17", "C18", "C19", "C20", "C21", "C22", "C23",
 ];
 
 /// The version of the suite.

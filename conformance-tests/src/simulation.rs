@@ -15,15 +15,19 @@
 mod backends;
 mod caller;
 mod candidates;
+mod choices;
 mod client;
 mod cluster;
 mod coverage;
 mod disturbance;
 mod judge;
 mod lifecycle;
+mod modes;
 mod network;
+mod post;
 mod requests;
 mod schedule;
+mod scope;
 mod stores;
 mod table;
 
@@ -35,6 +39,7 @@ use leasehold_engine::Backend;
 
 use self::backends::LOOK;
 pub use self::candidates::{Candidate, CandidateEnvironment};
+pub use self::choices::{ByteChoices, Choices, Enumerator, SeededChoices};
 pub use self::cluster::ClusterMutant;
 use self::cluster::ClusterStore;
 pub use self::coverage::{Coverage, Situation};
@@ -42,6 +47,7 @@ pub use self::disturbance::{Disturbance, Disturbances};
 pub use self::network::NetworkLink;
 use self::schedule::OpenStore;
 pub use self::schedule::ScheduleReport;
+pub use self::scope::{Enumeration, Scope, ScopeReport};
 use self::stores::{BackendStore, OpenedStore, TableStore};
 pub use self::stores::{Bounds, ClientEnvironment, SimulatedClient, SimulatedStore};
 use self::table::{HoldKind, Table};

@@ -162,6 +162,10 @@ fn list(has: &Capabilities, harness: &dyn Harness, time: Time, child_test: bool)
         let needs = [Some(Need::HandOverOff), Some(Need::Calls)];
         declarations.push((format!("handover_for = {:?}", has.handover_for), Rule("C21"), needs));
     }
+    if !has.share_for.is_zero() {
+        let declaration = format!("share_for = {:?}", has.share_for);
+        declarations.push((declaration, Needs(Need::Sharing), [Some(Need::Calls), None]));
+    }
     if let (Some(bound), Some(need)) = (has.crash_release, elsewhere) {
         declarations.push((format!("crash_release = {bound:?}"), Group("crash"), [Some(need), None]));
     }
@@ -172,6 +176,8 @@ fn list(has: &Capabilities, harness: &dyn Harness, time: Time, child_test: bool)
         (has.admin.force_release, Need::ForceRelease),
         (has.admin.ask, Need::Ask),
         (has.portable, Need::Portable),
+        (has.modes.shared, Need::Shared),
+        (has.modes.max_permits > 0, Need::Permits),
     ] {
         if has {
             declarations.push((need.capability().to_owned(), Needs(need), [None, None]));

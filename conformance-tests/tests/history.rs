@@ -6,7 +6,9 @@
 
 use std::time::Duration;
 
-use leasehold_api::{Capabilities, ErrorKind, Fencing, FencingToken, HolderId, LockKey, LossReason, Scope};
+use leasehold_api::{
+    Capabilities, ErrorKind, Fencing, FencingToken, HolderId, LockKey, LossReason, Mode, Scope,
+};
 use leasehold_conformance::history::{Event, EventKind, History, ViolationKind, check};
 use proptest::prelude::*;
 
@@ -109,7 +111,7 @@ impl Pen {
                 self.tokens += self.rng.u64(1..5);
                 let holder = HolderId::from_parts(u128::from(client), self.tokens);
                 let token = Some(FencingToken::from_u64(self.tokens));
-                self.write(client, &key, EventKind::Granted { call, holder, token });
+                self.write(client, &key, EventKind::Granted { call, holder, token, mode: Mode::Exclusive });
                 self.held.push((key, client, holder, false));
             }
             (0..=1, Some(_)) => {

@@ -84,9 +84,9 @@ pub trait LockAdmin: Debug + Send + Sync {
     /// If dropped, no lock is affected.
     async fn list(&self, query: &ListQuery) -> Result<Vec<KeyInfo>, Error>;
 
-    /// Ends the hold of `key` if and only if `holder` has it. After `Ok(true)` the holder's guard reads lost
-    /// within [`Capabilities::loss_detection`](crate::Capabilities::loss_detection), and the next grant has a
-    /// larger token. `Ok(false)` means that this holder does not hold the key.
+    /// Ends the hold of `key` if and only if `holder` has it. Other holders of a shared key keep theirs. After `Ok(true)`
+    /// the holder's guard reads lost within [`Capabilities::loss_detection`](crate::Capabilities::loss_detection), and the
+    /// next grant has a larger token. `Ok(false)` means that this holder does not hold the key.
     ///
     /// ```
     /// # #[tokio::main]
@@ -362,8 +362,10 @@ pub struct HoldInfo {
     pub state: HoldState,
     /// The holder id of the grant that has, or last had, the key.
     pub holder: Option<HolderId>,
-    /// The mode. Always [`Mode::Exclusive`] for holds of this version.
+    /// The mode. A key has several holders only in a mode other than exclusive, and then all have the same.
     pub mode: Mode,
+    /// The number of the permit, for [`Mode::Permit`].
+    pub permit: Option<u32>,
     /// The fencing token of the grant, if the store has tokens.
     pub token: Option<FencingToken>,
     /// The label of the request.
@@ -387,6 +389,7 @@ impl HoldInfo {
             state: HoldState::Held,
             holder: None,
             mode: Mode::Exclusive,
+            permit: None,
             token: None,
             label: None,
             since: None,

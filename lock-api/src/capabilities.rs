@@ -31,9 +31,12 @@ pub struct Capabilities {
     /// another client possibly waits that much longer, and the order among clients can differ by it. Zero if
     /// each grant is the store's own.
     pub handover_for: Duration,
+    /// The maximum time for which readers of one client join a hold of the store without a call. A writer of another client
+    /// possibly waits that much longer before later readers queue behind it. Zero if each reader has a separate hold.
+    pub share_for: Duration,
     /// The maximum time from the death of the holder's process until its hold ends. `None` means never.
     pub crash_release: Option<Duration>,
-    /// The modes beside exclusive. The engine does not use them yet.
+    /// The modes beside exclusive.
     pub modes: Modes,
     /// Whether a grant can block the next one for a time (a cooldown).
     pub cooldown: bool,
@@ -66,6 +69,7 @@ impl Capabilities {
             undo: Duration::from_secs(30),
             handover: Duration::from_secs(30),
             handover_for: Duration::ZERO,
+            share_for: Duration::ZERO,
             crash_release: None,
             modes: Modes::default(),
             cooldown: false,
@@ -92,8 +96,6 @@ pub enum Scope {
 }
 
 /// The modes of a store beside [`Mode::Exclusive`](crate::Mode::Exclusive). The default is neither.
-///
-/// A declared mode has no effect yet, because the engine refuses both, and no store of this workspace has them.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Modes {
@@ -151,7 +153,8 @@ impl Fencing {
     }
 }
 
-/// The order among waiters of different clients. It can differ by [`Capabilities::handover_for`].
+/// The order among waiters of different clients. It can differ by [`Capabilities::handover_for`], and among readers and
+/// writers by [`Capabilities::share_for`].
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Fairness {
@@ -224,6 +227,8 @@ pub struct Requirements {
     fencing: bool,
     durable_fencing: bool,
     cooldown: bool,
+    shared: bool,
+    permits: u32,
     force_release: bool,
     loss_within: Option<Duration>,
     crash_release_within: Option<Duration>,
@@ -268,6 +273,20 @@ impl Requirements {
     #[must_use]
     pub fn cooldown(mut self) -> Self {
         self.cooldown = true;
+        self
+    }
+
+    /// Requires [shared grants](crate::Mode::Shared).
+    #[must_use]
+    pub fn shared(mut self) -> Self {
+        self.shared = true;
+        self
+    }
+
+    /// Requires semaphores of at least this many [permits](crate::Mode::Permit).
+    #[must_use]
+    pub fn permits(mut self, of: u32) -> Self {
+        self.permits = self.permits.max(of);
         self
     }
 
@@ -322,6 +341,9 @@ impl Requirements {
             "fencing tokens that survive a restart of the store".into(),
         );
         need(!self.cooldown || has.cooldown, "cooldowns".into());
+        need(!self.shared || has.modes.shared, "shared grants".into());
+        let most = has.modes.max_permits;
+        need(self.permits <= most, format!("{} permits of one key (it has {most})", self.permits));
         need(!self.force_release || has.admin.force_release, "forced release".into());
         if let Some(bound) = self.loss_within {
             need(
@@ -400,6 +422,17 @@ mod tests {
         for part in ["between all clients", "leases", "cooldowns"] {
             assert!(error.to_string().contains(part), "{part} in {error}");
         }
+    }
+
+    #[test]
+    fn modes_are_compared_with_the_declared_ones() {
+        let mut has = Capabilities::new(Scope::Process);
+        let needs = Requirements::new().shared().permits(8).permits(3);
+        let error = needs.check(&has).unwrap_err();
+        assert!(error.message().contains("shared grants, 8 permits of one key (it has 0)"), "{error}");
+        has.modes = Modes { shared: true, max_permits: 8 };
+        assert!(needs.check(&has).is_ok());
+        assert!(needs.permits(9).check(&has).is_err());
     }
 
     #[test]

@@ -112,6 +112,9 @@ pub enum ErrorKind {
     OutcomeUnknown,
     /// The store broke a cycle of waiting holders by refusing this request.
     Deadlock,
+    /// The key is in use with another number of permits than this call names. It passes when the last of those
+    /// permits is released, but a wait would not bring that about.
+    ModeMismatch,
     /// The store lacks a requested feature. The lock never substitutes a weaker one.
     Unsupported,
     /// The store cannot hold more locks.
@@ -177,6 +180,7 @@ impl ErrorKind {
             Self::Lost => "lost",
             Self::OutcomeUnknown => "outcome unknown",
             Self::Deadlock => "deadlock",
+            Self::ModeMismatch => "mode mismatch",
             Self::Unsupported => "unsupported",
             Self::Capacity => "capacity",
             Self::NeedsOperator => "needs operator",
@@ -230,6 +234,15 @@ impl Error {
         let mut error = Self::new(ErrorKind::NotDue, "another grant asked for a pause that has not passed");
         error.inner().retry_after = Some(retry_after);
         error
+    }
+
+    /// Makes the error of a call for one of `wanted` permits of a key that is in use with `in_use` permits.
+    #[must_use]
+    pub fn mode_mismatch(in_use: u32, wanted: u32) -> Self {
+        let message = format!(
+            "the key is in use with {in_use} permits, but this call names {wanted}; all callers name the same number, so use another key, or wait until the last of the {in_use} is released"
+        );
+        Self::new(ErrorKind::ModeMismatch, message)
     }
 
     /// Makes the error of a closed lock.
@@ -422,71 +435,4 @@ impl From<std::convert::Infallible> for Error {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_key_store_and_reason() {
-        let key = LockKey::new("ledger:42").unwrap();
-        let error = Error::lost(LossReason::Expired).with_key(&key).with_store("memory:ledger");
-        let text = error.to_string();
-        for part in ["lost", "ledger:42", "memory:ledger", "expired", "acquire it anew"] {
-            assert!(text.contains(part), "{part} in {text}");
-        }
-    }
-
-    #[test]
-    fn first_key_and_store_stay() {
-        let [a, b] = ["a", "b"].map(|k| LockKey::new(k).unwrap());
-        let error = Error::closed().with_key(&a).with_key(&b).with_store("x").with_store("y");
-        assert_eq!(error.key(), Some(&a));
-        assert_eq!(error.store(), Some("x"));
-    }
-
-    #[test]
-    fn every_clone_keeps_the_source() {
-        let error =
-            Error::new(ErrorKind::Unavailable, "no answer").with_source(std::io::Error::other("cable"));
-        let [a, b] = ["a", "b"].map(|k| error.clone().with_key(&LockKey::new(k).unwrap()));
-        assert_eq!(
-            (a.source().unwrap().to_string(), b.source().unwrap().to_string()),
-            ("cable".into(), "cable".into())
-        );
-        assert_eq!((error.key(), a.key().unwrap().as_str(), b.key().unwrap().as_str()), (None, "a", "b"));
-    }
-
-    #[test]
-    fn every_kind_says_whether_it_passes_and_whether_it_can_recover() {
-        use ErrorKind::{
-            Capacity, Closed, Corrupt, Deadlock, InvalidKey, InvalidOption, Lost, NeedsOperator, NoRuntime,
-            NotDue, OutcomeUnknown, PermissionDenied, SchemaMissing, Timeout, Unavailable, Unsupported,
-        };
-        let passes = [Timeout, NotDue, OutcomeUnknown, Deadlock, Capacity, Unavailable];
-        let is_repaired = [Lost, NeedsOperator, SchemaMissing, PermissionDenied, Corrupt];
-        let stays = [InvalidKey, InvalidOption, Unsupported, Closed, NoRuntime];
-        let said = |kind: &ErrorKind| (kind.is_transient(), kind.can_recover());
-        assert!(passes.iter().all(|kind| said(kind) == (true, true)));
-        assert!(is_repaired.iter().all(|kind| said(kind) == (false, true)));
-        assert!(stays.iter().all(|kind| said(kind) == (false, false)));
-        for kind in passes.into_iter().chain(is_repaired).chain(stays) {
-            // No `_` arm: a new kind has to be put into one of the lists above.
-            match kind {
-                InvalidKey | InvalidOption | Timeout | NotDue | Lost | OutcomeUnknown | Deadlock
-                | Unsupported | Capacity | NeedsOperator | SchemaMissing | PermissionDenied | Unavailable
-                | Corrupt | Closed | NoRuntime => {}
-            }
-        }
-    }
-
-    #[test]
-    fn what_was_released_or_has_run_is_not_retried() {
-        let error = || Error::new(ErrorKind::Unavailable, "no answer");
-        assert!(error().with_operation(Operation::Acquire).is_retryable());
-        for operation in [Operation::Release, Operation::GiveOut, Operation::Run] {
-            assert!(!error().with_operation(operation).is_retryable(), "{operation}");
-        }
-        let lost = || Error::lost(LossReason::Expired);
-        assert!(lost().with_operation(Operation::Acquire).is_retryable());
-        assert!(!lost().is_retryable());
-    }
-}
+mod tests;

@@ -13,6 +13,7 @@ use crate::id::{FencingToken, HolderId};
 use crate::key::LockKey;
 use crate::lock::BoxFuture;
 use crate::loss::Lost;
+use crate::options::Mode;
 use crate::portable::PortableHold;
 use crate::validity::Validity;
 
@@ -38,6 +39,16 @@ pub trait Grant: Debug + Send + Sync + 'static {
 
     /// Returns the fencing token, if the store has tokens.
     fn token(&self) -> Option<FencingToken>;
+
+    /// Returns the mode of the grant. By default exclusive.
+    fn mode(&self) -> Mode {
+        Mode::Exclusive
+    }
+
+    /// Returns the number of a [permit](Mode::Permit), which no other live permit of the key has. By default `None`.
+    fn permit(&self) -> Option<u32> {
+        None
+    }
 
     /// Returns the current validity, computed from the clock.
     fn validity(&self) -> Validity;

@@ -11,7 +11,7 @@ use crate::handle::GrantHandle;
 use crate::id::{FencingToken, HolderId};
 use crate::key::LockKey;
 use crate::loss::Lost;
-use crate::options::check_label;
+use crate::options::{Mode, check_label};
 use crate::portable::PortableHold;
 use crate::validity::Validity;
 
@@ -61,8 +61,9 @@ impl LockGuard {
         self.grant().stored_holder()
     }
 
-    /// Returns the fencing token, if the store has tokens. It is greater than the token of every earlier grant
-    /// of the key.
+    /// Returns the fencing token, if the store has tokens. The token of an exclusive grant is greater than the token of
+    /// every earlier grant of the key. The token of a [shared grant or a permit](Mode) is greater than the token of every
+    /// earlier exclusive one. Such tokens can be equal or in any order among themselves, so do not compare two readers.
     ///
     /// ```
     /// # #[tokio::main]
@@ -80,6 +81,31 @@ impl LockGuard {
     #[must_use]
     pub fn token(&self) -> Option<FencingToken> {
         self.grant().token()
+    }
+
+    /// Returns the mode of the grant, which is always the requested one.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.grant().mode()
+    }
+
+    /// Returns the number of this [permit](Mode::Permit) of N, from 0 to N - 1. No other live permit of the key has
+    /// it, so it can stand for a port or a device. `None` in the other modes.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use leasehold_api::LockExt;
+    /// let lock = leasehold_memory::connect()?;
+    /// let [one, two] = [lock.key("gpu").permits(2).acquire().await?, lock.key("gpu").permits(2).acquire().await?];
+    /// assert_eq!((one.permit(), two.permit()), (Some(0), Some(1)));
+    /// assert!(lock.key("gpu").permits(2).try_acquire().await?.is_none());
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn permit(&self) -> Option<u32> {
+        self.grant().permit()
     }
 
     /// Returns the current validity of the grant, computed from the clock.
@@ -259,7 +285,7 @@ impl LockGuard {
 
     /// Renews the lease now, for `ttl`, which also is its TTL for later renewals. A shorter TTL counts for
     /// [`validity`](Self::validity) as soon as it is sent, because the store may apply it before its reply
-    /// arrives.
+    /// arrives. If readers of this client share a hold, a shorter TTL changes nothing, and a longer one counts for all.
     ///
     /// # Errors
     ///

@@ -9,6 +9,7 @@ use crate::grant::Grant;
 use crate::id::{FencingToken, HolderId};
 use crate::key::LockKey;
 use crate::loss::{Ended, Lost};
+use crate::options::Mode;
 use crate::validity::Validity;
 
 /// Watches a grant that another task owns. `Clone + Send + 'static`, made by
@@ -60,6 +61,18 @@ impl GrantHandle {
     #[must_use]
     pub fn token(&self) -> Option<FencingToken> {
         self.grant.token()
+    }
+
+    /// Returns the mode of the grant.
+    #[must_use]
+    pub fn mode(&self) -> Mode {
+        self.grant.mode()
+    }
+
+    /// Returns the number of a permit. See [`LockGuard::permit`](crate::LockGuard::permit).
+    #[must_use]
+    pub fn permit(&self) -> Option<u32> {
+        self.grant.permit()
     }
 
     /// Returns the current validity of the grant. [`Validity::Ended`] once its guard was released or dropped.

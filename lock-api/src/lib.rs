@@ -37,9 +37,11 @@ pub use lock::{BoxFuture, Lock};
 pub use loss::{End, Ended, LossSignal, Lost};
 pub use multi::MultiGuard;
 pub use namespaced::Namespaced;
-pub use options::{AcquireOptions, DEFAULT_WAIT, MAX_LABEL_BYTES, Mode, OnCooldown, Wait};
+pub use options::{AcquireOptions, DEFAULT_WAIT, MAX_LABEL_BYTES, Mode, OnCooldown, Wait, Wanted};
 pub use portable::PortableHold;
-pub use request::{Always, KeyRequest, KeysRequest, LockExt, LockRequest, Window, WindowOutcome};
+pub use request::{
+    Always, KeyRequest, KeysRequest, LockExt, LockRequest, WantedRequest, Window, WindowOutcome,
+};
 pub use run::RunError;
 pub use validity::{LossReason, Validity};
 

@@ -13,7 +13,7 @@ use crate::error::{Error, Operation};
 use crate::guard::LockGuard;
 use crate::key::LockKey;
 use crate::multi::MultiGuard;
-use crate::options::AcquireOptions;
+use crate::options::{AcquireOptions, Mode, Wanted};
 
 /// A boxed future that can move between threads.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
@@ -45,7 +45,7 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 /// Every implementation keeps the rules of the project's `docs/contract.md`, which
 /// `leasehold-conformance` tests. In short:
 ///
-/// - Two grants of a key are never valid at once.
+/// - Two grants of a key that exclude each other are never valid at once.
 /// - Each grant has its own identity and, if declared, a larger token than all earlier ones.
 /// - A try does not wait for another holder.
 /// - Every wait has a budget.
@@ -181,6 +181,44 @@ pub trait Lock: Debug + Display + Send + Sync + 'static {
     /// As [`acquire`](Lock::acquire), for all keys.
     async fn acquire_all(&self, keys: &[LockKey], options: &AcquireOptions) -> Result<MultiGuard, Error>;
 
+    /// Makes one attempt at all keys, each in its own mode, which replaces the mode of `options`. Otherwise like
+    /// [`try_acquire_all`](Lock::try_acquire_all). By default [`Unsupported`](crate::ErrorKind::Unsupported), unless all
+    /// modes are the same.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_acquire_all`](Lock::try_acquire_all).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`try_acquire_all`](Lock::try_acquire_all).
+    async fn try_acquire_wanted(
+        &self,
+        wanted: &[Wanted],
+        options: &AcquireOptions,
+    ) -> Result<Option<MultiGuard>, Error> {
+        let (keys, options) = all_alike(wanted, options)?;
+        self.try_acquire_all(&keys, &options).await
+    }
+
+    /// Takes all keys or none, each in its own mode, which replaces the mode of `options`. Otherwise like
+    /// [`acquire_all`](Lock::acquire_all): the keys are taken in byte order in every mode, so two calls cannot
+    /// deadlock with each other. By default [`Unsupported`](crate::ErrorKind::Unsupported), unless all modes are the
+    /// same.
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire_all`](Lock::acquire_all). A key that occurs twice, also in two modes, is
+    /// [`InvalidOption`](crate::ErrorKind::InvalidOption).
+    ///
+    /// # Cancel safety
+    ///
+    /// As [`acquire_all`](Lock::acquire_all).
+    async fn acquire_wanted(&self, wanted: &[Wanted], options: &AcquireOptions) -> Result<MultiGuard, Error> {
+        let (keys, options) = all_alike(wanted, options)?;
+        self.acquire_all(&keys, &options).await
+    }
+
     /// Takes over a hold that another client, for example in another process, has given out
     /// ([`LockGuard::into_ref`], with an [example](crate::PortableHold)). Returns an ordinary guard with its own holder
     /// id and a greater token, whose TTL is the text's.
@@ -255,6 +293,15 @@ pub trait Lock: Debug + Display + Send + Sync + 'static {
     fn admin(&self) -> Option<&dyn LockAdmin>;
 }
 
+/// Returns the keys, and the options with the mode of all of them. Without keys the mode stays.
+fn all_alike(wanted: &[Wanted], options: &AcquireOptions) -> Result<(Vec<LockKey>, AcquireOptions), Error> {
+    let mode: Mode = wanted.first().map_or(options.mode, |first| first.mode);
+    if wanted.iter().any(|wanted| wanted.mode != mode) {
+        return Err(Error::unsupported("call for several keys in different modes"));
+    }
+    Ok((wanted.iter().map(|wanted| wanted.key.clone()).collect(), options.clone().mode(mode)))
+}
+
 /// Forwards every method to the lock behind a pointer. Written by hand, because `async_trait` would box each
 /// future twice.
 macro_rules! forward_lock {
@@ -311,6 +358,32 @@ macro_rules! forward_lock {
                 'c: 'f,
             {
                 (**self).acquire_all(keys, options)
+            }
+
+            fn try_acquire_wanted<'a, 'b, 'c, 'f>(
+                &'a self,
+                wanted: &'b [Wanted],
+                options: &'c AcquireOptions,
+            ) -> BoxFuture<'f, Result<Option<MultiGuard>, Error>>
+            where
+                'a: 'f,
+                'b: 'f,
+                'c: 'f,
+            {
+                (**self).try_acquire_wanted(wanted, options)
+            }
+
+            fn acquire_wanted<'a, 'b, 'c, 'f>(
+                &'a self,
+                wanted: &'b [Wanted],
+                options: &'c AcquireOptions,
+            ) -> BoxFuture<'f, Result<MultiGuard, Error>>
+            where
+                'a: 'f,
+                'b: 'f,
+                'c: 'f,
+            {
+                (**self).acquire_wanted(wanted, options)
             }
 
             fn adopt<'a, 'b, 'f>(&'a self, text: &'b str) -> BoxFuture<'f, Result<LockGuard, Error>>

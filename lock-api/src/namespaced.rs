@@ -17,7 +17,7 @@ use crate::key::{LockKey, namespace_prefix};
 use crate::lock::{BoxFuture, Lock};
 use crate::loss::Lost;
 use crate::multi::MultiGuard;
-use crate::options::AcquireOptions;
+use crate::options::{AcquireOptions, Mode, Wanted};
 use crate::portable::PortableHold;
 use crate::validity::Validity;
 
@@ -79,9 +79,19 @@ impl Namespaced {
         keys.iter().map(|key| self.outer_to_inner(key)).collect()
     }
 
+    /// Returns the caller's keys, and the store's with their modes.
+    fn all_wanted_to_inner(&self, wanted: &[Wanted]) -> Result<(Vec<LockKey>, Vec<Wanted>), Error> {
+        let inner = wanted.iter().map(|one| Ok(Wanted::new(self.outer_to_inner(&one.key)?, one.mode)));
+        Ok((keys_of(wanted), inner.collect::<Result<_, Error>>()?))
+    }
+
     fn inner_admin(&self) -> Result<&dyn LockAdmin, Error> {
         self.inner.admin().ok_or_else(|| Error::unsupported("inspection"))
     }
+}
+
+fn keys_of(wanted: &[Wanted]) -> Vec<LockKey> {
+    wanted.iter().map(|one| one.key.clone()).collect()
 }
 
 /// Replaces the store's key in the error by the caller's key.
@@ -129,6 +139,23 @@ impl Lock for Namespaced {
         let inner = self.all_to_inner(keys)?;
         let guards = self.inner.acquire_all(&inner, options).await;
         Ok(Self::wrap_all(keys, guards.map_err(|e| name_outer(e, keys, &inner))?))
+    }
+
+    async fn try_acquire_wanted(
+        &self,
+        wanted: &[Wanted],
+        options: &AcquireOptions,
+    ) -> Result<Option<MultiGuard>, Error> {
+        let (keys, inner) = self.all_wanted_to_inner(wanted)?;
+        let guards = self.inner.try_acquire_wanted(&inner, options).await;
+        let guards = guards.map_err(|e| name_outer(e, &keys, &keys_of(&inner)))?;
+        Ok(guards.map(|guards| Self::wrap_all(&keys, guards)))
+    }
+
+    async fn acquire_wanted(&self, wanted: &[Wanted], options: &AcquireOptions) -> Result<MultiGuard, Error> {
+        let (keys, inner) = self.all_wanted_to_inner(wanted)?;
+        let guards = self.inner.acquire_wanted(&inner, options).await;
+        Ok(Self::wrap_all(&keys, guards.map_err(|e| name_outer(e, &keys, &keys_of(&inner)))?))
     }
 
     /// Adopts a hold that was given out in a namespace of this name. For a text of another namespace the store finds
@@ -221,6 +248,14 @@ impl Grant for NamespacedGrant {
 
     fn token(&self) -> Option<FencingToken> {
         self.inner.token()
+    }
+
+    fn mode(&self) -> Mode {
+        self.inner.mode()
+    }
+
+    fn permit(&self) -> Option<u32> {
+        self.inner.permit()
     }
 
     fn validity(&self) -> Validity {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, ErrorKind};
+use crate::key::LockKey;
 
 /// The default wait budget of an acquire: 30 seconds.
 pub const DEFAULT_WAIT: Duration = Duration::from_secs(30);
@@ -28,24 +29,47 @@ impl Default for Wait {
     }
 }
 
-/// Which other holders a grant excludes.
+/// Which other holders a grant excludes. Grants of different modes always exclude each other.
 ///
-/// Use [`Exclusive`](Self::Exclusive). The engine of this version returns [`ErrorKind::Unsupported`] for the
-/// other modes on every store, even if [`Capabilities::modes`](crate::Capabilities::modes) declares them.
+/// [`Capabilities::modes`](crate::Capabilities::modes) declares the modes of a store beside
+/// [`Exclusive`](Self::Exclusive). Another mode is [`ErrorKind::Unsupported`].
+///
+/// No call turns a grant into one of another mode. A holder that acquires its key again, in any mode, waits like
+/// every other caller. A task that holds a shared grant and waits for an exclusive one of the same key therefore waits
+/// for itself until its budget ends, and blocks new shared grants until then. Release first.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// The grant is the only one of the key. Every store has this mode.
     #[default]
     Exclusive,
-    /// Other shared grants can exist at the same time, but no exclusive grant. Not supported yet.
+    /// Other shared grants can exist at the same time, but no grant of another mode. For readers.
     Shared,
-    /// One permit of a semaphore: at most `of` such grants exist at once. All callers of a key name the same number. Not
-    /// supported yet.
+    /// One permit of a semaphore: at most `of` such grants exist at once, and no grant of another mode. All callers of a
+    /// key name the same number. While the key is in use with another one, the call is
+    /// [`ErrorKind::ModeMismatch`].
     Permit {
         /// How many permits the key has.
         of: u32,
     },
+}
+
+/// One key of a call for several keys that names a mode for each ([`LockExt::wanting`](crate::LockExt::wanting)).
+#[non_exhaustive]
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// The key.
+    pub key: LockKey,
+    /// The mode of its grant.
+    pub mode: Mode,
+}
+
+impl Wanted {
+    /// Names the mode in which the call takes `key`.
+    #[must_use]
+    pub const fn new(key: LockKey, mode: Mode) -> Self {
+        Self { key, mode }
+    }
 }
 
 /// The policy for a key whose last grant left a running cooldown.
@@ -92,7 +116,7 @@ pub struct AcquireOptions {
     pub on_cooldown: OnCooldown,
     /// A text that operators see beside the hold, at most [`MAX_LABEL_BYTES`] bytes.
     pub label: Option<Arc<str>>,
-    /// Which other holders the grant excludes. All but [`Mode::Exclusive`] are [`ErrorKind::Unsupported`].
+    /// Which other holders the grant excludes. A mode that the store does not declare is [`ErrorKind::Unsupported`].
     pub mode: Mode,
     /// Whether a failure of the store is returned at once, instead of retried until the wait budget ends.
     pub give_up_on_failure: bool,
@@ -154,7 +178,7 @@ impl AcquireOptions {
         self
     }
 
-    /// Sets the mode. All but [`Mode::Exclusive`] are [`ErrorKind::Unsupported`].
+    /// Sets the mode. A mode that the store does not declare is [`ErrorKind::Unsupported`].
     #[must_use]
     pub fn mode(mut self, mode: Mode) -> Self {
         self.mode = mode;
@@ -176,7 +200,7 @@ impl AcquireOptions {
     /// # Errors
     ///
     /// [`ErrorKind::InvalidOption`] for a TTL, maximum hold or cooldown of zero, for a semaphore without
-    /// permits, and for a label that is too long or contains NUL.
+    /// permits, for a cooldown in another mode than exclusive, and for a label that is too long or contains NUL.
     pub fn check(&self) -> Result<(), Error> {
         let reason = if self.ttl == Some(Duration::ZERO) {
             "a TTL of zero ends before it begins; leave it out for the store's default"
@@ -186,6 +210,8 @@ impl AcquireOptions {
             "a semaphore needs at least one permit"
         } else if self.cooldown == Some(Duration::ZERO) {
             "a cooldown of zero does nothing; leave it out"
+        } else if self.cooldown.is_some() && self.mode != Mode::Exclusive {
+            "only an exclusive grant can have a cooldown; leave one of the two out"
         } else {
             return self.label.as_deref().map_or(Ok(()), check_label);
         };
@@ -218,6 +244,8 @@ mod tests {
             ok.clone().cooldown(Duration::ZERO),
             ok.clone().max_hold(Duration::ZERO),
             ok.clone().mode(Mode::Permit { of: 0 }),
+            ok.clone().mode(Mode::Shared).cooldown(DEFAULT_WAIT),
+            ok.clone().mode(Mode::Permit { of: 1 }).cooldown(DEFAULT_WAIT),
             ok.clone().label("x".repeat(MAX_LABEL_BYTES + 1)),
             ok.clone().label("a\0b"),
         ] {

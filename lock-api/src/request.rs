@@ -1,5 +1,6 @@
 //! The builders that callers use on every lock.
 
+mod modes;
 mod window;
 
 use std::sync::Arc;
@@ -11,9 +12,10 @@ use crate::guard::LockGuard;
 use crate::key::LockKey;
 use crate::lock::{BoxFuture, Lock};
 use crate::multi::MultiGuard;
-use crate::options::{AcquireOptions, Mode};
+use crate::options::{AcquireOptions, Mode, Wanted};
 use crate::run::{RunError, run_many, run_one};
 
+pub use self::modes::WantedRequest;
 pub use self::window::{Window, WindowOutcome};
 
 /// The calls that domain code uses. Every [`Lock`] has them.
@@ -82,6 +84,31 @@ pub trait LockExt: Lock {
         <I::Item as TryInto<LockKey>>::Error: Into<Error>,
     {
         LockRequest::new(self, keys.into_iter().map(|k| k.try_into().map_err(Into::into)).collect())
+    }
+
+    /// Starts a request for several keys, each in its own mode, which are taken together or not at all.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use leasehold_api::{LockExt, Mode};
+    /// let lock = leasehold_memory::connect()?;
+    /// let guards = lock.wanting([("prices", Mode::Shared), ("ledger:42", Mode::Exclusive)]).acquire().await?;
+    /// assert_eq!(guards[0].mode(), Mode::Shared);
+    /// guards.release().await
+    /// # }
+    /// ```
+    fn wanting<I, K>(&self, wanted: I) -> WantedRequest<'_, Self>
+    where
+        I: IntoIterator<Item = (K, Mode)>,
+        K: TryInto<LockKey>,
+        K::Error: Into<Error>,
+    {
+        let wanted = wanted.into_iter().map(|(key, mode)| match key.try_into() {
+            Ok(key) => Ok(Wanted::new(key, mode)),
+            Err(error) => Err(error.into()),
+        });
+        LockRequest::new(self, wanted.collect())
     }
 
     /// Checks at start-up that the store has the features that this program needs.
@@ -217,12 +244,6 @@ impl<L: Lock + ?Sized, K, W> LockRequest<'_, L, K, W> {
         self.with(|options| options.label(label))
     }
 
-    /// Sets which other holders the grant excludes. All but [`Mode::Exclusive`] are
-    /// [`Unsupported`](crate::ErrorKind::Unsupported).
-    pub fn mode(self, mode: Mode) -> Self {
-        self.with(|options| options.mode(mode))
-    }
-
     /// Replaces all options. A window set by [`at_most_once_per`](LockRequest::at_most_once_per) stays.
     pub fn options(self, options: AcquireOptions) -> Self {
         self.with(|_| options)
@@ -234,31 +255,6 @@ impl<L: Lock + ?Sized, K, W> LockRequest<'_, L, K, W> {
 }
 
 impl<'a, L: Lock + ?Sized> KeyRequest<'a, L> {
-    /// Allows one grant per `window` among all callers. No release is needed, and a crash does not start a
-    /// second run in the same window. The window is a [`cooldown`](Self::cooldown) that is reported instead of
-    /// waited out. All callers of the key must use the same window.
-    ///
-    /// ```
-    /// # #[tokio::main]
-    /// # async fn main() -> Result<(), leasehold_api::Error> {
-    /// use std::time::Duration;
-    /// use leasehold_api::{LockExt, WindowOutcome};
-    /// let lock = leasehold_memory::connect()?;
-    /// let hour = Duration::from_secs(3600);
-    /// let hourly = || lock.key("hourly-report").at_most_once_per(hour);
-    /// assert_eq!(hourly().run(async |_| "report").await?, WindowOutcome::Due("report"));
-    /// let WindowOutcome::NotDue { retry_after } = hourly().run(async |_| "again").await? else {
-    ///     panic!("ran twice in an hour")
-    /// };
-    /// assert!(retry_after <= hour);
-    /// # Ok(())
-    /// # }
-    /// ```
-    pub fn at_most_once_per(self, window: Duration) -> KeyRequest<'a, L, Window> {
-        let Self { lock, key, options, window: Always } = self;
-        LockRequest { lock, key, options, window: Window(window) }
-    }
-
     /// Waits for the lock. See [`Lock::acquire`].
     ///
     /// ```

@@ -66,7 +66,7 @@ pub(crate) async fn acquire(
     let said = Cell::new(false);
     notes.detail(&format!("asking for {}", args.keys.named()));
     let label = options.label.as_deref().unwrap_or_default();
-    let wanted = WantedKeys { lock, keys, label };
+    let wanted = WantedKeys { lock, keys, mode: options.mode, label };
     let granted = {
         let mut acquiring = pin!(lock.acquire_all(keys, &options));
         let enclosing = EnclosingRuns::of_environment(keys);
@@ -131,6 +131,7 @@ fn options(request: AcquireRequest<'_>, budget: WaitBudget) -> AcquireOptions {
     options.cooldown = options.cooldown.or(args.cooldown);
     options.max_hold = args.max_hold;
     options.ttl = args.ttl;
+    options.mode = args.mode();
     let label = args.label.clone().unwrap_or_else(|| identity::label(request.program));
     options.label = Some(label.into());
     options

@@ -99,22 +99,26 @@ pub(crate) fn start(
     }
 }
 
-/// Sets the command's keys, tokens and holders in its environment. With several keys, variables of a single key are not
-/// set, because the command could use one key's token for the resource of another.
+/// Sets the command's keys, tokens, holders and permits in its environment. With several keys, variables of a single
+/// key are not set, because the command could use one key's token for the resource of another.
 fn name_grants(process: &mut Command, guards: &[LockGuard]) {
     let all =
         |of: &dyn Fn(&LockGuard) -> String, between| guards.iter().map(of).collect::<Vec<_>>().join(between);
     let token = |guard: &LockGuard| guard.token().map(|token| token.to_string());
     process.env(waiting::KEYS, all(&|guard| guard.key().to_string(), "\n"));
     process.env("LEASEHOLD_TOKENS", all(&|guard| output::or_dash(token(guard)), " "));
+    let permit = |guard: &LockGuard| guard.permit().map(|permit| permit.to_string());
+    let has_permits = guards.iter().any(|guard| guard.permit().is_some());
     process.env(waiting::HOLDERS, waiting::holders_with(&all(&|guard| guard.holder().to_string(), " ")));
     let single = if let [guard] = guards { Some(guard) } else { None };
-    let of_single = [
+    let optional = [
         ("LEASEHOLD_KEY", single.map(|guard| guard.key().to_string())),
         ("LEASEHOLD_HOLDER", single.map(|guard| guard.holder().to_string())),
         ("LEASEHOLD_TOKEN", single.and_then(token)),
+        ("LEASEHOLD_PERMIT", single.and_then(permit)),
+        ("LEASEHOLD_PERMITS", has_permits.then(|| all(&|guard| output::or_dash(permit(guard)), " "))),
     ];
-    for (name, value) in of_single {
+    for (name, value) in optional {
         match value {
             Some(value) => process.env(name, value),
             // Removes the variable's value from an enclosing run.

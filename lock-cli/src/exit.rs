@@ -24,7 +24,8 @@ pub(crate) const HELP: &str = "\
 Exit codes:
   0      done; `run --once-per`: also when it was not due
   1      `inspect`: the key is free; `release`: that holder does not hold it
-  64     bad arguments, key or URL, or a feature that the store does not have
+  64     bad arguments, key or URL, or a feature that the store does not have;
+         `run`, `lock`: the key is in use with another number of --slots
   69     the store was down or could not be used for all of --wait, or has not confirmed
          that an unanswered attempt is undone
   74     the output is not complete, because it could not be written
@@ -47,7 +48,10 @@ pub(crate) fn of_signal(number: i32) -> u8 {
 /// Returns the exit code for an error of this kind.
 pub(crate) fn of_error(kind: ErrorKind) -> u8 {
     match kind {
-        ErrorKind::InvalidKey | ErrorKind::InvalidOption | ErrorKind::Unsupported => USAGE,
+        ErrorKind::InvalidKey
+        | ErrorKind::InvalidOption
+        | ErrorKind::Unsupported
+        | ErrorKind::ModeMismatch => USAGE,
         ErrorKind::Timeout => CONFLICT,
         ErrorKind::Lost => LOST,
         _ => UNAVAILABLE,

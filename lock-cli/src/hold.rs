@@ -61,6 +61,7 @@ fn print(guard: &LockGuard, as_json: bool) {
             "token": token.map(FencingToken::as_u64),
             "token_text": text,
             "holder": holder,
+            "permit": guard.permit(),
         });
         output::line(&line.to_string());
     } else {

@@ -23,6 +23,10 @@ const ENVIRONMENT: &[(&str, &str)] = &[
         "Set for the command of `run`: its keys, one in a line, and their fencing tokens in the same order, with spaces between them (- for none). Of several keys, LEASEHOLD_KEY, LEASEHOLD_TOKEN and LEASEHOLD_HOLDER are not set.",
     ),
     (
+        "LEASEHOLD_PERMIT, LEASEHOLD_PERMITS",
+        "Set for the command of `run --slots`: the number of its slot, from 0, which no other run has at that time; of several keys all numbers, with spaces between them.",
+    ),
+    (
         "LEASEHOLD_HOLDERS",
         "Set for the command of `run`: the ids of the holders of all runs around it, the innermost first, with spaces between them. A run that would wait for one of them says so and exits.",
     ),

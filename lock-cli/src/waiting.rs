@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::future::pending;
 use std::time::Duration;
 
-use leasehold::{HoldInfo, HolderId, KeyInfo, Lock, LockKey};
+use leasehold::{HoldInfo, HoldState, HolderId, KeyInfo, Lock, LockKey, Mode};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::deadlock::DeadlockCheck;
@@ -49,9 +49,18 @@ impl EnclosingRuns {
         Self { holders, innermost, same_key }
     }
 
-    fn holds(&self, seen: &KeyInfo) -> bool {
-        let mut holders = seen.holders.iter().filter_map(|hold| hold.holder);
-        seen.is_held() && holders.any(|holder| self.holders.contains(&holder))
+    /// Returns whether a request in `mode` waits for the enclosing runs. `is_waiting` is whether it has waited for a time.
+    fn block(&self, seen: &KeyInfo, mode: Mode, is_waiting: bool) -> bool {
+        let is_ours = |hold: &&HoldInfo| hold.holder.is_some_and(|holder| self.holders.contains(&holder));
+        let live = seen.holders.iter().filter(|hold| hold.state == HoldState::Held);
+        let ours: Vec<Mode> = live.filter(is_ours).map(|hold| hold.mode).collect();
+        match mode {
+            _ if ours.iter().any(|held| *held != mode) => true,
+            // A reader beside an enclosing reader waits only for a writer, which waits for the enclosing one.
+            Mode::Shared => is_waiting && !ours.is_empty(),
+            Mode::Permit { of } => u32::try_from(ours.len()).is_ok_and(|ours| ours >= of),
+            _ => !ours.is_empty(),
+        }
     }
 }
 
@@ -66,6 +75,7 @@ pub(crate) fn holders_with(holders: &str) -> String {
 pub(crate) struct WantedKeys<'a> {
     pub(crate) lock: &'a dyn Lock,
     pub(crate) keys: &'a [LockKey],
+    pub(crate) mode: Mode,
     /// The label of this wait, by which the run recognises its own holds.
     pub(crate) label: &'a str,
 }
@@ -124,7 +134,7 @@ pub(crate) async fn report(
     let lock = wanted.lock;
     if enclosing.same_key
         && let (key, Inspected::Answer(seen)) = wanted.first_held_by_others().await
-        && enclosing.holds(&seen)
+        && enclosing.block(&seen, wanted.mode, false)
     {
         return held_by_enclosing_run(key);
     }
@@ -167,10 +177,13 @@ pub(crate) async fn report(
             last = Some((holders, Instant::now()));
         }
         if let Some(seen) = seen {
-            if enclosing.holds(&seen) {
+            if enclosing.block(&seen, wanted.mode, true) {
                 return held_by_enclosing_run(key);
             }
-            if let Some(found) = deadlock.check(lock, enclosing, key, &seen).await {
+            // A holder of another permit can release it, although the first one in the list waits for this run.
+            if !matches!(wanted.mode, Mode::Permit { .. })
+                && let Some(found) = deadlock.check(lock, enclosing, key, &seen).await
+            {
                 return found;
             }
         }
@@ -200,5 +213,42 @@ async fn inspect(lock: &dyn Lock, key: &LockKey) -> Inspected {
         Ok(Ok(seen)) => Inspected::Answer(seen),
         Ok(Err(error)) => Inspected::Failed(error),
         Err(_) => Inspected::Nothing,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn held(mode: Mode, serials: &[u64]) -> KeyInfo {
+        let mut seen = KeyInfo::free("k".parse().unwrap());
+        for serial in serials {
+            let mut hold = HoldInfo::new();
+            (hold.holder, hold.mode) = (Some(HolderId::from_parts(1, *serial)), mode);
+            seen.holders.push(hold);
+        }
+        seen
+    }
+
+    #[test]
+    fn a_run_inside_another_one_of_the_same_key_waits_for_it_only_if_the_two_exclude_each_other() {
+        let holders = vec![HolderId::from_parts(1, 7)];
+        let enclosing = EnclosingRuns { holders, innermost: Vec::new(), same_key: true };
+        let (shared, two) = (Mode::Shared, Mode::Permit { of: 2 });
+        for (wanted, holds, serials, at_once, later) in [
+            (Mode::Exclusive, Mode::Exclusive, vec![7], true, true),
+            (Mode::Exclusive, Mode::Exclusive, vec![8], false, false),
+            (Mode::Exclusive, shared, vec![8, 7], true, true),
+            (shared, Mode::Exclusive, vec![7], true, true),
+            (shared, shared, vec![8, 7], false, true),
+            (shared, shared, vec![8], false, false),
+            (two, two, vec![7, 8], false, false),
+            (two, two, vec![7, 7], true, true),
+            (two, shared, vec![7], true, true),
+        ] {
+            let seen = held(holds, &serials);
+            let blocks = [false, true].map(|is_waiting| enclosing.block(&seen, wanted, is_waiting));
+            assert_eq!(blocks, [at_once, later], "{wanted:?} inside {holds:?} of {serials:?}");
+        }
     }
 }

@@ -58,6 +58,8 @@ fn list_shows_who_holds_what() {
         "mode",
         "named",
         "owner",
+        "permit",
+        "permits",
         "since",
         "state",
         "token",
@@ -117,7 +119,7 @@ fn machines_get_the_same_fields_of_a_free_a_held_and_a_cooling_key() {
     let free = serde_json::json!({
         "key": "k", "named": true, "state": "free", "cooling_for_ms": null, "waiters": null, "holders": [],
         "mode": null, "holder": null, "token": null, "token_text": null, "label": null, "owner": null, "since": null,
-        "held_for_ms": null, "expires_in_ms": null, "asked": null,
+        "held_for_ms": null, "expires_in_ms": null, "asked": null, "permit": null, "permits": null,
     });
     assert_eq!(json(&store, "inspect k --json"), (1, free.clone()));
     let fields = |value: &Value| value.as_object().unwrap().keys().cloned().collect::<Vec<_>>();

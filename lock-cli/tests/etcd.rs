@@ -261,3 +261,27 @@ fn a_run_goes_on_without_the_leader() {
     assert_eq!(tool.code(), 0, "{}", tool.rest_of_stderr());
     store.take("k");
 }
+
+#[test]
+fn slots_on_etcd_are_numbered_between_processes_and_one_of_them_can_be_forced() {
+    let store = Store::new("cli-slots");
+    let mut first =
+        Beside::start(&mut store.run("k --slots 2", "echo $LEASEHOLD_PERMIT $LEASEHOLD_HOLDER; read line"));
+    let line = first.line();
+    let (number, holder) = line.split_once(' ').unwrap();
+    assert_eq!(number, "0");
+    let mut second = Beside::start(&mut store.run("k --slots 2", "echo $LEASEHOLD_PERMIT; read line"));
+    assert_eq!(second.line(), "1");
+    let (code, _, stderr) = finish(&mut store.run("k --slots 3 --no-wait", "echo ran"));
+    assert!(code == 64 && stderr.contains("in use with 2 permits"), "{code}: {stderr}");
+    let (_, seen) = store.json("inspect k --json");
+    let holders = seen["holders"].as_array().unwrap();
+    assert_eq!(holders.iter().map(|hold| hold["permit"].as_u64()).collect::<Vec<_>>(), [Some(0), Some(1)]);
+    assert_eq!(finish(&mut store.tool(&format!("release k --force --holder {holder}"))).0, 0);
+    assert_eq!(first.code(), 76, "{}", first.rest_of_stderr());
+    let (code, stdout, stderr) = finish(&mut store.run("k --slots 2 --wait 5m", "echo $LEASEHOLD_PERMIT"));
+    assert_eq!((code, stdout.as_str()), (0, "0\n"), "{stderr}");
+    second.go_on();
+    assert_eq!(second.code(), 0);
+    assert_eq!(finish(&mut store.run("k --shared --wait 5m", "echo read")).1, "read\n");
+}

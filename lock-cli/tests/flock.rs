@@ -66,9 +66,6 @@ fn only_w_takes_a_number_without_a_unit() {
 fn what_flock_has_and_this_has_not_is_refused_with_what_to_do_instead() {
     let store = Store::new();
     for (options, instead) in [
-        ("-s", "no shared locks"),
-        ("--shared", "no shared locks"),
-        ("-ns", "no shared locks"),
         ("-u", "released when the command"),
         ("--unlock", "released when the command"),
         ("-o", "even if it leaves processes behind"),

@@ -37,7 +37,7 @@ fn machines_get_one_line_of_json() {
     let mut holder = Beside::start(&mut store.tool("lock k --json"));
     let value: Value = serde_json::from_str(&holder.line()).unwrap();
     let names: Vec<_> = value.as_object().unwrap().keys().map(String::as_str).collect();
-    assert_eq!(names, ["holder", "key", "token", "token_text"]);
+    assert_eq!(names, ["holder", "key", "permit", "token", "token_text"]);
     assert_eq!(
         (&value["key"], value["token"].to_string()),
         (&"k".into(), value["token_text"].as_str().unwrap().into())

@@ -444,7 +444,7 @@ fn the_schema_is_applied_and_checked() {
         }
         let (code, stdout, stderr) = finish(&mut store.tool("check"));
         assert_eq!((code, stderr.as_str()), (0, ""), "{stdout}");
-        for part in ["works:", "PostgreSQL", "UTF8", "version 3", "privileges missing"] {
+        for part in ["works:", "PostgreSQL", "UTF8", "version 4", "privileges missing"] {
             assert!(stdout.contains(part), "{part} in {stdout}");
         }
         let (code, value) = store.json("check --json");
@@ -458,7 +458,7 @@ fn a_check_says_so_where_it_has_no_key_to_try_with() {
     let store = Store::new("postgres", "install=true&hash=raw");
     let (code, stdout, stderr) = finish(&mut store.tool("check"));
     assert_eq!(code, 64, "{stdout}{stderr}");
-    let is_said = stdout.contains("version 3") && stdout.contains("keys are numbers with this");
+    let is_said = stdout.contains("version 4") && stdout.contains("keys are numbers with this");
     assert!(is_said, "{stdout}{stderr}");
     assert_eq!(finish(&mut store.run("42", "exit 7")).0, 7);
 }

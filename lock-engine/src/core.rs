@@ -102,13 +102,27 @@ impl Core {
 
     fn check_options(&self, options: &AcquireOptions) -> Result<(), Error> {
         options.check()?;
-        if options.mode != Mode::Exclusive {
-            return Err(Error::unsupported("mode but exclusive"));
-        }
+        self.check_mode(options.mode)?;
         if options.cooldown.is_some() && !self.capabilities.cooldown {
             return Err(Error::unsupported("cooldowns"));
         }
         options.ttl.map_or(Ok(()), |ttl| self.check_ttl(ttl))
+    }
+
+    fn check_mode(&self, mode: Mode) -> Result<(), Error> {
+        let most = self.capabilities.modes.max_permits;
+        match mode {
+            Mode::Exclusive => Ok(()),
+            Mode::Shared if self.capabilities.modes.shared => Ok(()),
+            Mode::Permit { of } if of <= most => Ok(()),
+            Mode::Permit { of } if most > 0 => {
+                let message =
+                    format!("this store has at most {most} permits of a key, not {of}; split the key");
+                Err(Error::new(ErrorKind::InvalidOption, message))
+            }
+            Mode::Permit { .. } => Err(Error::unsupported("permits")),
+            _ => Err(Error::unsupported("shared grants")),
+        }
     }
 
     pub(crate) fn check_ttl(&self, ttl: Duration) -> Result<(), Error> {
@@ -158,6 +172,10 @@ impl Core {
         let mut holds = Vec::new();
         self.queues.for_each(|owner| holds.push(Arc::clone(&owner.hold)));
         holds.retain(|hold| hold.end_lost(reason).is_some());
+        // Ends the carriers last, because a reader whose carrier was lost needs no release.
+        for carrier in holds.iter().filter_map(|hold| hold.carrier()) {
+            drop(carrier.end_lost(reason));
+        }
         holds
     }
 
@@ -178,20 +196,23 @@ impl Core {
     /// Ends the hold that the store knows by `id`, because the store has ended it, whichever caller has it now.
     pub(crate) fn lose_stored(&self, key: &LockKey, id: StoredId, reason: LossReason) {
         if let Some(hold) = self.end_chain(key, id) {
-            hold.lose(reason);
+            hold.lose_stored(reason);
         }
     }
 
     /// Returns the id by which the store knows the grant `holder`, which this client possibly took over from an earlier
-    /// caller. No further caller takes that hold over, because a call by this id must concern this grant alone.
+    /// caller, or shares with other readers. No further caller gets that hold, because a call by this id must concern the
+    /// present grants alone.
     pub(crate) fn stored_id_of(&self, key: &LockKey, holder: HolderId) -> HolderId {
-        let stored = self.queues.with(key, |owner| {
+        let stored = |owner: &Owner| {
             (owner.hold.id() == holder).then(|| {
                 owner.hold.end_chain();
                 owner.hold.stored_id()
             })
-        });
-        stored.flatten().map_or(holder, StoredId::get)
+        };
+        let owner = self.queues.with(key, |owner| stored(owner)).flatten();
+        let found = owner.or_else(|| self.queues.members_of(key, stored).pop());
+        found.map_or(holder, StoredId::get)
     }
 
     /// Returns the hold that the store knows by `id`. No further caller takes it over, and a caller that is about to get
@@ -204,7 +225,18 @@ impl Core {
             baton.iter().for_each(|baton| baton.tenure().end_chain());
             (hold, baton)
         });
-        found.and_then(|(hold, _)| hold).or_else(|| self.adopted(key, id))
+        found.and_then(|(hold, _)| hold).or_else(|| self.member(key, id)).or_else(|| self.adopted(key, id))
+    }
+
+    /// Returns a hold in the group of `key` that the store knows by `id`, and closes it to further readers.
+    fn member(&self, key: &LockKey, id: StoredId) -> Option<Arc<Hold>> {
+        let is_stored = |owner: &Owner| {
+            (owner.hold.stored_id() == id).then(|| {
+                owner.hold.end_chain();
+                Arc::clone(&owner.hold)
+            })
+        };
+        self.queues.members_of(key, is_stored).pop()
     }
 
     /// Polls `work`, which uses timers, in the context of the engine's runtime, because another executor may poll

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use leasehold_api::{
-    AcquireOptions, Capabilities, Error, ErrorKind, Lock, LockAdmin, LockGuard, LockKey, MultiGuard,
-    Operation, PortableHold, Wait,
+    AcquireOptions, Capabilities, Error, ErrorKind, Lock, LockAdmin, LockGuard, LockKey, Mode, MultiGuard,
+    Operation, PortableHold, Wait, Wanted,
 };
 use tokio::runtime::Handle;
 use tokio::sync::watch;
@@ -33,7 +33,7 @@ use crate::hold::Hold;
 use crate::hold::state::Phase;
 use crate::metrics::facade::{FacadeMetrics, KeyClass, first_part};
 use crate::metrics::{AcquireCall, AcquireOutcome, Counters, Event, Metrics};
-use crate::store::backend::{Backend, Timing};
+use crate::store::backend::{Backend, Request, Timing};
 use crate::store::events::Events;
 use crate::tasks::Tasks;
 
@@ -92,6 +92,7 @@ impl Engine {
             clock: SystemClock::shared(),
             timing: None,
             handover: true,
+            share_for: None,
             key_class: first_part,
             #[cfg(feature = "test-util")]
             simulated: None,
@@ -139,21 +140,23 @@ impl Engine {
         outcome.unwrap_or_else(|| Err(self.core.name_error(Error::closed(), None).into()))
     }
 
-    fn pending_hold(&self, key: &LockKey, options: &AcquireOptions, once: bool) -> Arc<Hold> {
+    fn pending_hold(&self, key: &LockKey, mode: Mode, options: &AcquireOptions, once: bool) -> Arc<Hold> {
         let waits = !once && options.wait != Wait::For(Duration::ZERO);
         let request = self.core.request(key, options, waits, self.core.queues.draw(key));
-        Hold::new(&self.core, request, options.max_hold, Phase::Pending)
+        Hold::new(&self.core, Request { mode, ..request }, options.max_hold, Phase::Pending)
     }
 
     async fn try_one(&self, key: &LockKey, options: &AcquireOptions) -> Result<Option<LockGuard>, Error> {
         let (begun, holds) = match fast_path::attempt(&self.core, key, options, false)? {
             FastPath::Granted(guard) => return Ok(Some(guard)),
             // The key is contended if the permit still has a live owner. Without an owner the store is
-            // called, because then possibly no caller holds the key.
-            FastPath::Contended if is_ending(&self.core, key) == Some(false) => {
+            // called, because then possibly no caller holds the key. A shared try can be granted beside an owner.
+            FastPath::Contended
+                if options.mode == Mode::Exclusive && is_ending(&self.core, key) == Some(false) =>
+            {
                 return failure_of(&self.core, key).map_or(Ok(None), Err);
             }
-            FastPath::Contended => (None, vec![self.pending_hold(key, options, true)]),
+            FastPath::Contended => (None, vec![self.pending_hold(key, options.mode, options, true)]),
             FastPath::Ask(begun) => (Some(begun), Vec::new()),
         };
         contended_as_none(self.run_acquisition(begun, holds, options, true).await)
@@ -164,7 +167,7 @@ impl Engine {
         let waits = options.wait != Wait::For(Duration::ZERO);
         let (begun, holds) = match fast_path::attempt(&self.core, key, options, waits)? {
             FastPath::Granted(guard) => return Ok(guard),
-            FastPath::Contended => (None, vec![self.pending_hold(key, options, false)]),
+            FastPath::Contended => (None, vec![self.pending_hold(key, options.mode, options, false)]),
             FastPath::Ask(begun) => (Some(begun), Vec::new()),
         };
         let guards = self.run_acquisition(begun, holds, options, false).await;
@@ -177,10 +180,12 @@ impl Engine {
         guards.map_err(|refusal| self.timed_out(refusal))?.pop().ok_or_else(Error::closed)
     }
 
-    /// Takes the keys in byte order, and returns the guards in the order of `keys`.
+    /// Takes the keys in byte order, each in the mode that `mode_of` returns for its position, and returns the guards in
+    /// the order of `keys`.
     async fn take_all(
         &self,
         keys: &[LockKey],
+        mode_of: impl Fn(usize) -> Mode + Send,
         options: &AcquireOptions,
         once: bool,
     ) -> Result<MultiGuard, Refusal> {
@@ -192,11 +197,26 @@ impl Engine {
             return Err(self.core.name_error(error, Some(&keys[twice[0]])).into());
         }
         self.core.check(keys.first(), options)?;
-        let holds = order.iter().map(|i| self.pending_hold(&keys[*i], options, once)).collect();
+        let holds = order.iter().map(|i| self.pending_hold(&keys[*i], mode_of(*i), options, once)).collect();
         let guards = self.run_acquisition(None, holds, options, once).await?;
         let mut placed: Vec<_> = order.into_iter().zip(guards).collect();
         placed.sort_by_key(|(i, _)| *i);
         Ok(placed.into_iter().map(|(_, guard)| guard).collect())
+    }
+
+    /// Takes the keys of `wanted`, each in its own mode.
+    async fn take_wanted(
+        &self,
+        wanted: &[Wanted],
+        options: &AcquireOptions,
+        once: bool,
+    ) -> Result<MultiGuard, Refusal> {
+        for Wanted { key, mode, .. } in wanted {
+            self.core.check(Some(key), &options.clone().mode(*mode))?;
+        }
+        let keys: Vec<_> = wanted.iter().map(|one| one.key.clone()).collect();
+        let options = options.clone().mode(Mode::Exclusive);
+        self.take_all(&keys, |i| wanted[i].mode, &options, once).await
     }
 
     /// Returns the error of a failed wait. With several keys it names the contended one.
@@ -259,13 +279,30 @@ impl Lock for Engine {
         options: &AcquireOptions,
     ) -> Result<Option<MultiGuard>, Error> {
         let call = self.start_call(keys.iter().min());
-        let outcome = contended_as_none(self.take_all(keys, options, true).await);
+        let outcome = contended_as_none(self.take_all(keys, |_| options.mode, options, true).await);
         count_outcome(call, outcome, granted_or_contended)
     }
 
     async fn acquire_all(&self, keys: &[LockKey], options: &AcquireOptions) -> Result<MultiGuard, Error> {
         let call = self.start_call(keys.iter().min());
-        let outcome = self.take_all(keys, options, false).await;
+        let outcome = self.take_all(keys, |_| options.mode, options, false).await;
+        let outcome = outcome.map_err(|refusal| self.timed_out(refusal));
+        count_outcome(call, outcome, |_| AcquireOutcome::Granted)
+    }
+
+    async fn try_acquire_wanted(
+        &self,
+        wanted: &[Wanted],
+        options: &AcquireOptions,
+    ) -> Result<Option<MultiGuard>, Error> {
+        let call = self.start_call(wanted.iter().map(|one| &one.key).min());
+        let outcome = contended_as_none(self.take_wanted(wanted, options, true).await);
+        count_outcome(call, outcome, granted_or_contended)
+    }
+
+    async fn acquire_wanted(&self, wanted: &[Wanted], options: &AcquireOptions) -> Result<MultiGuard, Error> {
+        let call = self.start_call(wanted.iter().map(|one| &one.key).min());
+        let outcome = self.take_wanted(wanted, options, false).await;
         let outcome = outcome.map_err(|refusal| self.timed_out(refusal));
         count_outcome(call, outcome, |_| AcquireOutcome::Granted)
     }
@@ -323,6 +360,7 @@ pub struct EngineBuilder {
     clock: Arc<dyn Clock>,
     timing: Option<Timing>,
     handover: bool,
+    share_for: Option<Duration>,
     key_class: KeyClass,
     #[cfg(feature = "test-util")]
     simulated: Option<(u128, Arc<dyn crate::tasks::Turns>)>,
@@ -351,6 +389,13 @@ impl EngineBuilder {
     /// ([`Timing::handover_for`]). By default they do, if the store allows it.
     pub fn handover(mut self, on: bool) -> Self {
         self.handover = on;
+        self
+    }
+
+    /// Sets how long readers of this engine join one hold of the store ([`Timing::share_for`]), instead of the backend's
+    /// time. A writer of another client possibly waits that much longer. With zero each reader calls the store.
+    pub fn share_for(mut self, share_for: Duration) -> Self {
+        self.share_for = Some(share_for);
         self
     }
 
@@ -400,8 +445,13 @@ impl EngineBuilder {
         if !self.handover {
             timing.handover_for = Duration::ZERO;
         }
+        timing.share_for = self.share_for.unwrap_or(timing.share_for);
         let mut capabilities = self.backend.capabilities().clone();
         capabilities.handover_for = timing.handover_for;
+        if !capabilities.modes.shared {
+            timing.share_for = Duration::ZERO;
+        }
+        capabilities.share_for = timing.share_for;
         let core = Arc::new(Core {
             metrics: Metrics::new(FacadeMetrics::new(Arc::clone(&name), self.key_class)),
             name,

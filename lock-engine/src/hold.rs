@@ -1,6 +1,8 @@
 //! One grant, from before its request until its end: identity, validity, loss. Its phases are in `state.rs`,
 //! the operations of its guard in `grant.rs`.
 
+mod arrival;
+mod carrier;
 pub(crate) mod delivery;
 pub(crate) mod doubt;
 pub(crate) mod grant;
@@ -16,7 +18,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use leasehold_api::{Error, ErrorKind, FencingToken, HolderId, LockGuard, LockKey, LossReason, Validity};
+use leasehold_api::{Error, FencingToken, HolderId, LockKey, LossReason, Mode, Validity};
 use tokio::sync::SetOnce;
 
 use crate::acquire::owner::Permit;
@@ -30,12 +32,12 @@ use crate::hold::lease_clock::LeaseClock;
 use crate::hold::state::{AtomicPhase, LoseResult, Phase};
 use crate::hold::tenure::{Baton, Place, StoredId, Tenure};
 use crate::metrics::{Event, Times};
-use crate::store::backend::{Contended, Granted, HoldRef, OpaqueState, Request};
+use crate::store::backend::{Contended, HoldRef, OpaqueState, Request};
 
 /// The engine's state of one grant.
 ///
 /// While it is pending, its acquisition has the key's permit. On the fast path and once it is live, the permit
-/// goes to the caller that ends it.
+/// goes to the caller that ends it. A live hold that is not exclusive has a place in its key's group instead.
 pub(crate) struct Hold {
     pub(crate) core: Arc<Alive>,
     request: Request,
@@ -66,6 +68,8 @@ pub(crate) struct Hold {
 struct Extras {
     extension: Option<Box<dyn Any + Send + Sync>>,
     state: Option<OpaqueState>,
+    /// The number of a permit.
+    permit: Option<u32>,
 }
 
 /// Stands for *no token*, because it is larger than every token of a store.
@@ -103,6 +107,15 @@ impl Hold {
     /// Returns the key.
     pub(crate) fn key(&self) -> &LockKey {
         &self.request.key
+    }
+
+    pub(crate) fn mode(&self) -> Mode {
+        self.request.mode
+    }
+
+    /// Returns the number of a permit.
+    pub(crate) fn permit_number(&self) -> Option<u32> {
+        self.extras.get()?.permit
     }
 
     /// Returns the request, for the call of the store that requests this hold. Every later call names the
@@ -166,7 +179,7 @@ impl Hold {
     /// Passes the store's hold to the next caller of the key, if the hold suits it. Call it for a
     /// released hold that can pass on. Returns whether it has passed on, with its permit.
     fn hand_over(self: &Arc<Self>) -> bool {
-        let Some(place) = self.place() else { return false };
+        let Some(place) = self.place().filter(|place| place.carrier.is_none()) else { return false };
         if self.core.closing.is_cancelled() {
             return false;
         }
@@ -182,88 +195,6 @@ impl Hold {
         )
     }
 
-    /// Makes the guard of a hold that was taken over, and takes the permit over. Fails if the hold was lost before.
-    pub(crate) fn taken_over(self: Arc<Self>, permit: Permit) -> Result<LockGuard, Error> {
-        if let Some(lease) = &self.lease {
-            lease.granted(self.core.clock.now());
-        }
-        self.go_live(Some(permit))
-    }
-
-    /// Makes the guard of a grant whose request was sent at `sent`, and takes the permit over. Fails if the
-    /// grant came too late, or if the hold was lost before: the engine closed, or the store ended the hold.
-    pub(crate) fn granted(
-        self: Arc<Self>,
-        mut granted: Granted,
-        sent: Moment,
-        permit: Option<Permit>,
-    ) -> Result<LockGuard, Error> {
-        let asked_at = granted.asked_at.unwrap_or(sent);
-        // Counts a hand-over from the request that was granted, although an earlier one possibly renewed the lease.
-        if let Some(place) = Place::first(&self.core, self.id(), &mut granted, sent.max(asked_at)) {
-            let _ = self.place.set(place);
-        }
-        let sent = asked_at;
-        if granted.extension.is_some() || granted.state.is_some() {
-            let _ = self.extras.set(Arc::new(Extras { extension: granted.extension, state: granted.state }));
-        }
-        self.token.store(granted.token.map_or(NO_TOKEN, FencingToken::as_u64), Ordering::Release);
-        if let Some(lease) = &self.lease {
-            let now = self.core.clock.now();
-            lease.confirmed(sent, lease.window());
-            lease.granted(now);
-            if now >= lease.deadline() {
-                return Err(self.came_too_late(permit));
-            }
-            if lease.is_renewed() {
-                lease.renew_at(sent.after(lease.interval()), sent);
-            }
-        }
-        // Shares the hold only if needed, because such atomic counts are much of the cost of a grant without I/O.
-        let Some(cooldown) = self.request.cooldown else { return self.go_live(permit) };
-        let guard = Arc::clone(&self).go_live(permit)?;
-        self.cools_until(sent.after(cooldown));
-        Ok(guard)
-    }
-
-    /// Makes the guard of a hold that the store has, and takes the permit over.
-    fn go_live(self: Arc<Self>, permit: Option<Permit>) -> Result<LockGuard, Error> {
-        if let Err(phase) = self.phase.go_live() {
-            // Releases the hold here, because the loss did not see the grant.
-            self.core.release_in_background(PendingRelease::held(&self, permit));
-            return Err(self.ended_before(phase));
-        }
-        if let Some(permit) = permit {
-            permit.give_to_hold();
-        }
-        if let Some(lease) = &self.lease {
-            self.core.plan(&self, lease);
-        }
-        self.core.metrics.granted(&self);
-        Ok(LockGuard::new(self))
-    }
-
-    /// Returns the error of an acquisition whose hold ended in `phase` before it had a guard.
-    pub(crate) fn ended_before(&self, phase: Phase) -> Error {
-        self.named(match phase.loss() {
-            Some(LossReason::Closed | LossReason::RuntimeGone) | None => Error::closed(),
-            Some(reason) => Error::lost(reason),
-        })
-    }
-
-    /// Ends a grant that came after its lease, or the time without a confirmation, had passed. No caller had
-    /// its guard, so it is released, also in a store that keeps lost holds.
-    fn came_too_late(&self, permit: Option<Permit>) -> Error {
-        let permit = self.give_up(permit);
-        self.core.release_in_background(PendingRelease::held(self, permit));
-        let message = if self.request.ttl.is_some() {
-            "the store took longer to grant the lease than the lease lasts, and is told to let go; use a longer TTL"
-        } else {
-            "the store took longer to grant the lock than a hold may go unconfirmed, and is told to let go; try again"
-        };
-        self.named(Error::new(ErrorKind::Unavailable, message))
-    }
-
     /// Gives up the request. Returns the permit, unless a loss has taken it. The caller releases the possible
     /// hold at the store.
     pub(crate) fn give_up(&self, permit: Option<Permit>) -> Option<Permit> {
@@ -276,7 +207,7 @@ impl Hold {
         HoldRef {
             holder: self.stored_id().get(),
             token: self.tenure().map_or(self.token(), Tenure::token),
-            ttl: self.lease.as_ref().and_then(|lease| lease.ttl()),
+            ttl: self.stored_lease().and_then(LeaseClock::ttl),
             unused: !self.was_used() && !self.delivery.is_delivered(),
             state: self.extras.get().and_then(|extras| extras.state.clone()),
             ..self.request.hold()
@@ -327,17 +258,19 @@ impl Hold {
             Phase::Released | Phase::GivenOut | Phase::Abandoned => return Validity::Ended,
             Phase::Fast | Phase::Pending | Phase::Live => {}
         }
-        let Some(lease) = &self.lease else { return Validity::Valid };
+        let carried = self.carried_validity();
+        let Some(lease) = self.lease.as_ref().filter(|_| carried != Validity::Lost) else { return carried };
         let now = self.core.clock.now();
         if let Some(reason) = over(lease, now) {
             self.lose(reason);
             return Validity::Lost;
         }
-        if now >= lease.doubt() { Validity::InDoubt } else { Validity::Valid }
+        if now >= lease.doubt() { Validity::InDoubt } else { carried }
     }
 
-    /// Ends the hold if its time has passed.
+    /// Ends the hold if its time has passed, or the time of the carrier that it shares.
     pub(crate) fn end_if_over(&self) {
+        self.carried_validity();
         if let Some(reason) = self.lease.as_ref().and_then(|lease| over(lease, self.core.clock.now())) {
             self.lose(reason);
         }
@@ -350,6 +283,9 @@ impl Hold {
         // whether the old hold still exists. It is passed on after the driver has the release, because a
         // closing engine finds holds by their permits.
         let Some(_permit) = self.end_lost(reason) else { return };
+        if self.leaves_store_alone(GrantOutcome::Ended) {
+            return;
+        }
         // For other reasons the store may still have the hold, for example if only the reply to a renewal was
         // lost.
         let ended = matches!(reason, LossReason::ForcedRelease | LossReason::SessionLost | LossReason::Gone);
@@ -358,11 +294,14 @@ impl Hold {
         if !ended && (!self.stays_when_lost(reason) || self.delivery.claim_undelivered()) {
             self.core.release_in_background(PendingRelease::lost(self));
         }
+        if self.is_carrier() {
+            self.lose_readers(reason);
+        }
     }
 
     /// Ends this grant, or the later grant that continues it, because the store has ended the hold.
     pub(crate) fn gone(&self, reason: LossReason) {
-        self.lose(reason);
+        self.lose_stored(reason);
         if self.place().is_some() {
             self.core.lose_stored(self.key(), self.stored_id(), reason);
         }
@@ -377,7 +316,9 @@ impl Hold {
     /// it, also in a store that keeps lost holds.
     pub(crate) fn abandon_undelivered(&self) {
         self.end_if_over();
-        if self.loss_reason().is_some_and(|reason| self.stays_when_lost(reason))
+        let is_alone = self.carrier().is_none();
+        if is_alone
+            && self.loss_reason().is_some_and(|reason| self.stays_when_lost(reason))
             && self.delivery.claim_undelivered()
         {
             self.core.release_in_background(PendingRelease::lost(self));
@@ -393,13 +334,17 @@ impl Hold {
             LoseResult::WasPending | LoseResult::HadEnded => return None,
         }
         self.core.schedule.forget(self);
+        if self.is_carrier() {
+            // Each of its readers counts.
+            return Some(self.claim_permit(GrantOutcome::NotGranted));
+        }
         self.core.metrics.lost(self);
         tracing::warn!(key = %self.key(), holder = %self.id(), stored = %self.stored_id(), token = ?self.token(), store = %self.core.name, %reason, "lock lost");
         Some(self.claim_permit(GrantOutcome::Ended))
     }
 
-    /// Ends the hold here. Returns whether it has passed to the next caller. Otherwise the caller releases it at the
-    /// store.
+    /// Ends the hold here. Returns whether it has passed to the next caller, or stays with other readers. Otherwise the
+    /// caller releases it at the store.
     ///
     /// # Errors
     ///
@@ -410,7 +355,8 @@ impl Hold {
             Ok(may_pass_on) => {
                 self.core.schedule.forget(self);
                 self.core.metrics.guard_released(self);
-                let passed_on = may_pass_on && self.hand_over();
+                let passed_on =
+                    (may_pass_on && self.hand_over()) || self.leaves_others(GrantOutcome::Released);
                 if passed_on {
                     self.core.metrics.publish(Event::Released);
                 }
@@ -420,9 +366,13 @@ impl Hold {
         }
     }
 
-    /// Returns the permit. Only the caller that ended the hold must call this, once.
+    /// Returns the permit, or the place in the key's group of a hold that is not exclusive. Only the caller that ended the
+    /// hold must call this, once.
     pub(crate) fn claim_permit(&self, outcome: GrantOutcome) -> Permit {
-        self.core.queues.permit(self.slot(), outcome)
+        match self.mode() {
+            Mode::Exclusive => self.core.queues.permit(self.slot(), outcome),
+            _ => self.core.queues.membership(self.key(), self.id().serial(), outcome),
+        }
     }
 
     /// Notes why the store has not granted the hold.

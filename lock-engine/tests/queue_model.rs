@@ -21,22 +21,35 @@ mod sync {
     pub(crate) use loom::sync::{Mutex, MutexGuard};
 }
 
+#[path = "queue_model/modes.rs"]
+mod modes;
+
 use std::sync::Arc;
 
 use acquire::queue::{
     EnterResult, GrantOutcome, Permit, Queues, QueuesClosed, SlotOwner, TryEnterResult, Waiter,
 };
-use leasehold_api::LockKey;
+use leasehold_api::{LockKey, Mode};
 use loom::future::block_on;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
 
 type Plain = Queues<Name>;
 
-struct Name(LockKey);
+/// The caller of one request.
+struct Name {
+    key: LockKey,
+    mode: Mode,
+    serial: u64,
+}
 
 impl SlotOwner for Name {
     type Baton = Baton;
+    type Share = Arc<Readers>;
+
+    fn joins(&self, share: &Arc<Readers>) -> bool {
+        share.add()
+    }
 
     fn suits(&self, _: &Baton) -> bool {
         true
@@ -53,7 +66,23 @@ impl SlotOwner for Name {
     }
 
     fn key(&self) -> &LockKey {
-        &self.0
+        &self.key
+    }
+
+    fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    fn serial(&self) -> u64 {
+        self.serial
+    }
+
+    fn is_ending(&self) -> bool {
+        false
+    }
+
+    fn is_try(&self) -> bool {
+        false
     }
 }
 
@@ -95,8 +124,36 @@ impl Drop for Baton {
     }
 }
 
+/// The readers of one hold of the store. Changed under the queue's lock, so plain counters are enough.
+#[derive(Default)]
+struct Readers {
+    now: std::sync::atomic::AtomicUsize,
+    is_over: std::sync::atomic::AtomicBool,
+}
+
+impl Readers {
+    /// Adds a reader, unless the last one has left.
+    fn add(&self) -> bool {
+        let joins = !self.is_over.load(Ordering::Acquire);
+        self.now.fetch_add(usize::from(joins), Ordering::AcqRel);
+        joins
+    }
+
+    /// Takes a reader out, or closes the hold if it is the last one.
+    fn remove(&self) -> bool {
+        let is_last = self.now.load(Ordering::Acquire) == 1;
+        self.is_over.fetch_or(is_last, Ordering::AcqRel);
+        self.now.fetch_sub(usize::from(!is_last), Ordering::AcqRel);
+        !is_last
+    }
+}
+
 fn name() -> Name {
-    Name(key())
+    named(Mode::Exclusive, 0)
+}
+
+fn named(mode: Mode, serial: u64) -> Name {
+    Name { key: key(), mode, serial }
 }
 
 fn key() -> LockKey {
@@ -104,11 +161,19 @@ fn key() -> LockKey {
 }
 
 fn enter(queues: &Arc<Plain>) -> Result<EnterResult<Name>, QueuesClosed> {
-    queues.enter_if(&key(), name(), |_, _| true).map(Option::unwrap)
+    enter_as(queues, name())
+}
+
+fn enter_as(queues: &Arc<Plain>, name: Name) -> Result<EnterResult<Name>, QueuesClosed> {
+    queues.enter_if(&key(), name, |_, _| true).map(Option::unwrap)
 }
 
 async fn permit(queues: &Arc<Plain>) -> Result<Permit<Name>, QueuesClosed> {
-    match enter(queues)? {
+    permit_as(queues, name()).await
+}
+
+async fn permit_as(queues: &Arc<Plain>, name: Name) -> Result<Permit<Name>, QueuesClosed> {
+    match enter_as(queues, name)? {
         EnterResult::Permit(permit) => Ok(permit),
         EnterResult::Waiter(waiter) => waiter.await,
     }
@@ -116,9 +181,13 @@ async fn permit(queues: &Arc<Plain>) -> Result<Permit<Name>, QueuesClosed> {
 
 /// Returns a waiter for a permit that is taken.
 fn waiter(queues: &Arc<Plain>) -> Waiter<Name> {
-    match enter(queues).unwrap() {
+    waiter_as(queues, name())
+}
+
+fn waiter_as(queues: &Arc<Plain>, name: Name) -> Waiter<Name> {
+    match enter_as(queues, name).unwrap() {
         EnterResult::Waiter(waiter) => waiter,
-        EnterResult::Permit(_) => panic!("the permit is taken"),
+        EnterResult::Permit(_) => panic!("the permit is taken, or another mode is in use"),
     }
 }
 
@@ -205,7 +274,9 @@ fn a_try_never_overtakes() {
         let waiter = waiter(&queues);
         let trying = {
             let queues = Arc::clone(&queues);
-            thread::spawn(move || queues.try_enter(&key(), |_| name()).unwrap() == TryEnterResult::Occupied)
+            thread::spawn(move || {
+                queues.try_enter(&key(), Mode::Exclusive, |_| name()).unwrap() == TryEnterResult::Occupied
+            })
         };
         drop(first);
         // No try succeeds before the waiter has had its permit.
@@ -246,7 +317,10 @@ fn who_looks_again_when_woken_is_woken() {
 fn grants_are_counted_once_whoever_looks_when() {
     model(|| {
         let queues = Plain::new();
-        assert!(matches!(queues.try_enter(&key(), |_| name()), Ok(TryEnterResult::Entered(None))));
+        assert!(matches!(
+            queues.try_enter(&key(), Mode::Exclusive, |_| name()),
+            Ok(TryEnterResult::Entered(None))
+        ));
         let looking = {
             let queues = Arc::clone(&queues);
             thread::spawn(move || {

@@ -5,12 +5,13 @@ mod list;
 use async_trait::async_trait;
 use leasehold_api::{Error, HolderId, KeyInfo, ListQuery, LockAdmin, LockKey, StoreFact};
 
+use self::list::Holding;
 use crate::backend::notes::{ASKED, FORCED};
 use crate::backend::statements::At;
 use crate::backend::{EtcdBackend, LIMIT, Shared, changes_all_the_time};
 use crate::cluster::Failure;
 use crate::entry::Entry;
-use crate::wire::{Compare, KeyValue, RangeRequest, RequestOp, Target, TxnRequest, delete, put};
+use crate::wire::{Compare, KeyValue, RequestOp, Target, TxnRequest, delete, put};
 
 /// The most rounds of a request to release. A round is repeated only if the entry has changed during it.
 const ROUNDS: usize = 5;
@@ -43,24 +44,22 @@ impl LockAdmin for EtcdBackend {
 }
 
 impl Shared {
-    /// Returns the entry that `at` names if it holds the key. `None` for a waiter, also if it is the first in the queue
-    /// and waits for the end of a cooldown.
-    async fn held_entry(&self, key: &LockKey, at: &At) -> Result<Option<KeyValue>, Failure> {
-        let reads = vec![
-            RangeRequest::range(at.queue.begin.clone(), at.queue.end.clone()).oldest(1).op(),
-            RangeRequest::range(at.cooldown.begin.clone(), at.cooldown.end.clone()).oldest(1).op(),
-        ];
-        let answer = self.cluster.call(TxnRequest::of_all(reads), LIMIT).await?;
-        let (first, cooldown) = (answer.reply.range(0).first(), answer.reply.range(1).first());
-        Ok(list::holder(&self.names, key, first, cooldown).filter(|holder| holder.key == at.entry).cloned())
+    /// Returns the entry with which `holder` holds the key. `None` for a waiter, also if it is the first in the queue and
+    /// waits for the end of a cooldown.
+    async fn hold_of(&self, key: &LockKey, holder: HolderId) -> Result<Option<(At, Holding)>, Failure> {
+        let found = self.find_key(key).await?;
+        let holding =
+            found.holders(&self.names, key).into_iter().find(|holding| holding.named.holder == holder);
+        Ok(holding.map(|holding| (self.at(key, holder, holding.named.mode), holding)))
     }
 
     async fn force_release(&self, key: &LockKey, holder: HolderId) -> Result<bool, Failure> {
-        let at = self.at(key, holder);
-        let Some(entry) = self.held_entry(key, &at).await? else { return Ok(false) };
+        let Some((at, holding)) = self.hold_of(key, holder).await? else { return Ok(false) };
+        let Holding { entry, permit, .. } = holding;
+        let number = permit.map(|number| at.end_number(number));
         let txn = |note: Option<RequestOp>| TxnRequest {
             compare: stands(&at, &entry),
-            success: std::iter::once(delete(at.entry.clone())).chain(note).collect(),
+            success: std::iter::once(delete(at.entry.clone())).chain(number.clone()).chain(note).collect(),
             failure: Vec::new(),
         };
         let note = put(self.names.note(key, holder), FORCED, entry.lease);
@@ -78,9 +77,11 @@ impl Shared {
 
     async fn ask(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
         let failed = |failure: Failure| failure.error(Some(key));
-        let at = self.at(key, holder);
         for _ in 0..ROUNDS {
-            let Some(entry) = self.held_entry(key, &at).await.map_err(failed)? else { return Ok(false) };
+            let Some((at, holding)) = self.hold_of(key, holder).await.map_err(failed)? else {
+                return Ok(false);
+            };
+            let entry = holding.entry;
             let asked = Entry { asked: true, ..Entry::read(&entry.value) };
             let mut compare = stands(&at, &entry);
             compare.push(Compare::is(at.entry.clone(), Target::Mod(entry.mod_revision)));

@@ -4,6 +4,7 @@ mod acquire;
 mod cooldown;
 mod limit;
 pub(crate) mod notes;
+mod permits;
 mod release;
 mod renew;
 pub(crate) mod requests;
@@ -52,6 +53,9 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(8);
 
 /// The time by which a lease or a cooldown can end late: etcd counts in whole seconds and checks twice a second.
 const LATE_BY: Duration = Duration::from_millis(1_500);
+
+/// The most permits of a key. Each grant of a permit reads the entries and numbers of all of them.
+const MAX_PERMITS: u32 = 1_000;
 
 /// One client of the etcd store.
 #[derive(Debug)]
@@ -193,6 +197,8 @@ fn capabilities(config: &EtcdConfig, min: Duration) -> Capabilities {
     has.handover = Duration::from_secs(3);
     // A new leader counts every lease from its whole TTL again, after an election of up to 3 s.
     has.crash_release = Some(config.ttl * 2 + Duration::from_secs(5));
+    has.modes.shared = true;
+    has.modes.max_permits = MAX_PERMITS;
     has.cooldown = true;
     has.ends_late_by = LATE_BY;
     has.relabel = true;

@@ -3,14 +3,27 @@
 //! | Key | Content |
 //! |---|---|
 //! | `PREFIX//q/KEY\0HOLDER` | an entry: a client that holds `KEY` or waits for it, under the lease of its session. The oldest entry holds |
+//! | `PREFIX//q/KEY\0s\0HOLDER` | an entry of a shared request. It holds if all older entries are shared |
+//! | `PREFIX//q/KEY\0pN\0HOLDER` | an entry of a request for one of `N` permits. It holds if it has a number |
+//! | `PREFIX//p/KEY\0NUMBER` | the number of a permit, under the lease of its entry, with its `HOLDER` as the value |
 //! | `PREFIX//s/LEASE` | a session, under its own lease. Every grant of the session compares its revision |
 //! | `PREFIX//c/KEY\0HOLDER` | the cooldown that this grant of `KEY` started, under a separate lease |
 //! | `PREFIX//n/HOLDER\0KEY` | a note of an operator to this holder, under the lease of its session |
 //! | `PREFIX//base` | the number that is added to revisions to make tokens |
 //!
 //! A prefix contains no two slashes in a row, so no name under `app` is also one under `app/q`.
+//!
+//! A holder begins with a hexadecimal digit. So the shared entries of a key are the last part of its range, and all others
+//! are one range before them. Older libraries know no modes. For them each entry excludes all others.
 
-use leasehold_api::{HolderId, LockKey};
+use leasehold_api::{HolderId, LockKey, Mode};
+
+/// The first byte after the key in the name of a shared entry. It is greater than each byte with which another entry
+/// continues.
+const SHARED: u8 = b's';
+
+/// The first byte after the key in the name of an entry for a permit.
+const PERMIT: u8 = b'p';
 
 /// The names under one prefix.
 #[derive(Clone, Debug)]
@@ -23,6 +36,21 @@ pub(crate) struct Names {
 pub(crate) struct Span {
     pub(crate) begin: Vec<u8>,
     pub(crate) end: Vec<u8>,
+}
+
+/// The parts of an entry's name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Named {
+    pub(crate) key: LockKey,
+    pub(crate) mode: Mode,
+    pub(crate) holder: HolderId,
+}
+
+impl Span {
+    /// Returns the range of one key.
+    pub(crate) fn key(key: Vec<u8>) -> Self {
+        Self { begin: key, end: Vec::new() }
+    }
 }
 
 impl Names {
@@ -41,8 +69,30 @@ impl Names {
         span_of_key(self.under('q', &[key.as_str().as_bytes()]))
     }
 
-    pub(crate) fn entry(&self, key: &LockKey, holder: HolderId) -> Vec<u8> {
-        self.under('q', &[key.as_str().as_bytes(), b"\0", holder.to_string().as_bytes()])
+    /// Returns the range of the entries of `key` that exclude a shared grant.
+    pub(crate) fn not_shared(&self, key: &LockKey) -> Span {
+        let begin = self.queue(key).begin;
+        let mut end = begin.clone();
+        end.push(SHARED);
+        Span { begin, end }
+    }
+
+    pub(crate) fn entry(&self, key: &LockKey, holder: HolderId, mode: Mode) -> Vec<u8> {
+        let of = match mode {
+            Mode::Shared => format!("{}\0", char::from(SHARED)),
+            Mode::Permit { of } => format!("{}{of}\0", char::from(PERMIT)),
+            _ => String::new(),
+        };
+        self.under('q', &[key.as_str().as_bytes(), b"\0", of.as_bytes(), holder.to_string().as_bytes()])
+    }
+
+    /// Returns the range of the numbers of the permits of `key`.
+    pub(crate) fn numbers(&self, key: &LockKey) -> Span {
+        span_of_key(self.under('p', &[key.as_str().as_bytes()]))
+    }
+
+    pub(crate) fn number(&self, key: &LockKey, number: u32) -> Vec<u8> {
+        self.under('p', &[key.as_str().as_bytes(), b"\0", number.to_string().as_bytes()])
     }
 
     /// Returns the range of the cooldowns of `key`.
@@ -86,19 +136,52 @@ impl Names {
         span_of_prefix(self.under('c', &[prefix.as_bytes()]))
     }
 
-    /// Returns the key and the holder of an entry or a cooldown. `None` for a name that this store does not write.
-    pub(crate) fn parse(&self, name: &[u8]) -> Option<(LockKey, HolderId)> {
-        let of = |kind| name.strip_prefix(self.under(kind, &[]).as_slice());
-        let (key, holder) = std::str::from_utf8(of('q').or_else(|| of('c'))?).ok()?.split_once('\0')?;
+    /// Returns the range of the numbers of the permits of all keys that begin with `prefix`.
+    pub(crate) fn all_numbers(&self, prefix: &str) -> Span {
+        span_of_prefix(self.under('p', &[prefix.as_bytes()]))
+    }
+
+    /// Returns the parts of an entry's name. `None` for a name that this store does not write.
+    pub(crate) fn parse_entry(&self, name: &[u8]) -> Option<Named> {
+        let (key, rest) = self.split(name, 'q')?;
+        let (mode, holder) = match rest.split_once('\0') {
+            None => (Mode::Exclusive, rest),
+            Some((mode, holder)) => (parse_mode(mode)?, holder),
+        };
+        Some(Named { key: LockKey::new(key).ok()?, mode, holder: holder.parse().ok()? })
+    }
+
+    /// Returns the key and the holder of a cooldown. `None` for a name that this store does not write.
+    pub(crate) fn parse_cooldown(&self, name: &[u8]) -> Option<(LockKey, HolderId)> {
+        let (key, holder) = self.split(name, 'c')?;
         Some((LockKey::new(key).ok()?, holder.parse().ok()?))
     }
 
     /// Returns the key and the holder of a note. `None` for a name that is not a note's.
     pub(crate) fn parse_note(&self, name: &[u8]) -> Option<(LockKey, HolderId)> {
-        let rest = name.strip_prefix(self.under('n', &[]).as_slice())?;
-        let (holder, key) = std::str::from_utf8(rest).ok()?.split_once('\0')?;
+        let (holder, key) = self.split(name, 'n')?;
         Some((LockKey::new(key).ok()?, holder.parse().ok()?))
     }
+
+    /// Returns the key and the number of a permit. `None` for a name that is not a number's.
+    pub(crate) fn parse_number(&self, name: &[u8]) -> Option<(LockKey, u32)> {
+        let (key, number) = self.split(name, 'p')?;
+        Some((LockKey::new(key).ok()?, number.parse().ok()?))
+    }
+
+    /// Returns the text of a name of this kind before and after its first NUL.
+    fn split<'a>(&self, name: &'a [u8], kind: char) -> Option<(&'a str, &'a str)> {
+        let rest = name.strip_prefix(self.under(kind, &[]).as_slice())?;
+        std::str::from_utf8(rest).ok()?.split_once('\0')
+    }
+}
+
+fn parse_mode(text: &str) -> Option<Mode> {
+    if text.as_bytes() == [SHARED] {
+        return Some(Mode::Shared);
+    }
+    let of = text.strip_prefix(char::from(PERMIT))?.parse().ok()?;
+    Some(Mode::Permit { of })
 }
 
 fn span_of_key(name: Vec<u8>) -> Span {
@@ -121,69 +204,4 @@ fn span_of_prefix(begin: Vec<u8>) -> Span {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn key(text: &str) -> LockKey {
-        LockKey::new(text).unwrap()
-    }
-
-    fn within(span: &Span, name: &[u8]) -> bool {
-        span.begin.as_slice() <= name && name < span.end.as_slice()
-    }
-
-    #[test]
-    fn the_entries_of_a_key_are_in_its_range_and_in_no_other() {
-        let (names, holder) = (Names::new("/locks"), HolderId::from_parts(7, 1));
-        let all = ["a", "a\u{1}", "a/b", "ab", "b", "a "];
-        for owner in all {
-            for other in all {
-                let entry = names.entry(&key(other), holder);
-                assert_eq!(within(&names.queue(&key(owner)), &entry), owner == other, "{owner:?} {other:?}");
-                let cooldown = names.cooldown_of(&key(other), holder);
-                assert_eq!(within(&names.cooldown(&key(owner)), &cooldown), owner == other);
-                assert!(!within(&names.queue(&key(owner)), &cooldown));
-            }
-        }
-    }
-
-    #[test]
-    fn no_name_is_under_two_prefixes() {
-        let holder = HolderId::from_parts(1, 1);
-        let (outer, inner) = (Names::new("app"), Names::new("app/q"));
-        let entry = inner.entry(&key("k"), holder);
-        assert!(!within(&outer.queues(""), &entry));
-        assert_eq!(outer.parse(&entry), None);
-        assert_ne!(outer.entry(&key("/q/k"), holder), entry);
-    }
-
-    #[test]
-    fn names_say_their_key_and_holder() {
-        let (names, holder) = (Names::new("/locks"), HolderId::from_parts(0xabc, 17));
-        let key = key("ledger:42/ü");
-        assert_eq!(names.parse(&names.entry(&key, holder)), Some((key.clone(), holder)));
-        assert_eq!(names.parse(&names.cooldown_of(&key, holder)), Some((key.clone(), holder)));
-        assert_eq!(names.parse_note(&names.note(&key, holder)), Some((key.clone(), holder)));
-        assert_eq!(names.parse(&names.note(&key, holder)), None);
-        assert_eq!(names.parse(b"/other/q/a\0b"), None);
-        assert_eq!(names.parse(&names.base()), None);
-    }
-
-    #[test]
-    fn the_notes_of_an_engine_are_in_its_range() {
-        let (names, key) = (Names::new("p"), key("k"));
-        let own = names.notes(5);
-        assert!(within(&own, &names.note(&key, HolderId::from_parts(5, 1))));
-        assert!(within(&own, &names.note(&key, HolderId::from_parts(5, u64::MAX))));
-        assert!(!within(&own, &names.note(&key, HolderId::from_parts(6, 1))));
-    }
-
-    #[test]
-    fn a_list_by_prefix_has_the_keys_with_that_prefix() {
-        let (names, holder) = (Names::new("p"), HolderId::from_parts(1, 1));
-        let ledger = names.queues("ledger:");
-        assert!(within(&ledger, &names.entry(&key("ledger:1"), holder)));
-        assert!(!within(&ledger, &names.entry(&key("ledge"), holder)));
-        assert!(within(&names.queues(""), &names.entry(&key("\u{10ffff}"), holder)));
-    }
-}
+mod tests;

@@ -66,17 +66,6 @@ impl Watcher {
         Self { wishes, last: Arc::default() }
     }
 
-    /// Watches one key for events with the revision `from` or a later one. Calls `signal` when the watch fires.
-    pub(crate) fn key(
-        &self,
-        key: Vec<u8>,
-        from: i64,
-        on: On,
-        signal: impl FnOnce() + Send + 'static,
-    ) -> Watched {
-        self.span(Span { begin: key, end: Vec::new() }, from, on, signal)
-    }
-
     /// Watches a range of keys for events with the revision `from` or a later one, or for later events only if it is
     /// zero. Calls `signal` when the watch fires.
     pub(crate) fn span(
@@ -212,8 +201,8 @@ mod tests {
     fn a_watch_that_is_dropped_ends() {
         let (wishes, mut wished) = mpsc::unbounded_channel();
         let watcher = Watcher { wishes, last: Arc::default() };
-        let first = watcher.key(b"a".to_vec(), 1, On::Delete, || ());
-        let second = watcher.key(b"a".to_vec(), 1, On::Delete, || ());
+        let first = watcher.span(Span::key(b"a".to_vec()), 1, On::Delete, || ());
+        let second = watcher.span(Span::key(b"a".to_vec()), 1, On::Delete, || ());
         drop(first);
         drop(second);
         let mut seen = Vec::new();

@@ -8,12 +8,12 @@ mod lease;
 mod maintenance;
 mod watch;
 
-#[cfg(test)]
-pub(crate) use kv::Request;
 pub(crate) use kv::{
     Compare, DeleteRangeRequest, DeleteRangeResponse, KeyValue, PutRequest, PutResponse, RangeRequest,
     RangeResponse, RequestOp, Target, TxnRequest, TxnResponse, delete, put,
 };
+#[cfg(test)]
+pub(crate) use kv::{Request, Response, ResponseOp};
 pub(crate) use lease::{
     LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse, LeaseRevokeRequest,
     LeaseRevokeResponse, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse,

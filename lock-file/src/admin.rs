@@ -28,7 +28,7 @@ impl LockAdmin for FileBackend {
         // Looks for the holder, because the message names it if it is known. The error has the same kind in
         // any case.
         let info = self.inspect(key).await.ok();
-        let hold = info.as_ref().and_then(KeyInfo::holder).filter(|h| h.holder == Some(holder));
+        let hold = info.iter().flat_map(|info| &info.holders).find(|hold| hold.holder == Some(holder));
         let advice = match hold.and_then(|h| h.owner.as_ref()) {
             Some(process) => format!("end {process}, and the kernel frees the lock"),
             None => {

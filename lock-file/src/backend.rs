@@ -7,7 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::future::join_all;
 use leasehold_api::{
-    AdminCapabilities, Capabilities, Error, Fairness, Fencing, KeyIdentity, LockAdmin, LockKey, Mode, Scope,
+    AdminCapabilities, Capabilities, Error, Fairness, Fencing, KeyIdentity, LockAdmin, LockKey, Scope,
 };
 use leasehold_engine::{
     Attempt, Backend, CancellationToken, Confirm, Contended, Events, HoldRef, Moment, ReleaseReply, Renewed,
@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 use crate::pool::{OperationFailure, Pool, Progress, STALLED_AFTER};
 use crate::requests::{OperationGuard, Registration, Requests};
-use crate::store::{Caller, FileStore};
+use crate::store::{Caller, FileStore, MAX_PERMITS};
 use crate::waiting::KeyWaiter;
 
 const CONFIRM_EVERY: Duration = Duration::from_secs(2);
@@ -213,6 +213,8 @@ fn capabilities() -> Capabilities {
     // The kernel releases the lock when the process ends. The two seconds are the time that a waiter needs to
     // notice.
     has.crash_release = Some(Duration::from_secs(2));
+    has.modes.shared = true;
+    has.modes.max_permits = MAX_PERMITS;
     has.cooldown = true;
     has.relabel = true;
     has.admin = AdminCapabilities::read_only();
@@ -275,12 +277,12 @@ impl Backend for FileBackend {
 
     async fn renew(&self, holds: Vec<HoldRef>) -> Vec<Result<Renewed, Error>> {
         let keys: Vec<_> = holds.iter().map(|h| h.key.clone()).collect();
-        let (requests, store) = (Arc::clone(&self.requests), Arc::clone(&self.store));
+        let requests = Arc::clone(&self.requests);
         let events = self.events.get().cloned();
         let confirm = move |hold: &HoldRef| {
             let answer = requests.confirm(hold);
             if let (Ok(Renewed::Extended), Some(events)) = (&answer, &events)
-                && store.is_asked(&hold.key, hold.holder)
+                && requests.is_asked(hold)
             {
                 events.asked(&hold.key, hold.holder);
             }
@@ -321,13 +323,10 @@ impl Backend for FileBackend {
 }
 
 fn check(request: &Request) -> Result<(), Error> {
-    let what = if request.mode != Mode::Exclusive {
-        "shared locks"
-    } else if request.ttl.is_some() {
-        "leases: a lock is held until it is released or its process ends"
-    } else {
+    if request.ttl.is_none() {
         return Ok(());
-    };
+    }
+    let what = "leases: a lock is held until it is released or its process ends";
     Err(Error::unsupported(what).with_key(&request.key))
 }
 

@@ -103,7 +103,7 @@ fn judge(error: &io::Error) -> (ErrorKind, &'static str) {
     if [rustix::io::Errno::MFILE, rustix::io::Errno::NFILE].iter().any(|e| e.raw_os_error() == code(error)) {
         return (
             ErrorKind::Capacity,
-            "no more files can be opened: raise the limit (`ulimit -n`) or hold fewer locks, each of which keeps two files open",
+            "no more files can be opened: raise the limit (`ulimit -n`) or hold fewer locks, each of which keeps two or three files open",
         );
     }
     if rustix::io::Errno::NOLCK.raw_os_error() == code(error) {

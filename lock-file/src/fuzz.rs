@@ -193,7 +193,12 @@ fn another_file(dir: &Path, name: &[u8]) {
     let name = text(name);
     let is_own = name.starts_with("leasehold-") || name.is_empty() || name == "." || name == "..";
     let is_status = KeyFiles::of_status(dir, FileMode::PRIVATE, &name).is_some();
-    assert_eq!(is_status, name.len() == 69 && name.ends_with(".seen") && is_hash(&name[..64]));
+    let stem = name.strip_suffix(".seen").filter(|stem| stem.len() >= 64 && stem.is_char_boundary(64));
+    let is_expected = stem.map(|stem| stem.split_at(64)).is_some_and(|(hash, part)| {
+        is_hash(hash) && (part.is_empty() || part.starts_with('-') && part[1..].parse::<u32>().is_ok())
+    });
+    assert!(is_expected || !is_status, "{name}");
+    assert!(is_status || stem.is_none_or(|stem| stem.len() > 64 || !is_hash(stem)), "{name}");
     if !is_own && !name.contains(['/', '\0']) && name.len() < 256 && !dir.join(&name).exists() {
         fs::write(dir.join(&name), "?").unwrap();
     }

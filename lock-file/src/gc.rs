@@ -1,6 +1,6 @@
 //! Removes the files of unused keys.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -115,13 +115,18 @@ fn keys(dir: &Path, mode: FileMode) -> io::Result<Vec<KeyFiles>> {
         let name = entry?.file_name();
         names.extend(name.to_str().and_then(|name| name.split_once('.')).map(|(hash, _)| hash.to_owned()));
     }
-    Ok(names.iter().filter_map(|hash| KeyFiles::of_status(dir, mode, &format!("{hash}.seen"))).collect())
+    let files = names.iter().filter_map(|name| KeyFiles::of_status(dir, mode, &format!("{name}.seen")));
+    // A key with parts has several names.
+    let by_key: BTreeMap<_, _> = files.map(|files| (files.name().to_owned(), files)).collect();
+    Ok(by_key.into_values().collect())
 }
 
 /// Returns the largest number drawn for the key. `None` if the key was used within `unused_for`, cools down or is
 /// damaged.
 fn last_number(files: &KeyFiles, unused_for: Duration) -> Option<u64> {
-    let last_used = [files.record(), files.next(), files.main()].into_iter().filter_map(|path| {
+    let used = [files.record(), files.next(), files.main()];
+    let used = used.into_iter().chain(files.parts().map(|part| part.record()));
+    let last_used = used.filter_map(|path| {
         let meta = fs::symlink_metadata(path).ok()?;
         meta.modified().ok()
     });
@@ -183,7 +188,19 @@ fn make_room(files: &KeyFiles) -> io::Result<bool> {
     for path in spare.into_iter().flatten() {
         is_removed |= remove_file(&path)?;
     }
-    Ok(is_removed)
+    Ok(remove_parts(files)? || is_removed)
+}
+
+/// Removes the parts of an unused key, whose lock the caller has. Returns whether any existed.
+fn remove_parts(files: &KeyFiles) -> io::Result<bool> {
+    let parts: Vec<_> = files.parts().collect();
+    // The last part goes first, because a missing part hides those behind it.
+    for part in parts.iter().rev() {
+        for path in [part.record(), part.status(), part.main()] {
+            remove_file(&path)?;
+        }
+    }
+    Ok(!parts.is_empty())
 }
 
 /// Removes the files of a key unless it is in use. Holds both locks and removes the lock file last. A process that
@@ -196,6 +213,7 @@ fn remove(files: &KeyFiles, floor: u64) -> io::Result<bool> {
     if last.is_none_or(|last| last > floor) {
         return Ok(false);
     }
+    remove_parts(files)?;
     let next = locks.next.as_ref().map(|_| files.next());
     for path in [files.record(), files.token(), files.status()].into_iter().chain(next).chain([files.main()])
     {

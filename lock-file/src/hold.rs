@@ -8,7 +8,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
 use std::time::Duration;
 
 use leasehold_api::Error;
+use leasehold_engine::token::Reserved;
 
+use crate::ask::is_asked;
 use crate::error::io_error;
 use crate::kernel_wait::{KernelWaits, PendingWait};
 use crate::layout::KeyFiles;
@@ -24,29 +26,48 @@ static RELEASES: KernelWaits<bool> = KernelWaits::new();
 const STATUS_TRIES: usize = 20;
 const STATUS_PAUSE: Duration = Duration::from_micros(200);
 
-/// Waits in the kernel until the key's status file is unlocked, and returns whether it had to wait. This is
-/// only a hint, because the lock is released just after the status file. Returns `None` if no thread is
+/// Waits in the kernel until the status files of the key and its parts were unlocked, and returns whether it had to
+/// wait. This is only a hint, because the lock is released just after the status file. Returns `None` if no thread is
 /// available.
 ///
 /// Waits for the status file and not for the lock, because otherwise an abandoned wait could get the lock and
 /// make other clients find it taken.
 pub(crate) fn wait_for_release(files: &KeyFiles) -> Option<PendingWait<bool>> {
-    let status = files.status();
-    RELEASES.wait_for(&files.status(), move |_| wait_until_free(&status).map(Some))
+    let of_key = files.clone();
+    RELEASES.wait_for(&files.status(), move |_| wait_for_holders(&of_key).map(Some))
+}
+
+/// Waits for an exclusive holder, or for one shared holder after the other, because all of them must leave.
+fn wait_for_holders(files: &KeyFiles) -> io::Result<bool> {
+    if wait_until_free(&files.status())? {
+        return Ok(true);
+    }
+    let mut has_waited = false;
+    for part in files.parts() {
+        has_waited |= wait_until_free(&part.status())?;
+    }
+    Ok(has_waited)
 }
 
 /// One grant: the lock, and the status lock, which shows the hold to inspection.
+///
+/// A grant that is not exclusive has locked the key in shared mode and one part of it exclusively. Its status file and
+/// record belong to the part.
 ///
 /// Every method but [`free`](Self::free) can run while another one waits for the disk, because no disk access happens
 /// under the mutex of the status.
 #[derive(Debug)]
 pub(crate) struct FileHold {
+    /// The key's lock, exclusive or shared.
     main: LockedFile,
+    /// The lock of the part. `None` if the grant is exclusive.
+    part: Option<LockedFile>,
     status: Mutex<StatusLock>,
     /// Held while the record is written. The lock stays during that time, because a successor writes the same file.
     record: Mutex<()>,
     /// Whether the grant has ended. A writer of the record that finds this set afterwards unlocks.
     ended: AtomicBool,
+    /// The files of the key, or of the part.
     files: KeyFiles,
     numbers: Numbers,
 }
@@ -63,9 +84,18 @@ enum StatusLock {
 impl FileHold {
     /// Creates the grant of a caller that has locked `main` and written its record.
     pub(crate) fn new(main: LockedFile, files: KeyFiles, numbers: Numbers) -> Self {
-        let status = Mutex::new(StatusLock::NotLocked);
-        let hold =
-            Self { main, status, record: Mutex::new(()), ended: AtomicBool::new(false), files, numbers };
+        Self::shown(main, None, files, numbers)
+    }
+
+    /// Creates the grant of a caller that has locked `main` in shared mode, the part with these files, and written the
+    /// part's record.
+    pub(crate) fn of_part(main: LockedFile, part: LockedFile, files: KeyFiles, numbers: Numbers) -> Self {
+        Self::shown(main, Some(part), files, numbers)
+    }
+
+    fn shown(main: LockedFile, part: Option<LockedFile>, files: KeyFiles, numbers: Numbers) -> Self {
+        let (status, record) = (Mutex::new(StatusLock::NotLocked), Mutex::new(()));
+        let hold = Self { main, part, status, record, ended: AtomicBool::new(false), files, numbers };
         for _ in 0..STATUS_TRIES {
             hold.lock_status();
             if matches!(hold.status(), StatusLock::Locked(_)) {
@@ -110,23 +140,48 @@ impl FileHold {
         self.numbers
     }
 
-    /// Returns whether the lock file still belongs to the key: `false` if it was removed or replaced.
+    /// Returns the tokens for further callers of this client. None without the exclusive lock, because all holders of
+    /// the key have the same token then.
+    pub(crate) fn reserved(&self) -> Reserved {
+        if self.part.is_some() { Reserved::default() } else { self.numbers.reserved() }
+    }
+
+    /// Returns the number of the part, or `None` if the grant is exclusive.
+    pub(crate) fn part_number(&self) -> Option<u32> {
+        self.files.part_number()
+    }
+
+    /// Returns whether `holder` has a request to release. An unreadable file counts as no request.
+    pub(crate) fn is_asked(&self, holder: &str) -> bool {
+        is_asked(&self.files, holder).unwrap_or(false)
+    }
+
+    /// Returns whether the lock files still belong to the key: `false` if one was removed or replaced.
     pub(crate) fn confirm(&self) -> Result<bool, Error> {
-        let path = self.files.main();
-        let is_there = self.main.is_at(&path).map_err(|e| io_error(e, "confirm the lock of", &path))?;
+        let is_there = self.has_files()?;
         if is_there {
             self.lock_status();
         }
         Ok(is_there)
     }
 
+    fn has_files(&self) -> Result<bool, Error> {
+        let part = self.part.as_ref().map(|part| (part, self.files.main()));
+        for (lock, path) in part.into_iter().chain([(&self.main, self.files.main_of_key())]) {
+            if !lock.is_at(&path).map_err(|e| io_error(e, "confirm the lock of", &path))? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Ends the cooldown of this unused grant. Call it while the lock is held.
     pub(crate) fn end_cooldown(&self) {
         // Skips the record if the lock file was replaced, because the record then belongs to another holder.
-        let ended = match self.main.is_at(&self.files.main()) {
+        let ended = match self.has_files() {
             Ok(true) => Record::end_cooldown(&self.files, self.numbers.token),
             Ok(false) => Ok(()),
-            Err(error) => Err(io_error(error, "look at", &self.files.main())),
+            Err(error) => Err(error),
         };
         if let Err(error) = ended {
             tracing::warn!(%error, "an attempt is undone, but its cooldown stays");
@@ -136,13 +191,12 @@ impl FileHold {
     /// Replaces the label in the record. Returns `false` if the grant has ended.
     pub(crate) fn relabel(&self, label: &str) -> Result<bool, Error> {
         let writing = lock(&self.record);
-        let path = self.files.main();
-        let relabelled = match self.main.is_at(&path) {
+        let relabelled = match self.has_files() {
             Ok(true) if !self.ended.load(Ordering::SeqCst) => {
                 Record::relabel(&self.files, self.numbers.token, label).map(|()| true)
             }
             Ok(_) => Ok(false),
-            Err(error) => Err(io_error(error, "look at", &path)),
+            Err(error) => Err(error),
         };
         drop(writing);
         if self.ended.load(Ordering::SeqCst) {
@@ -156,8 +210,8 @@ impl FileHold {
         let _written = lock(&self.record);
         self.ended.store(true, Ordering::SeqCst);
         // Ignores errors of both checks, because unlocking does not depend on their results.
-        let was_held = self.main.is_at(&self.files.main()).unwrap_or(true);
-        // Checks for waiters while the lock is held, because no other process then checks the waiter lock. A
+        let was_held = self.has_files().unwrap_or(true);
+        // Checks for waiters while the lock is held, because only other holders then check the waiter lock. A
         // check can make a waiter's attempt fail.
         let waiters = WaiterLock::is_held(&self.files.next()).unwrap_or(false);
         self.unlock_files();
@@ -179,6 +233,10 @@ impl FileHold {
         if let StatusLock::Locked(status) = std::mem::replace(&mut *lock(&self.status), StatusLock::Released)
         {
             status.unlock();
+        }
+        // Unlocks the part before the key, because the part must be free for the next mode.
+        if let Some(part) = &self.part {
+            part.unlock();
         }
         self.main.unlock();
     }
@@ -207,6 +265,8 @@ pub struct HeldFile(Weak<FileHold>);
 pub struct Inheritable {
     /// Descriptor of the status file, for inspection. Created first, so an ending process closes it first.
     _status: Option<OwnedFd>,
+    /// Descriptor of the part's lock file, unless the grant is exclusive.
+    _part: Option<OwnedFd>,
     main: OwnedFd,
 }
 
@@ -221,7 +281,8 @@ impl HeldFile {
         Self(Arc::downgrade(hold))
     }
 
-    /// Duplicates the descriptors of the lock file and the status file, for child processes to inherit.
+    /// Duplicates the descriptors of the lock files and the status file, for child processes to inherit. A shared grant
+    /// or a permit has two lock files, and stays held only if a child inherits both.
     ///
     /// The lock belongs to the open file, which all duplicates share. If the guard is released or dropped, the file is
     /// unlocked for all of them. If this process dies first, the lock lasts until all processes with the duplicates
@@ -244,7 +305,8 @@ impl HeldFile {
             StatusLock::NotLocked => None,
             StatusLock::Locked(status) => Some(rustix::io::dup(status.file())?),
         };
-        Ok(Inheritable { _status: status, main: rustix::io::dup(hold.main.file())? })
+        let part = hold.part.as_ref().map(|part| rustix::io::dup(part.file())).transpose()?;
+        Ok(Inheritable { _status: status, _part: part, main: rustix::io::dup(hold.main.file())? })
     }
 }
 

@@ -79,10 +79,23 @@ impl Drop for LockedFile {
 
 /// Locks the file at `path`, and creates it if it is missing. Returns `None` if it is locked already.
 pub(crate) fn lock_at(path: &Path, mode: FileMode) -> io::Result<Option<LockedFile>> {
+    lock_by(path, mode, LockedFile::exclusive)
+}
+
+/// Locks the file at `path` like [`lock_at`], but in shared mode. Returns `None` if it is locked exclusively.
+pub(crate) fn lock_shared_at(path: &Path, mode: FileMode) -> io::Result<Option<LockedFile>> {
+    lock_by(path, mode, LockedFile::shared)
+}
+
+fn lock_by(
+    path: &Path,
+    mode: FileMode,
+    lock: impl Fn(File) -> io::Result<Option<LockedFile>>,
+) -> io::Result<Option<LockedFile>> {
     // Repeats if the file or the directory was removed between opening and locking, because a lock on a
     // removed file excludes no other process.
     for _ in 0..20 {
-        match LockedFile::exclusive(open_lock(path, mode)?)? {
+        match lock(open_lock(path, mode)?)? {
             Some(locked) if !locked.is_at(path)? => {}
             answer => return Ok(answer),
         }

@@ -5,14 +5,17 @@ use std::io;
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use leasehold_api::{Error, ErrorKind, FencingToken, HoldInfo, HolderId, LockKey};
+use leasehold_api::{Error, ErrorKind, FencingToken, HoldInfo, HolderId, LockKey, Mode};
 use serde::{Deserialize, Serialize};
 
 use crate::error::{corrupt, io_error};
 use crate::files::{read, replace};
 use crate::layout::KeyFiles;
 
-/// The latest grant of a key. The holder of the key's lock writes it before the grant is reported.
+/// The latest grant of a key or of one of its parts. The holder writes it before the grant is reported.
+///
+/// The record of a key in a [`SharedMode`] belongs to no single holder. It is written before the first grant in this
+/// mode, under the exclusive lock, and stays until the mode changes.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Record {
     pub(crate) key: String,
@@ -29,6 +32,39 @@ pub(crate) struct Record {
     pub(crate) boot: String,
     /// Cooldown after `since_ms`, in milliseconds.
     pub(crate) cooldown_ms: Option<u64>,
+    /// The mode of the grant, or `None` if it is exclusive.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) mode: Option<SharedMode>,
+    /// Whether the record must be on disk before the grant is reported, also without a cooldown.
+    #[serde(skip)]
+    pub(crate) is_flushed: bool,
+}
+
+/// A mode that several holders have at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum SharedMode {
+    Shared,
+    /// Permits of a semaphore with this many.
+    Permits(u32),
+}
+
+impl SharedMode {
+    /// Returns the mode of a request, or `None` if it is exclusive.
+    pub(crate) fn of(mode: Mode) -> Option<Self> {
+        match mode {
+            Mode::Shared => Some(Self::Shared),
+            Mode::Permit { of } => Some(Self::Permits(of)),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn mode(self) -> Mode {
+        match self {
+            Self::Shared => Mode::Shared,
+            Self::Permits(of) => Mode::Permit { of },
+        }
+    }
 }
 
 /// The content of a record's file.
@@ -93,9 +129,9 @@ impl Record {
         let text = serde_json::to_vec(self).map_err(|e| {
             Error::new(ErrorKind::Unavailable, "cannot write the record as JSON").with_source(e)
         })?;
-        // Flushes only a record with a cooldown, which must survive a crash of the machine. Tokens are safe
-        // without a flush.
-        let durable = self.cooldown_ms.is_some();
+        // Flushes only a record with a cooldown, which must survive a crash of the machine, and a record that must
+        // replace a mode on disk. Tokens are safe without a flush.
+        let durable = self.cooldown_ms.is_some() || self.is_flushed;
         replace(&path, &text, files.mode(), durable).map_err(|e| io_error(e, "write", &path))
     }
 
@@ -129,6 +165,14 @@ impl Record {
         }
     }
 
+    /// Returns whether grants in `mode` can share the token of this record of a key.
+    ///
+    /// Only a record of this boot counts. The records of later exclusive grants, with larger tokens, might be missing
+    /// on disk after a crash.
+    pub(crate) fn is_in(&self, mode: SharedMode) -> bool {
+        self.mode == Some(mode) && (self.boot == boot_id() || !is_boot_known())
+    }
+
     pub(crate) fn cooldown(&self, now_ms: u64) -> Cooldown {
         let Some(window) = self.cooldown_ms else {
             return Cooldown::Over;
@@ -141,6 +185,11 @@ impl Record {
         if left == 0 { Cooldown::Over } else { Cooldown::Lasts(Duration::from_millis(left)) }
     }
 
+    /// Returns the fencing token.
+    pub(crate) fn token(&self) -> FencingToken {
+        FencingToken::from_u64(self.token)
+    }
+
     /// Returns the key.
     pub(crate) fn key(&self) -> Result<LockKey, Error> {
         LockKey::new(&self.key)
@@ -150,9 +199,10 @@ impl Record {
     pub(crate) fn info(&self) -> HoldInfo {
         let mut info = HoldInfo::new();
         info.holder = self.holder.parse::<HolderId>().ok();
-        info.token = Some(FencingToken::from_u64(self.token));
+        info.token = Some(self.token());
         info.label = self.label.as_deref().map(Into::into);
         info.since = UNIX_EPOCH.checked_add(Duration::from_millis(self.since_ms));
+        info.mode = self.mode.map_or(Mode::Exclusive, SharedMode::mode);
         info
     }
 
@@ -176,6 +226,8 @@ impl Record {
             next,
             boot: boot.to_owned(),
             cooldown_ms: None,
+            mode: None,
+            is_flushed: false,
         }
     }
 }
@@ -204,10 +256,19 @@ pub(crate) fn boot_id() -> &'static str {
     BOOT.get_or_init(|| {
         let kernel = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         match kernel.trim() {
-            "" => format!("process-{}-{:016x}", std::process::id(), fastrand::u64(..)),
+            "" => format!("{NO_BOOT}{}-{:016x}", std::process::id(), fastrand::u64(..)),
             id => id.to_owned(),
         }
     })
+}
+
+/// The start of the id that stands for a boot on a system without boot ids.
+const NO_BOOT: &str = "process-";
+
+/// Returns whether the system has boot ids. Without them, the first exclusive grant after a [`SharedMode`] is flushed.
+/// A crash then leaves no earlier mode on disk.
+pub(crate) fn is_boot_known() -> bool {
+    !boot_id().starts_with(NO_BOOT)
 }
 
 #[cfg(test)]
@@ -238,6 +299,24 @@ mod tests {
     fn a_window_without_end_does_not_overflow() {
         assert!(matches!(cooling(u64::MAX).cooldown(u64::MAX), Cooldown::Lasts(_)));
         assert_eq!(ceil_ms(Duration::MAX), u64::MAX);
+    }
+
+    #[test]
+    fn a_mode_is_in_the_text_of_a_record_unless_it_is_exclusive_and_counts_in_its_boot() {
+        let text = |record: &Record| serde_json::to_string(record).unwrap();
+        let exclusive = Record::for_tests("k", 1, boot_id());
+        assert!(!text(&exclusive).contains("mode"), "as an older version writes it");
+        let modes =
+            [(SharedMode::Shared, r#""mode":"shared""#), (SharedMode::Permits(8), r#""mode":{"permits":8}"#)];
+        for (mode, expected) in modes {
+            let record = Record { mode: Some(mode), ..exclusive.clone() };
+            assert!(text(&record).contains(expected), "{}", text(&record));
+            let read: Record = serde_json::from_str(&text(&record)).unwrap();
+            assert!(read.is_in(mode) && !exclusive.is_in(mode) && !read.is_in(SharedMode::Permits(3)));
+            let older = Record { boot: "another".into(), ..read };
+            assert_eq!(older.is_in(mode), !is_boot_known());
+        }
+        assert_eq!(serde_json::from_str::<Record>(&text(&exclusive)).unwrap().mode, None);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use leasehold_api::{Error, ErrorKind, HolderId, LockKey, LossReason};
+use leasehold_api::{Error, ErrorKind, HolderId, LockKey, LossReason, Mode};
 use leasehold_engine::{Attempt, Contended, Granted, HoldRef, ReleaseReply, Renewed, Request};
 use tokio::sync::OwnedMutexGuard;
 use tokio::time::timeout;
@@ -100,6 +100,12 @@ impl Requests {
         }
     }
 
+    /// Returns whether the holder has a request to release.
+    pub(crate) fn is_asked(&self, hold: &HoldRef) -> bool {
+        let held = self.find(hold).and_then(|slot| slot.held());
+        held.is_some_and(|held| held.is_asked(&hold.holder.to_string()))
+    }
+
     /// Replaces the label of `hold`.
     pub(crate) fn relabel(&self, hold: &HoldRef, label: &str) -> Result<Renewed, Error> {
         let held = self.find(hold).and_then(|slot| slot.held());
@@ -145,7 +151,7 @@ impl Registration {
         _: &OperationGuard,
     ) -> Result<Attempt, Error> {
         match &*lock(&self.slot.state) {
-            SlotState::Held(hold) => return Ok(granted(hold)),
+            SlotState::Held(hold) => return Ok(granted(hold, request)),
             SlotState::Ended => return Ok(self.ended()),
             SlotState::Open => {}
         }
@@ -154,12 +160,12 @@ impl Registration {
             TakeResult::Contended(contended) => return Ok(Attempt::Contended(contended)),
             TakeResult::Refused(error) => return Ok(Attempt::Refused(error)),
         };
-        Ok(self.keep(hold))
+        Ok(self.keep(hold, request))
     }
 
     /// Stores the new hold. If the slot was ended in the meantime, undoes it instead.
-    fn keep(&self, hold: Arc<FileHold>) -> Attempt {
-        let answer = granted(&hold);
+    fn keep(&self, hold: Arc<FileHold>, request: &Request) -> Attempt {
+        let answer = granted(&hold, request);
         match self.slot.keep(hold) {
             Ok(()) => answer,
             Err(hold) => {
@@ -253,9 +259,10 @@ impl Drop for EndedHold {
     }
 }
 
-fn granted(hold: &Arc<FileHold>) -> Attempt {
+fn granted(hold: &Arc<FileHold>, request: &Request) -> Attempt {
     let numbers = hold.numbers();
-    let mut granted = Granted::with_token(Some(numbers.token)).reserved(numbers.reserved());
+    let mut granted = Granted::with_token(Some(numbers.token)).reserved(hold.reserved());
+    granted.permit = hold.part_number().filter(|_| matches!(request.mode, Mode::Permit { .. }));
     granted.extension = Some(Box::new(HeldFile::of(hold)));
     Attempt::Granted(granted)
 }
@@ -322,7 +329,7 @@ mod tests {
             panic!("not free")
         };
         assert_eq!(case.release(&request), None);
-        assert!(matches!(registration.keep(Arc::new(hold)), Attempt::Contended(_)));
+        assert!(matches!(registration.keep(Arc::new(hold), &request), Attempt::Contended(_)));
         assert!(case.is_free());
     }
 

@@ -1,15 +1,16 @@
-//! Single steps in the directory: lock a key, enter its waiter lock, inspect it.
+//! Single steps in the directory: lock a key, enter its waiter lock.
 
-use std::fs;
+mod inspect;
+mod shared;
+
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_api::{Error, ErrorKind, HoldInfo, HolderId, KeyInfo, ListQuery, LockKey};
+use leasehold_api::{Error, LockKey, Mode};
 use leasehold_engine::{Contended, Request};
 
-use crate::ask::{ask, is_asked};
 use crate::directory::{look_into, prepare};
 use crate::error::io_error;
 use crate::files::FileMode;
@@ -17,9 +18,7 @@ use crate::gc;
 use crate::hold::FileHold;
 use crate::layout::KeyFiles;
 use crate::locked_file::{LockedFile, is_locked, lock_at};
-use crate::pool::Progress;
-use crate::process_owners::ProcessOwners;
-use crate::record::{Cooldown, Record, RecordRead, boot_id, ceil_ms, now_ms};
+use crate::record::{Cooldown, Record, RecordRead, SharedMode, boot_id, ceil_ms, is_boot_known, now_ms};
 use crate::token::{self, Numbers};
 use crate::waiter_lock::{EnterResult, WaiterLock};
 
@@ -27,6 +26,9 @@ use crate::waiter_lock::{EnterResult, WaiterLock};
 const REMOVAL_TRIES: usize = 2000;
 const REMOVAL_PAUSE: Duration = Duration::from_millis(1);
 const REMOVAL_LOOKS: usize = 3;
+
+/// The largest number of permits of one key. An attempt at a full semaphore tries the file of each permit.
+pub(crate) const MAX_PERMITS: u32 = 1024;
 
 /// The directory. Its methods never wait for another holder, but can wait for the disk.
 #[derive(Debug)]
@@ -55,7 +57,7 @@ pub(crate) enum Caller {
     Waiter,
 }
 
-/// A locked key that can be granted.
+/// A locked key that can be granted exclusively.
 struct ReadyToGrant {
     main: LockedFile,
     record: Record,
@@ -87,6 +89,14 @@ impl FileStore {
     /// could not be undone.
     pub(crate) fn take(&self, request: &Request, caller: Caller) -> Result<TakeResult, Error> {
         let files = self.files(&request.key);
+        match request.mode {
+            Mode::Exclusive => {}
+            Mode::Shared => return Ok(self.take_part(&files, request, SharedMode::Shared, caller)),
+            Mode::Permit { of } if (1..=MAX_PERMITS).contains(&of) => {
+                return Ok(self.take_part(&files, request, SharedMode::Permits(of), caller));
+            }
+            _ => return Ok(TakeResult::Refused(Error::unsupported("such mode").with_key(&request.key))),
+        }
         let ready = match self.lock(&files, request, caller) {
             Ok(Ok(ready)) => ready,
             Ok(Err(contended)) => return Ok(TakeResult::Contended(contended)),
@@ -111,56 +121,18 @@ impl FileStore {
         request: &Request,
         caller: Caller,
     ) -> Result<Result<ReadyToGrant, Contended>, Error> {
-        // Checks the cooldown before locking, because an attempt that fails must not make other attempts
-        // fail.
-        let found = Record::read(files, &request.key)?;
-        if let Some(Cooldown::Lasts(left)) = found.record().map(|r| r.cooldown(now_ms())) {
+        if let Some(left) = cooling_for(files, &request.key)? {
             return Ok(Err(cooling(left)));
         }
         let Some(main) = self.lock_main(files, caller)? else {
             return Ok(Err(Contended::new()));
         };
-        if caller == Caller::Newcomer {
-            let next = files.next();
-            // Checks for a waiter under the lock only, so two checks never collide.
-            if WaiterLock::is_held(&next).map_err(|e| io_error(e, "look at", &next))? {
-                return Ok(Err(Contended::new()));
-            }
+        // Checks for a waiter under the lock only, because a check can make a waiter's attempt fail.
+        if must_yield(files, caller)? {
+            return Ok(Err(Contended::new()));
         }
-        let last = match Record::read(files, &request.key)? {
-            RecordRead::Record(record) => Some(record),
-            RecordRead::Nothing => None,
-            RecordRead::Damaged(error) => {
-                tracing::warn!(%error, file = %files.record().display(), key = %request.key,
-                    "the record of the last grant is damaged and is written anew; tokens are safe, a cooldown in it is lost");
-                None
-            }
-        };
-        let now = now_ms();
-        match last.as_ref().map(|r| (r, r.cooldown(now))) {
-            None | Some((_, Cooldown::Over)) => {}
-            Some((_, Cooldown::Lasts(left))) => return Ok(Err(cooling(left))),
-            Some((last, Cooldown::ClockWentBack(window))) => {
-                // Restarts the cooldown now. Otherwise callers would be early, or wait until the clock
-                // catches up.
-                Record { since_ms: now, ..last.clone() }.write(files)?;
-                return Ok(Err(cooling(window)));
-            }
-        }
-        let boot = boot_id();
-        let numbers = token::draw(files, &request.key, last.as_ref(), boot, now, request.reserve)?;
-        let record = Record {
-            key: request.key.as_str().to_owned(),
-            holder: request.holder.to_string(),
-            label: request.label.as_deref().map(str::to_owned),
-            pid: std::process::id(),
-            since_ms: now,
-            token: numbers.token.as_u64(),
-            next: numbers.next,
-            boot: boot.to_owned(),
-            cooldown_ms: request.cooldown.map(ceil_ms),
-        };
-        Ok(Ok(ReadyToGrant { main, record, numbers }))
+        let next = next_grant(files, request)?;
+        Ok(next.map(|(record, numbers)| ReadyToGrant { main, record, numbers }))
     }
 
     pub(crate) fn files(&self, key: &LockKey) -> KeyFiles {
@@ -208,124 +180,76 @@ impl FileStore {
         };
         answer.map_err(|e| io_error(e, "lock", path))
     }
-
-    /// Returns the state of `key` for inspection.
-    pub(crate) fn inspect(&self, key: &LockKey) -> Result<KeyInfo, Error> {
-        let info = info(&self.files(key), Some(key), &mut ProcessOwners::of(&self.dir))?;
-        Ok(info.unwrap_or_else(|| KeyInfo::free(key.clone())))
-    }
-
-    /// Sends the holder a request to release `key`, if it has the key. Returns whether it does.
-    pub(crate) fn ask(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
-        let holds = self.inspect(key)?.holder().is_some_and(|hold| hold.holder == Some(holder));
-        if holds {
-            ask(&self.files(key), &holder.to_string())?;
-        }
-        Ok(holds)
-    }
-
-    /// Returns whether the holder has a request to release `key`. An unreadable file counts as no request.
-    pub(crate) fn is_asked(&self, key: &LockKey, holder: HolderId) -> bool {
-        is_asked(&self.files(key), &holder.to_string()).unwrap_or(false)
-    }
-
-    /// Returns the keys selected by `query`. Every file is a step of `progress`.
-    pub(crate) fn list(&self, query: &ListQuery, progress: &Progress) -> Result<Vec<KeyInfo>, Error> {
-        let unreadable = |e| io_error(e, "list", &self.dir);
-        let mut infos = Vec::new();
-        let entries = match fs::read_dir(&self.dir) {
-            // Returns an empty list, because no key was ever locked in a missing directory.
-            Err(e) if self.is_read_only && e.kind() == io::ErrorKind::NotFound => return Ok(infos),
-            entries => entries.map_err(unreadable)?,
-        };
-        let mut owners = ProcessOwners::of(&self.dir);
-        for entry in entries {
-            progress.step();
-            let name = entry.map_err(unreadable)?.file_name();
-            let Some(files) = name.to_str().and_then(|n| KeyFiles::of_status(&self.dir, self.mode, n)) else {
-                continue;
-            };
-            match info(&files, None, &mut owners) {
-                Ok(info) => infos.extend(info),
-                // Leaves out a key whose status file was replaced by another file type. Such a key cannot be
-                // locked.
-                Err(error) if error.kind() == ErrorKind::Corrupt => {
-                    tracing::warn!("left out of the list: {error}");
-                }
-                // Fails, because an incomplete list would suggest that the omitted key is not held.
-                Err(error) => return Err(error),
-            }
-        }
-        infos.retain(|i| i.key.as_str().starts_with(&query.prefix));
-        infos.retain(|i| i.is_held() || (query.include_ended && i.cooldown.is_some()));
-        infos.sort_by(|a, b| a.key.cmp(&b.key));
-        infos.truncate(query.limit.unwrap_or(usize::MAX));
-        Ok(infos)
-    }
 }
 
 fn name(dir: &Path) -> Arc<str> {
     format!("file://{}", dir.display()).into()
 }
 
-/// Returns the state of the key with these files, for inspection. The key is `key` if known, otherwise the
-/// one in the record. If both are unknown, a held key has its file name as key, and for another key the
-/// result is `None`.
-fn info(
-    files: &KeyFiles,
-    key: Option<&LockKey>,
-    owners: &mut ProcessOwners,
-) -> Result<Option<KeyInfo>, Error> {
-    // Reads the status first, because the record read after it is then at least as recent as the hold.
-    let is_held = shows(files)?;
-    let found = match read_settled(files, key)? {
-        // Ignores a copied or forged record of another key.
-        RecordRead::Record(record) if !files.are_of(&record.key) => RecordRead::Nothing,
-        found => found,
-    };
-    let (mut info, hold) = match (found, key) {
-        (RecordRead::Record(record), _) => {
-            let mut info = KeyInfo::free(record.key()?);
-            info.cooldown = record.cooldown_left(now_ms());
-            let mut hold = record.info();
-            hold.asked = is_held && is_asked(files, &record.holder).unwrap_or(false);
-            hold.owner = is_held.then(|| owners.owner(&files.main(), record.pid));
-            (info, hold)
-        }
-        (RecordRead::Nothing | RecordRead::Damaged(_), Some(key)) => {
-            (KeyInfo::free(key.clone()), HoldInfo::new())
-        }
-        (RecordRead::Nothing | RecordRead::Damaged(_), None) if !is_held => return Ok(None),
-        (RecordRead::Nothing | RecordRead::Damaged(_), None) => {
-            // Shows the file name as the key, until the next grant repairs the key's record.
-            let mut info = KeyInfo::free(LockKey::new(files.name())?);
-            info.named = false;
-            (info, HoldInfo::new())
-        }
-    };
-    info.holders.extend(is_held.then_some(hold));
-    Ok(Some(info))
-}
-
-/// Returns whether the key shows as held: a holder has locked the status file.
+/// Returns whether a holder has locked the status file of the key (an exclusive holder) or of the part.
 fn shows(files: &KeyFiles) -> Result<bool, Error> {
     let status = files.status();
     is_locked(&status).map_err(|e| io_error(e, "look at", &status))
 }
 
-/// Reads the record, and reads it again if the first read possibly ran into a concurrent write.
-fn read_settled(files: &KeyFiles, key: Option<&LockKey>) -> Result<RecordRead, Error> {
-    let mut tries = if files.mode().is_shared() { 5 } else { 1 };
-    loop {
-        let found = match key {
-            Some(key) => Record::read(files, key)?,
-            None => Record::read_any(files)?,
-        };
-        tries -= 1;
-        if tries == 0 || !matches!(found, RecordRead::Damaged(_)) {
-            return Ok(found);
+/// Returns the rest of a cooldown. Checked before locking, because an attempt that fails must not make other attempts
+/// fail.
+fn cooling_for(files: &KeyFiles, key: &LockKey) -> Result<Option<Duration>, Error> {
+    match Record::read(files, key)?.record().map(|record| record.cooldown(now_ms())) {
+        Some(Cooldown::Lasts(left)) => Ok(Some(left)),
+        _ => Ok(None),
+    }
+}
+
+/// Returns whether a waiter is ahead of this caller, which has the key's lock.
+fn must_yield(files: &KeyFiles, caller: Caller) -> Result<bool, Error> {
+    let next = files.next();
+    Ok(caller == Caller::Newcomer && WaiterLock::is_held(&next).map_err(|e| io_error(e, "look at", &next))?)
+}
+
+/// Draws the token of the next grant, and returns its record to be written. The caller has the key's exclusive lock. A
+/// shared request gets the record of its mode.
+fn next_grant(files: &KeyFiles, request: &Request) -> Result<Result<(Record, Numbers), Contended>, Error> {
+    let last = match Record::read(files, &request.key)? {
+        RecordRead::Record(record) => Some(record),
+        RecordRead::Nothing => None,
+        RecordRead::Damaged(error) => {
+            tracing::warn!(%error, file = %files.record().display(), key = %request.key,
+                "the record of the last grant is damaged and is written anew; tokens are safe, a cooldown in it is lost");
+            None
         }
-        std::thread::sleep(Duration::from_micros(200));
+    };
+    let now = now_ms();
+    match last.as_ref().map(|r| (r, r.cooldown(now))) {
+        None | Some((_, Cooldown::Over)) => {}
+        Some((_, Cooldown::Lasts(left))) => return Ok(Err(cooling(left))),
+        Some((last, Cooldown::ClockWentBack(window))) => {
+            // Restarts the cooldown now. Otherwise callers would be early, or wait until the clock
+            // catches up.
+            Record { since_ms: now, ..last.clone() }.write(files)?;
+            return Ok(Err(cooling(window)));
+        }
+    }
+    let mode = SharedMode::of(request.mode);
+    let reserve = if mode.is_none() { request.reserve } else { 0 };
+    let numbers = token::draw(files, &request.key, last.as_ref(), boot_id(), now, reserve)?;
+    let leaves_mode = mode.is_none() && last.is_some_and(|last| last.mode.is_some());
+    Ok(Ok((grant_record(request, numbers, leaves_mode && !is_boot_known()), numbers)))
+}
+
+fn grant_record(request: &Request, numbers: Numbers, is_flushed: bool) -> Record {
+    Record {
+        key: request.key.as_str().to_owned(),
+        holder: request.holder.to_string(),
+        label: request.label.as_deref().map(str::to_owned),
+        pid: std::process::id(),
+        since_ms: now_ms(),
+        token: numbers.token.as_u64(),
+        next: numbers.next,
+        boot: boot_id().to_owned(),
+        cooldown_ms: request.cooldown.map(ceil_ms),
+        mode: SharedMode::of(request.mode),
+        is_flushed,
     }
 }
 
@@ -338,6 +262,10 @@ fn cooling(left: Duration) -> Contended {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
+    use leasehold_api::HolderId;
+
     use super::*;
 
     #[test]

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_api::Error;
+use leasehold_api::{Error, Mode};
 use leasehold_engine::{Attempt, CancellationToken, Contended, Request};
 use tokio::time::{Instant, sleep, sleep_until};
 
@@ -189,7 +189,9 @@ impl<'a> KeyWaiter<'a> {
             };
             return jittered(every);
         };
-        if claim.is_none() && !std::mem::take(&mut self.nobody_shows) {
+        // Polls for a permit, because any of the holders can leave first.
+        let is_permit = matches!(self.request.mode, Mode::Permit { .. });
+        if !is_permit && claim.is_none() && !std::mem::take(&mut self.nobody_shows) {
             *claim = wait_for_release(&files);
         }
         if claim.is_some() {

@@ -6,104 +6,21 @@
 
 #[path = "common/backend.rs"]
 mod common;
+#[path = "common/process.rs"]
+mod process;
 
-use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::{LONG, attempt, contended, granted, is_process, key, open, release, request, token};
-use leasehold_api::{FencingToken, ListQuery};
+use leasehold_api::ListQuery;
 use leasehold_engine::{Attempt, Backend as _, CancellationToken};
 use leasehold_file::HeldFile;
-use rustix::process::{Pid, Signal, WaitOptions, waitpid};
+use process::{DIR, Orphan, Other, ROLE, is_waiting, say, wait_for_the_end};
+use rustix::process::{Pid, Signal};
 use test_bounds::{Bound, within};
-
-const ROLE: &str = "LEASEHOLD_FILE_TEST_ROLE";
-const DIR: &str = "LEASEHOLD_FILE_TEST_DIR";
-
-/// A child process with a role. It replies on its standard output.
-struct Other {
-    child: Child,
-    answers: BufReader<ChildStdout>,
-    orders: Option<ChildStdin>,
-}
-
-impl Other {
-    fn start(role: &str, dir: &Path) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "another_process", "--nocapture", "--test-threads=1"])
-            .env(ROLE, role)
-            .env(DIR, dir)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let answers = BufReader::new(child.stdout.take().unwrap());
-        let orders = child.stdin.take();
-        Self { child, answers, orders }
-    }
-
-    /// Reads the next reply. It follows a `>`, which separates it from the test harness's output.
-    fn answer(&mut self) -> String {
-        let mut line = String::new();
-        loop {
-            line.clear();
-            assert_ne!(self.answers.read_line(&mut line).unwrap(), 0, "the other process ended");
-            if let Some((_, answer)) = line.split_once('>') {
-                return answer.trim().to_owned();
-            }
-        }
-    }
-
-    fn token(&mut self) -> FencingToken {
-        FencingToken::from_u64(self.answer().parse().unwrap())
-    }
-
-    fn signal(&self, signal: Signal) {
-        let pid = Pid::from_child(&self.child);
-        rustix::process::kill_process(pid, signal).unwrap();
-    }
-
-    /// Sends SIGSTOP and waits until the process is stopped.
-    fn stop(&self) {
-        self.signal(Signal::STOP);
-        let pid = Pid::from_child(&self.child);
-        let (_, status) = waitpid(Some(pid), WaitOptions::UNTRACED).unwrap().unwrap();
-        assert!(status.stopped());
-    }
-
-    /// Sends SIGKILL and waits until the process has ended.
-    fn kill(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-
-    /// Closes the process's standard input, which makes it exit.
-    fn end(mut self) {
-        drop(self.orders.take());
-        assert!(self.child.wait().unwrap().success());
-    }
-}
-
-impl Drop for Other {
-    fn drop(&mut self) {
-        // Kills the process, because a failed test must leave none behind.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// A process whose parent was killed. It is killed when this value is dropped, even if the test fails.
-struct Orphan(Pid);
-
-impl Drop for Orphan {
-    fn drop(&mut self) {
-        // An error is ignored, because the process might already have ended.
-        let _ = rustix::process::kill_process(self.0, Signal::KILL);
-    }
-}
 
 /// The code of the other process.
 #[tokio::test]
@@ -182,16 +99,6 @@ async fn another_process() {
     }
 }
 
-fn say(answer: impl std::fmt::Display) {
-    println!(">{answer}");
-    std::io::stdout().flush().unwrap();
-}
-
-fn wait_for_the_end() {
-    let mut line = String::new();
-    assert_eq!(std::io::stdin().read_line(&mut line).unwrap(), 0);
-}
-
 #[tokio::test]
 async fn a_killed_holder_frees_at_once_and_its_token_is_not_used_again() {
     let dir = tempfile::tempdir().unwrap();
@@ -258,14 +165,6 @@ async fn a_stopped_waiter_shuts_nobody_out() {
     waiter.signal(Signal::CONT);
     assert!(release(&next, &wanted).await.was_held);
     assert!(waiter.token() > granted.token.unwrap(), "it goes on waiting");
-}
-
-fn is_waiting(dir: &Path) -> bool {
-    let mut files = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().path());
-    files.any(|p| {
-        p.extension().is_some_and(|e| e == "next")
-            && std::fs::File::open(p).unwrap().try_lock_shared().is_err()
-    })
 }
 
 #[cfg(target_os = "linux")]

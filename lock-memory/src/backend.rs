@@ -36,6 +36,8 @@ pub(crate) struct Peer {
     pub(crate) clock: Arc<ClientClock>,
     pub(crate) faults: Faults,
     hints: bool,
+    /// The time within which a waiting caller polls again, with room for its jitter. Zero in the store's queue.
+    pub(crate) polls_within: Duration,
     closed: AtomicBool,
 }
 
@@ -88,6 +90,10 @@ impl MemoryBackend {
             clock: Arc::new(ClientClock::new(Arc::clone(&store.clock), skew)),
             faults: Faults::default(),
             hints: settings.hints,
+            polls_within: match settings.waiting {
+                Waiting::Poll { every } => every.saturating_mul(2),
+                _ => Duration::ZERO,
+            },
             closed: AtomicBool::new(false),
         });
         let mut peers = store.peers.lock().unwrap_or_else(PoisonError::into_inner);
@@ -134,8 +140,8 @@ impl MemoryBackend {
                 () = sleep_for(again) => {}
                 () = moved => {}
             }
-            if let Some(granted) = in_queue.waiter.take_answer() {
-                return Ok(Attempt::Granted(granted));
+            if let Some(answer) = in_queue.waiter.take_answer() {
+                return Ok(answer);
             }
             if stop.is_cancelled() {
                 return Ok(Attempt::Contended(Contended::new()));
@@ -299,6 +305,8 @@ impl Settings {
         has.lease = Some(LeaseBounds::new(self.default_ttl, MIN_TTL, MAX_TTL));
         has.fencing = Fencing::Volatile;
         has.cooldown = true;
+        has.modes.shared = true;
+        has.modes.max_permits = u32::MAX;
         has.relabel = true;
         has.portable = true;
         has.admin = AdminCapabilities::all();

@@ -1,12 +1,14 @@
 //! One key in the store: its hold, its cooldown and its waiters.
 
+mod shared;
+
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use leasehold_api::{
-    Error, ErrorKind, FencingToken, HoldInfo, HoldState, HolderId, KeyInfo, LockKey, LossReason,
+    Error, ErrorKind, FencingToken, HoldInfo, HoldState, HolderId, KeyInfo, LockKey, LossReason, Mode,
 };
 use leasehold_engine::{Attempt, Contended, Granted, HoldRef, Moment, Request, token};
 use tokio::sync::Notify;
@@ -15,10 +17,15 @@ use crate::backend::Peer;
 use crate::clock::{StoreClock, wall_clock};
 use crate::store::Store;
 
+use self::shared::SharedHolds;
+
 /// A key that is held, awaited or cooling, or whose expired lease has no successor yet.
 pub(crate) struct KeyEntry {
     pub(crate) key: LockKey,
+    /// The exclusive hold.
     pub(crate) hold: Option<MemoryHold>,
+    /// The holds in another mode. None of them is live while the exclusive hold is.
+    pub(crate) shared: Option<Box<SharedHolds>>,
     pub(crate) cooling_until: Option<Moment>,
     /// The waiters, boxed because most keys have none, and each grant moves an entry in and out of the table.
     pub(crate) waiters: Option<Box<Waiters>>,
@@ -30,6 +37,9 @@ pub(crate) struct Waiters {
     pub(crate) queue: VecDeque<Arc<QueuedWaiter>>,
     /// Polling clients that were refused since the last release.
     pub(crate) turned_away: Vec<Arc<Peer>>,
+    /// The time until which a refused writer that polls keeps new shared holders out. It ends by itself, because the
+    /// writer can give up.
+    writer_until: Option<Moment>,
 }
 
 pub(crate) struct MemoryHold {
@@ -47,14 +57,18 @@ pub(crate) struct MemoryHold {
 pub(crate) struct QueuedWaiter {
     pub(crate) request: Request,
     pub(crate) peer: Arc<Peer>,
-    /// The grant, once the waiter has got the key.
-    pub(crate) answer: Mutex<Option<Granted>>,
+    /// The grant, once the waiter has got the key, or the error that ends its wait.
+    pub(crate) answer: Mutex<Option<Attempt>>,
     pub(crate) called: Notify,
 }
 
 impl QueuedWaiter {
-    pub(crate) fn take_answer(&self) -> Option<Granted> {
+    pub(crate) fn take_answer(&self) -> Option<Attempt> {
         self.answer.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    pub(crate) fn answer(&self, attempt: Attempt) {
+        *self.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(attempt);
     }
 }
 
@@ -89,7 +103,7 @@ impl<'a> Now<'a> {
 pub(crate) struct DeferredWakeups {
     pub(crate) called: Vec<Arc<QueuedWaiter>>,
     woken: Vec<(Arc<Peer>, LockKey)>,
-    pub(crate) lost: Option<(PeerId, LockKey, HolderId, LossReason)>,
+    pub(crate) lost: Vec<(PeerId, LockKey, HolderId, LossReason)>,
 }
 
 impl DeferredWakeups {
@@ -100,7 +114,7 @@ impl DeferredWakeups {
         for (peer, key) in self.woken {
             peer.wake(&key);
         }
-        if let Some((id, key, holder, reason)) = self.lost {
+        for (id, key, holder, reason) in self.lost {
             if let Some(peer) = store.peer(id) {
                 peer.lost(&key, holder, reason);
             }
@@ -135,7 +149,7 @@ impl KeyEntry {
             )
         })?;
         self.cooling_until = request.cooldown.map(|d| now.get().after(d));
-        self.hold = Some(MemoryHold {
+        let hold = MemoryHold {
             holder: request.holder,
             peer: peer.id,
             token,
@@ -143,11 +157,18 @@ impl KeyEntry {
             expires: request.ttl.map(|ttl| now.get().after(ttl)),
             label: request.label.clone(),
             asked: false,
-        });
-        Ok(Granted::with_token(Some(token)))
+        };
+        let mut granted = Granted::with_token(Some(token));
+        if request.mode == Mode::Exclusive {
+            self.hold = Some(hold);
+            self.shared = None;
+        } else {
+            granted.permit = self.put_beside(request.mode, hold, now);
+        }
+        Ok(granted)
     }
 
-    /// Returns the hold, unless its lease has ended.
+    /// Returns the exclusive hold, unless its lease has ended.
     pub(crate) fn live(&mut self, now: &Now<'_>) -> Option<&mut MemoryHold> {
         self.hold.as_mut().filter(|h| h.is_live(now))
     }
@@ -155,23 +176,27 @@ impl KeyEntry {
     /// Returns the grant of an attempt that was sent before, and restarts its lease. `None` if the attempt
     /// has no hold.
     pub(crate) fn repeated(&mut self, request: &Request, now: &Now<'_>) -> Option<Attempt> {
-        let hold = self.live(now).filter(|h| h.holder == request.holder)?;
+        let permit = self.permit_of(request.holder);
+        let hold = self.live_of(request.holder, now)?;
         if let (Some(ends), Some(ttl)) = (hold.expires, request.ttl) {
             hold.expires = Some(ends.max(now.get().after(ttl)));
         }
-        Some(Attempt::Granted(Granted::with_token(Some(hold.token))))
+        let mut granted = Granted::with_token(Some(hold.token));
+        granted.permit = permit;
+        Some(Attempt::Granted(granted))
     }
 
-    /// Returns why the key cannot be granted now. `None` if it can. For a newcomer, that includes waiters in
+    /// Returns why the key cannot be granted now in `mode`. `None` if it can. For a newcomer, that includes waiters in
     /// the queue.
-    pub(crate) fn refusal(&mut self, now: &Now<'_>, newcomer: bool) -> Option<Contended> {
+    pub(crate) fn refusal(&mut self, mode: Mode, now: &Now<'_>, newcomer: bool) -> Option<Contended> {
         let cooling_for =
             self.cooling_until.filter(|until| *until > now.get()).map(|until| until.since(now.get()));
-        let hold = self.hold.as_ref().filter(|h| h.is_live(now));
         let mut held = Contended::new();
         held.cooling_for = cooling_for;
-        held.retry_after = match hold {
-            Some(hold) => hold.expires.map(|e| e.since(now.get()).max(cooling_for.unwrap_or_default())),
+        held.retry_after = match self.exclusion(mode, now) {
+            Some(exclusion) => {
+                exclusion.until.map(|e| e.since(now.get()).max(cooling_for.unwrap_or_default()))
+            }
             None if cooling_for.is_some() => cooling_for,
             None if newcomer && self.has_queue() => None,
             None => return None,
@@ -190,7 +215,12 @@ impl KeyEntry {
     }
 
     pub(crate) fn is_unused(&self) -> bool {
-        self.hold.is_none() && self.cooling_until.is_none() && !self.is_wanted()
+        self.hold.is_none() && self.shared.is_none() && self.cooling_until.is_none() && !self.is_wanted()
+    }
+
+    /// Returns the mode of the first waiter in the queue.
+    pub(crate) fn next_mode(&self) -> Option<Mode> {
+        Some(self.waiters.as_ref()?.queue.front()?.request.mode)
     }
 
     pub(crate) fn has_queue(&self) -> bool {
@@ -202,12 +232,25 @@ impl KeyEntry {
         self.waiters.as_ref().is_some_and(|o| !o.queue.is_empty() || !o.turned_away.is_empty())
     }
 
-    /// Ends the hold and notifies the refused waiters. Returns whether other clients wait.
+    /// Ends the exclusive hold and notifies the refused waiters. Returns whether other clients wait.
     pub(crate) fn end_hold(&mut self, wakeups: &mut DeferredWakeups) -> bool {
         let hold = self.hold.take();
+        self.notify_waiters(hold.map(|hold| hold.peer), true, wakeups)
+    }
+
+    /// Notifies the refused waiters after a hold of `peer` has ended, if the key `has_room` for one of them. Returns
+    /// whether other clients wait.
+    fn notify_waiters(
+        &mut self,
+        peer: Option<PeerId>,
+        has_room: bool,
+        wakeups: &mut DeferredWakeups,
+    ) -> bool {
         let Some(waiters) = &mut self.waiters else { return false };
-        let elsewhere = waiters.turned_away.iter().any(|p| hold.as_ref().is_none_or(|h| p.id != h.peer));
-        wakeups.woken.extend(waiters.turned_away.drain(..).map(|p| (p, self.key.clone())));
+        let elsewhere = waiters.turned_away.iter().any(|p| peer.is_none_or(|peer| p.id != peer));
+        if has_room {
+            wakeups.woken.extend(waiters.turned_away.drain(..).map(|p| (p, self.key.clone())));
+        }
         elsewhere || !waiters.queue.is_empty()
     }
 
@@ -215,6 +258,7 @@ impl KeyEntry {
     pub(crate) fn is_idle(&self, now: &Now<'_>) -> bool {
         !self.has_queue()
             && self.hold.as_ref().is_none_or(|h| !h.is_live(now))
+            && !self.is_live_beside(now)
             && self.cooling_until.is_none_or(|until| until <= now.get())
     }
 
@@ -225,6 +269,7 @@ impl KeyEntry {
         let cooldown = self.cooling_until.filter(|until| *until > now.get());
         info.cooldown = cooldown.map(|until| until.since(now.get()));
         info.holders.extend(self.hold.as_ref().filter(|h| ended || h.is_live(now)).map(|h| h.info(now)));
+        self.add_shared_infos(&mut info, now, ended);
         info
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use hashbrown::HashTable;
-use leasehold_api::{Error, HolderId, KeyInfo, LockKey, LossReason};
+use leasehold_api::{Error, HolderId, KeyInfo, LockKey, LossReason, Mode};
 use leasehold_engine::{Attempt, HoldRef, KeyHasher, ReleaseReply, Renewed, Request};
 use tokio::sync::Notify;
 
@@ -60,12 +60,18 @@ impl Store {
         if let Some(granted) = entry.repeated(request, now) {
             return Ok(granted);
         }
-        let Some(held) = entry.refusal(now, true) else {
+        if let Some(error) = entry.mismatch(request.mode, now) {
+            return Ok(Attempt::Refused(error));
+        }
+        let Some(held) = entry.refusal(request.mode, now, true) else {
             return entry.grant(drawn, request, peer, now).map(Attempt::Granted);
         };
         let noted = |waiters: &Waiters| waiters.turned_away.iter().any(|p| Arc::ptr_eq(p, peer));
         if request.waits && !queued && !noted(entry.waiters()) {
             entry.waiters().turned_away.push(Arc::clone(peer));
+        }
+        if request.waits && !queued && request.mode == Mode::Exclusive {
+            entry.note_writer(now, peer.polls_within);
         }
         Ok(Attempt::Contended(held))
     }
@@ -82,7 +88,10 @@ impl Store {
         if let Some(granted) = entry.repeated(&request, now) {
             return Ok(Ok(granted));
         }
-        if entry.refusal(now, true).is_none() {
+        if let Some(error) = entry.mismatch(request.mode, now) {
+            return Ok(Ok(Attempt::Refused(error)));
+        }
+        if entry.refusal(request.mode, now, true).is_none() {
             return entry.grant(drawn, &request, &peer, now).map(|granted| Ok(Attempt::Granted(granted)));
         }
         let waiter =
@@ -91,12 +100,14 @@ impl Store {
         Ok(Err(waiter))
     }
 
-    /// Grants the key to the first waiter in its queue, if the key has become free by itself. Otherwise
+    /// Grants the key to the first waiters in its queue, if the key has become free by itself. Otherwise
     /// returns the time until it can become free.
     pub(crate) fn promote(&self, key: &LockKey) -> Option<Duration> {
         let now = &Now::of(&self.clock);
         let mut state = self.lock();
-        if let Some(held) = state.find(key)?.refusal(now, false) {
+        let entry = state.find(key)?;
+        let mode = entry.next_mode()?;
+        if let Some(held) = entry.refusal(mode, now, false).filter(|_| entry.mismatch(mode, now).is_none()) {
             return held.retry_after;
         }
         let mut wakeups = DeferredWakeups::default();
@@ -136,7 +147,7 @@ impl Store {
         let now = &Now::of(&self.clock);
         let mut state = self.lock();
         let Some(entry) = state.find(&hold.key) else { return Renewed::Gone(LossReason::Gone) };
-        let Some(live) = entry.live(now).filter(|live| live.holder == hold.holder) else {
+        let Some(live) = entry.live_of(hold.holder, now) else {
             return Renewed::Gone(LossReason::Gone);
         };
         live.expires = hold.ttl.map(|ttl| now.get().after(ttl));
@@ -155,8 +166,8 @@ impl Store {
     pub(crate) fn relabel(&self, hold: &HoldRef, label: Arc<str>) -> Renewed {
         let now = &Now::of(&self.clock);
         let mut state = self.lock();
-        let live = state.find(&hold.key).and_then(|entry| entry.live(now));
-        let Some(live) = live.filter(|live| live.holder == hold.holder) else {
+        let live = state.find(&hold.key).and_then(|entry| entry.live_of(hold.holder, now));
+        let Some(live) = live else {
             return Renewed::Gone(LossReason::Gone);
         };
         live.label = Some(label);
@@ -195,8 +206,8 @@ impl Store {
     pub(crate) fn ask(&self, key: &LockKey, holder: HolderId) -> bool {
         let now = &Now::of(&self.clock);
         let mut state = self.lock();
-        let live = state.find(key).and_then(|entry| entry.live(now));
-        let Some(live) = live.filter(|live| live.holder == holder) else { return false };
+        let live = state.find(key).and_then(|entry| entry.live_of(holder, now));
+        let Some(live) = live else { return false };
         live.asked = true;
         let peer = live.peer;
         // Unlocks before the report, because a woken task can call the store.
@@ -228,6 +239,10 @@ impl Store {
                 entry.cooling_until = None;
             }
             freed = freed.waiters(entry.end_hold(&mut wakeups));
+        } else if entry.shared.is_some() {
+            let was_live = entry.live_of(holder, now).is_some();
+            let (_, wait) = entry.end_where(&mut wakeups, |hold| hold.holder == holder);
+            freed = ReleaseReply::new(was_live).waiters(wait);
         }
         if entry.has_queue() {
             state.call_next(key, now, &mut wakeups);
@@ -238,18 +253,20 @@ impl Store {
         freed
     }
 
-    /// Ends the hold of `key`. If `holder` is given, ends only the hold with this id. If `tell` is given,
+    /// Ends the holds of `key`. If `holder` is given, ends only the hold with this id. If `tell` is given,
     /// reports the loss for this reason to the holder's client.
     pub(crate) fn end(&self, key: &LockKey, holder: Option<HolderId>, tell: Option<LossReason>) -> bool {
         let now = &Now::of(&self.clock);
         let mut state = self.lock();
         let mut wakeups = DeferredWakeups::default();
         let Some(entry) = state.find(key) else { return false };
-        let Some(live) = entry.live(now).filter(|h| holder.is_none_or(|id| id == h.holder)) else {
+        let ends = |hold: &MemoryHold| hold.is_live(now) && holder.is_none_or(|id| id == hold.holder);
+        let (ended, _) = entry.end_where(&mut wakeups, ends);
+        if ended.is_empty() {
             return false;
-        };
-        wakeups.lost = tell.map(|reason| (live.peer, key.clone(), live.holder, reason));
-        entry.end_hold(&mut wakeups);
+        }
+        let lost = |reason| ended.iter().map(move |(peer, id)| (*peer, key.clone(), *id, reason));
+        wakeups.lost.extend(tell.into_iter().flat_map(lost));
         state.call_next(key, now, &mut wakeups);
         state.tidy(key);
         drop(state);
@@ -270,7 +287,7 @@ impl Store {
                 waiters.queue.retain(|w| !Arc::ptr_eq(&w.peer, peer));
                 waited = waiters.queue.len() < before;
             }
-            let holds = entry.hold.as_ref().is_some_and(|h| h.peer == peer.id);
+            let holds = entry.is_held_by(peer.id);
             if waited || holds {
                 concerned.push((entry.key.clone(), holds));
             }
@@ -279,7 +296,7 @@ impl Store {
         for (key, holds) in concerned {
             let mut wakeups = DeferredWakeups::default();
             if let Some(entry) = state.find(&key).filter(|_| holds) {
-                entry.end_hold(&mut wakeups);
+                entry.end_where(&mut wakeups, |hold| hold.peer == peer.id);
             }
             state.call_next(&key, now, &mut wakeups);
             state.tidy(&key);
@@ -345,28 +362,42 @@ impl KeyTable {
         let entry = self
             .entries
             .entry(KeyHasher::hash_of(key), |e| e.key == *key, |e| KeyHasher::hash_of(&e.key))
-            .or_insert_with(|| KeyEntry { key: key.clone(), hold: None, cooling_until: None, waiters: None })
+            .or_insert_with(|| KeyEntry {
+                key: key.clone(),
+                hold: None,
+                shared: None,
+                cooling_until: None,
+                waiters: None,
+            })
             .into_mut();
         (entry, &mut self.drawn)
     }
 
-    /// Grants a free key to the first waiter in its queue.
+    /// Grants a free key to the first waiter in its queue, and to those behind it that can hold it as well.
     fn call_next(&mut self, key: &LockKey, now: &Now<'_>, wakeups: &mut DeferredWakeups) {
         let Some(entry) = self.entries.find_mut(KeyHasher::hash_of(key), |e| e.key == *key) else { return };
-        if let Some(held) = entry.refusal(now, false) {
-            // Wakes the first waiter, because it does not know yet when the hold ends by itself.
-            let front = entry.waiters().queue.front().filter(|_| held.retry_after.is_some());
-            wakeups.called.extend(front.cloned());
-            return;
+        while let Some(mode) = entry.next_mode() {
+            let mismatch = entry.mismatch(mode, now);
+            if let Some(held) = entry.refusal(mode, now, false).filter(|_| mismatch.is_none()) {
+                // Wakes the first waiter, because it does not know yet when the hold ends by itself.
+                let front = entry.waiters().queue.front().filter(|_| held.retry_after.is_some());
+                wakeups.called.extend(front.cloned());
+                return;
+            }
+            let Some(waiter) = entry.waiters().queue.pop_front() else { return };
+            if let Some(error) = mismatch {
+                waiter.answer(Attempt::Refused(error));
+            } else if let Ok(mut granted) = entry.grant(&mut self.drawn, &waiter.request, &waiter.peer, now) {
+                granted.asked_at = waiter.peer.moment_of(now);
+                waiter.answer(Attempt::Granted(granted));
+            }
+            wakeups.called.push(waiter);
+            if mode == Mode::Exclusive {
+                // Wakes the next waiter, because it must learn when this lease ends.
+                wakeups.called.extend(entry.waiters().queue.front().cloned());
+                return;
+            }
         }
-        let Some(waiter) = entry.waiters().queue.pop_front() else { return };
-        if let Ok(mut granted) = entry.grant(&mut self.drawn, &waiter.request, &waiter.peer, now) {
-            granted.asked_at = waiter.peer.moment_of(now);
-            *waiter.answer.lock().unwrap_or_else(PoisonError::into_inner) = Some(granted);
-        }
-        wakeups.called.push(waiter);
-        // Wakes the next waiter, because it must learn when this lease ends.
-        wakeups.called.extend(entry.waiters().queue.front().cloned());
     }
 
     /// Removes the entry of a key without hold, cooldown and waiters.

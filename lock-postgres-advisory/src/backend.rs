@@ -20,6 +20,7 @@ use leasehold_postgres::session::Session;
 use crate::admin::sessions::Sessions;
 use crate::client::Client;
 use crate::common::Common;
+use crate::derived::MAX_PERMITS;
 use crate::error::interrupted;
 use crate::registry::names::{self, LAG};
 use crate::shared_session::SharedSession;
@@ -70,7 +71,11 @@ impl AdvisoryBackend {
                 }
             }
         }
-        let side_session = SideSession { limit: common.statement_limit(), spare: common.config.spare_time() };
+        let side_session = SideSession {
+            statements: common.statements.clone(),
+            limit: common.statement_limit(),
+            spare: common.config.spare_time(),
+        };
         let config = common.config_of_more();
         shared_sessions.push(Session::lazy(&config, &common.side_session, side_session));
         let capabilities = capabilities(&common, scope, wait_sessions);
@@ -243,6 +248,12 @@ fn capabilities(common: &Common, scope: LockScope, wait_sessions: usize) -> Capa
     has.max_holds = match scope {
         LockScope::Session => common.capacity(),
         LockScope::Transaction => Some(wait_sessions as u64),
+    };
+    has.modes.shared = true;
+    // A transaction cannot end its turn before itself, so its permit would keep the turn from all waiters.
+    has.modes.max_permits = match scope {
+        LockScope::Session => MAX_PERMITS,
+        LockScope::Transaction => 0,
     };
     has.relabel = true;
     has.admin = AdminCapabilities::read_only();

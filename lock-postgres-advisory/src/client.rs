@@ -1,21 +1,26 @@
 //! One client: its sessions, their requests, and the session of each lock.
 
+mod permits;
+
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use futures_util::future::join_all;
-use leasehold_api::{Error, ErrorKind, FencingToken, HolderId, LossReason};
+use leasehold_api::{Error, ErrorKind, FencingToken, HolderId, LossReason, Mode};
 use leasehold_engine::{Attempt, Events, HoldRef, Moment, ReleaseReply, Renewed, Request};
 use leasehold_postgres::session::Session;
 use tokio::sync::oneshot;
 
 use crate::common::Common;
 use crate::error::interrupted;
-use crate::registry::{Location, Reservation};
+use crate::registry::shared::Leave;
+use crate::registry::{Location, Reservation, lock_mode};
 use crate::reply::{ReplyReceiver, ask};
 use crate::shared_session::job::SharedJob;
-use crate::try_outcome::{TryOutcome, contended, dated, granted};
+use crate::side_session::job::SideJob;
+use crate::sql::LockMode;
+use crate::try_outcome::{TryOutcome, contended, dated, granted, granted_again};
 use crate::wait_session::pool::WaitSessions;
 use crate::wait_session::{LockScope, WaitSession};
 
@@ -31,9 +36,34 @@ pub(crate) struct Client {
 enum StartedRelease {
     /// The release is queued on a shared session, which holds many locks.
     Asked(ReplyReceiver<ReleaseReply>),
+    /// Other holders of this process share the lock, whose session is being confirmed.
+    Left(ReplyReceiver<()>),
     /// The wait session (a session for one lock) with this id holds the lock.
-    Own(u64, i64, HolderId),
+    Own(u64, i64, HolderId, LockMode),
     Done(Result<ReleaseReply, Error>),
+}
+
+/// One attempt of a batch, after its request was queued.
+enum StartedTry {
+    /// The attempt is queued on a shared session.
+    Asked(i64, HolderId, ReplyReceiver<TryOutcome>),
+    Joining(Joining),
+    /// One of so many permits.
+    Permit(Box<Request>, u32),
+    Done(Attempt),
+}
+
+/// A request that joins the holders of its number in this process.
+struct Joining {
+    number: i64,
+    holder: HolderId,
+    /// The shared session that has the lock.
+    index: usize,
+    token: FencingToken,
+    /// Whether the session still exists.
+    is_alive: ReplyReceiver<()>,
+    /// Whether no session waits for the number exclusively.
+    is_unclaimed: ReplyReceiver<bool>,
 }
 
 impl Client {
@@ -90,7 +120,7 @@ impl Client {
         };
         // Reads the clock only now, because opening the session might have taken long.
         let asked_at = self.now();
-        let outcome = session.acquire(number, false).await;
+        let outcome = session.acquire(number, lock_mode(request.mode)?, false).await;
         if let Ok(TryOutcome::Granted(token)) = outcome {
             return Ok(dated(self.granted_on(number, request, session, token)?, asked_at));
         }
@@ -112,8 +142,9 @@ impl Client {
             )));
         };
         let answer = match self.common.registry.reserve(number, request, session.location()) {
-            Ok(Reservation::Ours) => return Ok((number, session)),
-            Ok(Reservation::Again(token)) => granted(token),
+            // No other holder has its lock on this session, so the server decides.
+            Ok(Reservation::Ours | Reservation::Beside(_)) => return Ok((number, session)),
+            Ok(Reservation::Again(grant)) => granted_again(grant),
             Ok(Reservation::Busy) => contended(),
             Err(error) => Attempt::Refused(error),
         };
@@ -124,13 +155,22 @@ impl Client {
     /// Tries all numbers with one statement per session.
     async fn try_on_shared_sessions(&self, requests: &[Request]) -> Vec<Result<Attempt, Error>> {
         let mut jobs = self.no_jobs();
-        let asked: Vec<_> = requests.iter().map(|request| self.start_try(request, &mut jobs)).collect();
+        let start = |request| self.start_try(request, &mut jobs).unwrap_or_else(StartedTry::Done);
+        let asked: Vec<_> = requests.iter().map(start).collect();
         self.push(jobs);
         let mut answers = Vec::with_capacity(asked.len());
         for asked in asked {
             let (number, holder, answered) = match asked {
-                Ok(asked) => asked,
-                Err(attempt) => {
+                StartedTry::Asked(number, holder, answered) => (number, holder, answered),
+                StartedTry::Joining(joining) => {
+                    answers.push(self.finish_join(joining, false).await.map(Attempt::from));
+                    continue;
+                }
+                StartedTry::Permit(request, of) => {
+                    answers.push(self.try_permit(&request, of, false).await);
+                    continue;
+                }
+                StartedTry::Done(attempt) => {
                     answers.push(Ok(attempt));
                     continue;
                 }
@@ -147,23 +187,96 @@ impl Client {
 
     /// Reserves the number in this process and queues the attempt. If that fails, returns the result of the
     /// attempt as an error.
-    fn start_try(
-        &self,
-        request: &Request,
-        jobs: &mut [Vec<SharedJob>],
-    ) -> Result<(i64, HolderId, ReplyReceiver<TryOutcome>), Attempt> {
+    fn start_try(&self, request: &Request, jobs: &mut [Vec<SharedJob>]) -> Result<StartedTry, Attempt> {
         let (common, holder) = (&self.common, request.holder);
+        if let Mode::Permit { of } = request.mode {
+            return Ok(StartedTry::Permit(Box::new(request.clone()), of));
+        }
         let number = common.number(&request.key).map_err(Attempt::Refused)?;
+        let mode = lock_mode(request.mode).map_err(Attempt::Refused)?;
         let index = common.shared_session_of(number);
         match common.registry.reserve(number, request, Location::Shared(index)).map_err(Attempt::Refused)? {
             Reservation::Busy => Err(contended()),
-            Reservation::Again(token) => Err(granted(token)),
+            Reservation::Again(grant) => Err(granted_again(grant)),
             Reservation::Ours => {
                 let (answer, answered) = oneshot::channel();
-                jobs[index].push(SharedJob::Try { number, holder, waits: false, answer });
-                Ok((number, holder, answered))
+                jobs[index].push(SharedJob::Try { number, holder, mode, waits: false, answer });
+                Ok(StartedTry::Asked(number, holder, answered))
+            }
+            Reservation::Beside(token) => {
+                let (answer, is_alive) = oneshot::channel();
+                jobs[index].push(SharedJob::Confirm { answer });
+                let is_unclaimed = self.probe(number, true);
+                let joining = Joining { number, holder, index, token, is_alive, is_unclaimed };
+                Ok(StartedTry::Joining(joining))
             }
         }
+    }
+
+    /// Queries, on the side session, whether another session could share the number at once.
+    fn probe(&self, number: i64, reads: bool) -> ReplyReceiver<bool> {
+        let (answer, answered) = oneshot::channel();
+        self.common.side_session.push(SideJob::Probe { number, reads, answer });
+        answered
+    }
+
+    /// Returns the reply to a probe. If the side session has none, the session `index` reads the server's lock table. It
+    /// cannot probe itself, because the server would grant it the number again.
+    async fn or_by_lock_table(
+        &self,
+        probed: ReplyReceiver<bool>,
+        number: i64,
+        index: usize,
+    ) -> Result<bool, Error> {
+        match probed.await {
+            Ok(Ok(is_unclaimed)) => Ok(is_unclaimed),
+            Ok(Err(_)) | Err(_) => {
+                ask(&self.common.queues[index], |answer| SharedJob::IsUnclaimed { number, answer }).await
+            }
+        }
+    }
+
+    /// Joins the holders that this process has on the shared session `index`, for a request that waits and stays
+    /// reserved.
+    pub(crate) async fn join(
+        &self,
+        number: i64,
+        holder: HolderId,
+        index: usize,
+        token: FencingToken,
+    ) -> Result<TryOutcome, Error> {
+        let (answer, is_alive) = oneshot::channel();
+        self.common.queues[index].push(SharedJob::Confirm { answer });
+        let is_unclaimed = self.probe(number, true);
+        self.finish_join(Joining { number, holder, index, token, is_alive, is_unclaimed }, true).await
+    }
+
+    /// Grants a request that joins others if its session exists and no session waits for the number exclusively.
+    /// Without a grant, a request that `waits` stays reserved.
+    async fn finish_join(&self, joining: Joining, waits: bool) -> Result<TryOutcome, Error> {
+        let Joining { number, holder, index, token, is_alive, is_unclaimed } = joining;
+        let registry = &self.common.registry;
+        // An error of the session leaves the outcome unknown. The release that follows forgets the request.
+        is_alive.await.unwrap_or_else(|_| Err(interrupted()))?;
+        let outcome = match self.or_by_lock_table(is_unclaimed, number, index).await {
+            Ok(true) if registry.granted(number, holder, Location::Shared(index), token) => {
+                return Ok(TryOutcome::Granted(token));
+            }
+            Ok(true) => return Err(interrupted()),
+            Ok(false) => TryOutcome::Contended,
+            Err(error) => TryOutcome::Refused(error),
+        };
+        if waits && !registry.step_back(number, holder) {
+            return Ok(outcome);
+        }
+        // Releases the lock of the others if they have left in the meantime.
+        if let Some(Leave::Last(Location::Shared(index))) = registry.leave(number, holder) {
+            let mode = LockMode::Shared;
+            let unlocked =
+                ask(&self.common.queues[index], |answer| SharedJob::Unlock { number, holder, mode, answer });
+            unlocked.await?;
+        }
+        Ok(outcome)
     }
 
     /// Releases each of `holds`, with one statement per session.
@@ -188,16 +301,30 @@ impl Client {
             Ok(number) => number,
             Err(error) => return StartedRelease::Done(Err(error)),
         };
-        match common.registry.location_of(number, holder) {
-            None => StartedRelease::Done(Ok(ReleaseReply::new(false))),
-            Some(Location::Shared(index)) => {
+        let mode = match lock_mode(hold.mode) {
+            Ok(mode) => mode,
+            Err(error) => return StartedRelease::Done(Err(error)),
+        };
+        if let Mode::Permit { .. } = hold.mode {
+            return self.start_permit_release(number, holder, jobs);
+        }
+        let was_held = common.registry.is_held(number, holder);
+        match common.registry.leave(number, holder) {
+            Some(Leave::Left(Location::Shared(index))) if was_held => {
+                // Confirms the session, because the hold possibly ended with it unnoticed.
                 let (answer, answered) = oneshot::channel();
-                jobs[index].push(SharedJob::Unlock { number, holder, answer });
+                jobs[index].push(SharedJob::Confirm { answer });
+                StartedRelease::Left(answered)
+            }
+            None | Some(Leave::Left(_)) => StartedRelease::Done(Ok(ReleaseReply::new(false))),
+            Some(Leave::Last(Location::Shared(index))) => {
+                let (answer, answered) = oneshot::channel();
+                jobs[index].push(SharedJob::Unlock { number, holder, mode, answer });
                 StartedRelease::Asked(answered)
             }
-            Some(Location::Own(id)) => StartedRelease::Own(id, number, holder),
+            Some(Leave::Last(Location::Own(id))) => StartedRelease::Own(id, number, holder, mode),
             // Nothing to release, because the wait ended without a grant.
-            Some(Location::Nowhere) => {
+            Some(Leave::Last(Location::Nowhere)) => {
                 common.registry.forget(number, holder);
                 StartedRelease::Done(Ok(ReleaseReply::new(false)))
             }
@@ -207,7 +334,13 @@ impl Client {
     async fn finish_release(&self, started: StartedRelease) -> Result<ReleaseReply, Error> {
         match started {
             StartedRelease::Asked(answered) => answered.await.unwrap_or_else(|_| Err(interrupted())),
-            StartedRelease::Own(id, number, holder) => self.release_on_wait_session(id, number, holder).await,
+            StartedRelease::Left(answered) => {
+                let confirmed = answered.await.unwrap_or_else(|_| Err(interrupted()));
+                confirmed.map(|()| ReleaseReply::new(true))
+            }
+            StartedRelease::Own(id, number, holder, mode) => {
+                self.release_on_wait_session(id, number, holder, mode).await
+            }
             StartedRelease::Done(outcome) => outcome,
         }
     }
@@ -217,13 +350,14 @@ impl Client {
         id: u64,
         number: i64,
         holder: HolderId,
+        mode: LockMode,
     ) -> Result<ReleaseReply, Error> {
         let handle = self.wait_sessions.taken().get(&id).map(WaitSession::handle);
         let Some(handle) = handle else {
             self.common.registry.forget(number, holder);
             return Ok(ReleaseReply::new(false));
         };
-        let outcome = handle.release(number).await;
+        let outcome = handle.release(number, mode).await;
         self.common.wait_session_keeps(id, None);
         self.common.registry.forget(number, holder);
         let session = self.wait_sessions.taken().remove(&id);

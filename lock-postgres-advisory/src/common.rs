@@ -21,8 +21,18 @@ use crate::shared_session::job::SharedJob;
 use crate::side_session::job::SideJob;
 use crate::sql::Statements;
 
-/// The tasks of this process that poll for a number, by that number. They are woken by its release.
-pub(crate) type Pollers = Arc<Mutex<HashMap<i64, Arc<Notify>>>>;
+/// The tasks of this process that poll for a number, by that number.
+pub(crate) type Pollers = Arc<Mutex<HashMap<i64, PollerEntry>>>;
+
+/// One task that polls.
+#[derive(Clone)]
+pub(crate) struct PollerEntry {
+    /// Notified by a release of the number.
+    pub(crate) woken: Arc<Notify>,
+    /// Whether the task closes the gate of the number, because it waits for the exclusive lock outside of the server's
+    /// queue, and readers of other clients would overlap indefinitely.
+    pub(crate) closes_gate: bool,
+}
 
 pub(crate) struct Common {
     pub(crate) config: PgConfig,
@@ -113,9 +123,11 @@ impl Common {
         self.wait_pids.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns whether the server process `pid` belongs to a session of this client that holds locks.
-    pub(crate) fn is_own(&self, pid: i32) -> bool {
-        self.shared_pids().contains(&pid) || self.wait_pids().values().any(|session| *session == pid)
+    /// Returns the session of this client with the server process `pid`, if it holds locks.
+    pub(crate) fn location_of(&self, pid: i32) -> Option<Location> {
+        let shared = self.shared_pids().iter().position(|session| *session == pid).map(Location::Shared);
+        let waiting = || self.wait_pids().into_iter().find(|(_, session)| *session == pid);
+        shared.or_else(|| waiting().map(|(id, _)| Location::Own(id)))
     }
 
     pub(crate) fn wait_session_keeps(&self, id: u64, pid: Option<i32>) {

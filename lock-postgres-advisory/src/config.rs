@@ -107,6 +107,9 @@ impl AdvisoryConfig {
 
 /// Advisory locks of transaction scope behind the common lock interface, with one connection per held or awaited lock.
 /// It works behind poolers in transaction mode. Without a pooler, [`AdvisoryConfig`] needs far fewer connections.
+///
+/// It has shared locks, but no permits. A waiter for a permit would need a turn that ends before its permit, and locks of a
+/// transaction end together.
 #[derive(Clone, Debug)]
 pub struct XactConfig {
     pub(crate) server: PgConfig,

@@ -5,6 +5,7 @@ mod backend;
 mod client;
 mod common;
 mod config;
+mod derived;
 mod error;
 mod registry;
 mod reply;

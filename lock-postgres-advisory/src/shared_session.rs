@@ -1,9 +1,11 @@
 //! Holds many locks in one session. Requests that arrive during a round trip are batched.
 
 pub(crate) mod job;
+mod marks;
+mod permits;
 mod step;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
@@ -22,8 +24,10 @@ use crate::registry::Location;
 use crate::registry::names::space_of;
 use crate::server::process;
 use crate::shared_session::job::SharedJob;
+use crate::shared_session::marks::Marks;
+use crate::shared_session::permits::KeyPermits;
 use crate::shared_session::step::{Reply, Step, StepKind, StepReply, send_all};
-use crate::sql::{self, Process};
+use crate::sql::{self, LockMode, Process};
 use crate::try_outcome::{TryOutcome, token_of};
 
 /// The work of a shared session, which holds the locks of many keys.
@@ -40,9 +44,9 @@ pub(crate) struct SharedSession {
     /// Whether the session holds locks. If not, it only serves the wait sessions (ends and cancels their
     /// waits).
     keeps: bool,
-    /// Numbers with a poller's mark: a shared advisory lock that makes the holder notify when it releases the
-    /// number.
-    marked: HashSet<i64>,
+    marks: Marks,
+    /// The permits of this session by the number of their key. The server would grant the session each of them again.
+    permits: HashMap<i64, KeyPermits>,
     /// Failed unlocks that might have released the lock.
     unsure: HashSet<(i64, HolderId)>,
 }
@@ -98,7 +102,8 @@ impl Work for SharedSession {
         if !common.config.closes_when_idle(unused) || common.is_used() || !self.unsure.is_empty() {
             return true;
         }
-        self.marked.clear();
+        self.marks.clear();
+        self.permits.clear();
         common.shared_session_closed(self.index);
         false
     }
@@ -110,12 +115,13 @@ impl Work for SharedSession {
         }
         let pollers = self.common.pollers.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(poller) = pollers.get(&number) {
-            poller.notify_one();
+            poller.woken.notify_one();
         }
     }
 
     fn ended(&mut self, _error: &Error) {
-        self.marked.clear();
+        self.marks.clear();
+        self.permits.clear();
         let location = Location::Shared(self.index);
         // Keeps the numbers of which it is unknown whether the old session holds them, and one other, because
         // it holds all others or none.
@@ -132,9 +138,17 @@ impl Work for SharedSession {
 impl SharedSession {
     /// Creates the work of a session that holds locks (`keeps`), or only serves the wait sessions.
     pub(crate) fn new(common: &Arc<Common>, index: usize, keeps: bool) -> Self {
-        let (marked, unsure) = (HashSet::new(), HashSet::new());
-        let (process, before, under_way) = (Process::default(), None, Vec::new());
-        Self { common: Arc::clone(common), index, process, before, under_way, keeps, marked, unsure }
+        Self {
+            common: Arc::clone(common),
+            index,
+            process: Process::default(),
+            before: None,
+            under_way: Vec::new(),
+            keeps,
+            marks: Marks::default(),
+            permits: HashMap::new(),
+            unsure: HashSet::new(),
+        }
     }
 
     async fn carry_out(&mut self, connection: &mut PgConnection, jobs: Vec<SharedJob>) -> Result<(), Error> {
@@ -149,17 +163,17 @@ impl SharedSession {
                 SharedJob::Try { number, holder, answer, .. } if !self.is_here(number, holder) => {
                     let _ = answer.send(Ok(TryOutcome::Refused(not_sent())));
                 }
-                SharedJob::Try { number, holder, waits, answer } => {
+                SharedJob::Try { number, holder, mode, waits, answer } => {
                     // Checks the poller's mark of this number again, because it possibly could not be set
                     // before.
                     polled.extend(Some(number).filter(|_| waits));
-                    steps.push(Step { number, holder, kind: StepKind::Try(waits, answer) });
+                    steps.push(Step { number, holder, mode, kind: StepKind::Try(waits, answer) });
                 }
-                SharedJob::Unlock { number, holder, answer } if !self.is_here(number, holder) => {
+                SharedJob::Unlock { number, holder, answer, .. } if !self.is_here(number, holder) => {
                     let _ = answer.send(Ok(ReleaseReply::new(false)));
                 }
-                SharedJob::Unlock { number, holder, answer } => {
-                    steps.push(Step { number, holder, kind: StepKind::Unlock(answer) });
+                SharedJob::Unlock { number, holder, mode, answer } => {
+                    steps.push(Step { number, holder, mode, kind: StepKind::Unlock(answer) });
                 }
                 SharedJob::Confirm { answer } => confirms.push(answer),
                 SharedJob::Mark(number) => {
@@ -205,7 +219,7 @@ impl SharedSession {
                 let silent = matches!(&failure, sqlx::Error::Io(io) if io.kind() == io::ErrorKind::TimedOut);
                 return Err(give_up(parts, steps, ended(failure, "keep the session"), silent));
             }
-            if let Err(error) = self.clean_up(connection, tried_numbers(&steps)).await {
+            if let Err(error) = self.clean_up(connection, tried(&steps)).await {
                 return Err(give_up(parts, steps, error, false));
             }
             failures += 1;
@@ -273,7 +287,7 @@ impl SharedSession {
         if let [step] = steps {
             let reply = match step.kind {
                 StepKind::Try(..) => {
-                    let query = sqlx::query(AssertSqlSafe(Arc::clone(&statements.try_one)));
+                    let query = sqlx::query(AssertSqlSafe(Arc::clone(statements.try_one.of(step.mode))));
                     let query = query.bind(step.number).bind(self.process.pid);
                     let row = self.bounded(query.fetch_one(connection)).await?;
                     let number: i64 = row.try_get(0)?;
@@ -283,7 +297,7 @@ impl SharedSession {
                     StepReply { ok: number > 0, waiters: false, token: token_of(number, 0)? }
                 }
                 StepKind::Unlock(_) => {
-                    let query = sqlx::query(AssertSqlSafe(Arc::clone(&statements.unlock_one)));
+                    let query = sqlx::query(AssertSqlSafe(Arc::clone(statements.unlock_one.of(step.mode))));
                     let query = query.bind(step.number).bind(self.process.pid).bind(&*self.common.channel);
                     let code: i32 = self.bounded(query.fetch_one(connection)).await?.try_get(0)?;
                     if code < 0 {
@@ -296,8 +310,12 @@ impl SharedSession {
         }
         let numbers: Vec<i64> = steps.iter().map(|step| step.number).collect();
         let free: Vec<bool> = steps.iter().map(|step| matches!(step.kind, StepKind::Unlock(_))).collect();
-        let query = sqlx::query(AssertSqlSafe(Arc::clone(&statements.many)));
+        let shared: Vec<bool> = steps.iter().map(|step| step.mode == LockMode::Shared).collect();
+        let is_any_shared = shared.contains(&true);
+        let text = if is_any_shared { &statements.many_in_modes } else { &statements.many };
+        let query = sqlx::query(AssertSqlSafe(Arc::clone(text)));
         let query = query.bind(numbers).bind(free).bind(self.process.pid).bind(&*self.common.channel);
+        let query = if is_any_shared { query.bind(shared) } else { query };
         let row: PgRow = self.bounded(query.fetch_one(connection)).await?;
         let (codes, number): (Option<Vec<i64>>, Option<i64>) = (row.try_get(0)?, row.try_get(1)?);
         let Some(codes) = codes else { return Err(elsewhere()) };
@@ -305,14 +323,21 @@ impl SharedSession {
     }
 
     /// Releases locks that a failed statement might have taken, each number once because it was tried once.
-    async fn clean_up(&self, connection: &mut PgConnection, numbers: Vec<i64>) -> Result<(), Error> {
-        if numbers.is_empty() {
+    async fn clean_up(
+        &self,
+        connection: &mut PgConnection,
+        locks: Vec<(i64, LockMode)>,
+    ) -> Result<(), Error> {
+        if locks.is_empty() {
             return Ok(());
         }
         const DOING: &str = "free what a failed statement left held";
         let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.common.statements.clean_up)));
-        let tried = numbers.len() as u64;
-        let freed = self.bounded(query.bind(numbers).bind(self.process.pid).execute(connection)).await;
+        let tried = locks.len() as u64;
+        let (numbers, shared): (Vec<i64>, Vec<bool>) =
+            locks.into_iter().map(|(number, mode)| (number, mode == LockMode::Shared)).unzip();
+        let query = query.bind(numbers).bind(self.process.pid).bind(shared);
+        let freed = self.bounded(query.execute(connection)).await;
         match freed.map_err(|error| store_error(error, DOING))?.rows_affected() == tried {
             true => Ok(()),
             // Fails with fewer rows, because then another process replied, behind a pooler.
@@ -321,16 +346,16 @@ impl SharedSession {
     }
 
     /// Records the outcome. An error means that the statement left no lock. Returns the reply to the caller, and a
-    /// number without an owner, to be released.
-    fn settle_step(&self, step: Step, outcome: Result<StepReply, Error>) -> (Reply, Option<i64>) {
-        let Step { number, holder, kind } = step;
+    /// number without an owner, to be released in this mode.
+    fn settle_step(&self, step: Step, outcome: Result<StepReply, Error>) -> (Reply, Option<(i64, LockMode)>) {
+        let Step { number, holder, mode, kind } = step;
         let registry = &self.common.registry;
         match (kind, outcome) {
             (StepKind::Try(_, answer), Ok(StepReply { ok: true, token: Some(token), .. })) => {
                 if registry.granted(number, holder, Location::Shared(self.index), token) {
                     (Reply::Try(answer, Ok(TryOutcome::Granted(token))), None)
                 } else {
-                    (Reply::Try(answer, Err(interrupted())), Some(number))
+                    (Reply::Try(answer, Err(interrupted())), Some((number, mode)))
                 }
             }
             (StepKind::Try(waits, answer), outcome) => {
@@ -374,51 +399,17 @@ impl SharedSession {
         }
     }
 
-    /// Sets or removes the marks of pollers for `numbers`, in at most two statements because confirmations wait behind
-    /// them. A mark that fails during another session's release is tried again with the next poll.
-    async fn mark(&mut self, connection: &mut PgConnection, numbers: HashSet<i64>) -> Result<(), Error> {
-        let (set, unset): (Vec<i64>, Vec<i64>) = {
-            let pollers = self.common.pollers.lock().unwrap_or_else(PoisonError::into_inner);
-            let changes = |number: &i64| pollers.contains_key(number) != self.marked.contains(number);
-            numbers.into_iter().filter(changes).partition(|number| pollers.contains_key(number))
-        };
-        // Removes marks first, because this makes room in the server's lock table.
-        if !unset.is_empty() {
-            for number in &unset {
-                self.marked.remove(number);
-            }
-            self.unmark(connection, unset).await?;
-        }
-        if set.is_empty() {
-            return Ok(());
-        }
-        let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.common.statements.mark)));
-        let rows = self.bounded(query.bind(&set).bind(self.process.pid).fetch_all(&mut *connection)).await;
-        let read = |row: &PgRow| Ok((row.try_get(0)?, row.try_get(1)?));
-        let shown = rows.and_then(|rows| rows.iter().map(read).collect::<Result<Vec<(i64, bool)>, _>>());
-        match shown {
-            Ok(shown) => {
-                self.marked.extend(shown.into_iter().filter(|(_, shown)| *shown).map(|(number, _)| number));
-                Ok(())
-            }
-            Err(error) => {
-                tolerate_refusal(Err(error))?;
-                // Removes the marks set before the failure.
-                self.unmark(connection, set).await
-            }
-        }
-    }
-
-    async fn unmark(&self, connection: &mut PgConnection, numbers: Vec<i64>) -> Result<(), Error> {
-        let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.common.statements.unmark)));
-        let done = self.bounded(query.bind(numbers).bind(self.process.pid).execute(connection)).await;
-        tolerate_refusal(done.map(drop))
-    }
-
-    async fn serve(&self, connection: &mut PgConnection, job: SharedJob) -> Result<(), Error> {
+    async fn serve(&mut self, connection: &mut PgConnection, job: SharedJob) -> Result<(), Error> {
         let done = match job {
-            SharedJob::Cancel { session, number, cancel } => {
-                let text = sql::cancel(session, space_of(self.common.space()), number);
+            SharedJob::Permit(request) => return self.take_permit(connection, request).await,
+            SharedJob::ReleasePermit { number, holder, answer } => {
+                return self.release_permit(connection, number, holder, answer).await;
+            }
+            SharedJob::IsUnclaimed { number, answer } => {
+                return self.is_unclaimed(connection, number, answer).await;
+            }
+            SharedJob::Cancel { session, space, number, cancel } => {
+                let text = sql::cancel(session, space, number);
                 let done = self.bounded(connection.execute(sqlx::raw_sql(AssertSqlSafe(text)))).await;
                 // Counts a refused request as arrived too: its effect is over, unless a pooler ended the
                 // session.
@@ -429,8 +420,8 @@ impl SharedSession {
                 }
                 done.map(drop)
             }
-            SharedJob::Terminate { session, number } => {
-                let text = sql::terminate(session, space_of(self.common.space()), &[number]);
+            SharedJob::Terminate { session, space, number } => {
+                let text = sql::terminate(session, space, &[number]);
                 self.bounded(connection.execute(sqlx::raw_sql(AssertSqlSafe(text)))).await.map(drop)
             }
             SharedJob::Try { .. }
@@ -454,10 +445,10 @@ fn tolerate_refusal(done: Result<(), sqlx::Error>) -> Result<(), Error> {
     }
 }
 
-/// Returns the numbers that these steps try.
-fn tried_numbers(steps: &[Step]) -> Vec<i64> {
+/// Returns the numbers that these steps try, with their modes.
+fn tried(steps: &[Step]) -> Vec<(i64, LockMode)> {
     let tried = steps.iter().filter(|step| matches!(step.kind, StepKind::Try(..)));
-    tried.map(|step| step.number).collect()
+    tried.map(|step| (step.number, step.mode)).collect()
 }
 
 /// Fails the current and the remaining steps with `error`, because the session ends.

@@ -20,10 +20,11 @@ use crate::common::Common;
 use crate::error::interrupted;
 use crate::reply::{ReplySender, ask};
 use crate::side_session::job::{SideJob, WaitStatus};
-use crate::sql;
+use crate::sql::{self, Statements};
 
 /// The work of the side session.
 pub(crate) struct SideSession {
+    pub(crate) statements: Statements,
     /// Time limit of one job.
     pub(crate) limit: Duration,
     /// How long the session stays open without a job.
@@ -38,12 +39,17 @@ impl Work for SideSession {
     }
 
     async fn run(&mut self, connection: &mut PgConnection, jobs: Vec<SideJob>) -> Result<(), Error> {
-        let (mut waits, mut calls) = (Vec::new(), Vec::new());
+        let (mut waits, mut calls, mut probes) = (Vec::new(), Vec::new(), Vec::new());
         for job in jobs {
             match job {
+                SideJob::Probe { number, reads, answer } => probes.push((number, reads, answer)),
                 SideJob::WaitStatus { pid, answer } => waits.push((pid, answer)),
                 SideJob::Statements(call) => calls.push(call),
             }
+        }
+        // Answers probes first, because callers wait for them to be granted a lock.
+        if !probes.is_empty() {
+            self.bounded(answer_probes(connection, &self.statements, probes)).await??;
         }
         if !waits.is_empty() {
             self.bounded(answer_wait_statuses(connection, waits)).await??;
@@ -68,6 +74,32 @@ impl SideSession {
     async fn bounded<T>(&self, work: impl Future<Output = T>) -> Result<T, Error> {
         let silent = |_| Error::new(ErrorKind::Unavailable, "the server did not answer in time");
         timeout(self.limit, work).await.map_err(silent)
+    }
+}
+
+/// Replies to all `probes` with one statement.
+async fn answer_probes(
+    connection: &mut PgConnection,
+    statements: &Statements,
+    probes: Vec<(i64, bool, ReplySender<bool>)>,
+) -> Result<(), Error> {
+    let asked: Vec<_> = probes.iter().map(|(number, reads, _)| (*number, *reads)).collect();
+    let text = statements.probe(&asked);
+    let rows = connection.fetch_all(sqlx::raw_sql(AssertSqlSafe(text))).await;
+    let read = |row: &PgRow| Ok((row.try_get(0)?, row.try_get(1)?));
+    match rows.and_then(|rows| rows.iter().map(read).collect::<Result<HashMap<i64, bool>, _>>()) {
+        Ok(found) => {
+            for (number, _, answer) in probes {
+                drop(answer.send(Ok(found.get(&number).copied().unwrap_or(false))));
+            }
+            Ok(())
+        }
+        Err(error) => {
+            let is_refused = error.as_database_error().is_some();
+            let error = store_error(error, "look for a waiting writer");
+            probes.into_iter().for_each(|(_, _, answer)| drop(answer.send(Err(error.clone()))));
+            if is_refused { Ok(()) } else { Err(error) }
+        }
     }
 }
 

@@ -1,25 +1,55 @@
 //! All statements of the session scope. `{schema}` is the schema of the tables. `{n}` is the number as
 //! arguments of the server's lock functions, one `bigint` or two `integer`s. `{mark}` is the number of its
-//! mark, the lock by which pollers request a notification.
+//! mark, the lock by which pollers request a notification. `{gate}` is the number of its gate, a lock that sessions
+//! share to keep readers out.
+
+// With their paths, because a test includes this file too.
+#[path = "sql/permits.rs"]
+pub(crate) mod permits;
+#[path = "sql/places.rs"]
+mod places;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_postgres::{Identifier, KeySpace, sql::render, token, upkeep};
+use leasehold_postgres::{Identifier, KeySpace, upkeep};
+
+use crate::sql::permits::PermitStatements;
+use crate::sql::places::Places;
 
 /// Tries one number and draws its token after the lock. Returns the token, -1 in another process than `$2`,
 /// or 0 if another session holds the number.
 const TRY_ONE: &str = "
 SELECT CASE WHEN pg_backend_pid() <> $2 THEN -1
-            WHEN pg_try_advisory_lock({n}) THEN nextval('{schema}.token')
+            WHEN {try} THEN nextval('{schema}.token')
             ELSE 0 END
 FROM (SELECT $1::bigint AS n) AS o";
+
+/// Returns whether no session shares the gate of the number. Readers of other sessions test the gate at the same time,
+/// each by an exclusive lock that it releases at once. So a failed test decides nothing, and the server's table does.
+const IS_OPEN: &str = "
+CASE WHEN pg_try_advisory_lock({gate}) THEN pg_advisory_unlock({gate})
+     ELSE NOT EXISTS (
+         SELECT FROM pg_locks AS l WHERE l.locktype = 'advisory' AND l.granted AND l.mode = 'ShareLock'
+           AND l.objsubid = {other_space} AND (l.classid::bigint << 32) | l.objid::bigint = o.n # {gate_bits}
+           AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())) END";
+
+/// Tries a number for a reader. The gate is tested after the lock, because a session that closes the gate checks
+/// for readers afterwards, so one of the two sees the other.
+const TRY_SHARED: &str = "
+CASE WHEN NOT pg_try_advisory_lock_shared({n}) THEN false
+     WHEN {is_open} THEN true
+     ELSE NOT pg_advisory_unlock_shared({n}) END";
+
+/// Works like [`TRY_SHARED`] in a transaction, whose end releases the number.
+const TRY_SHARED_IN_TRANSACTION: &str = "
+CASE WHEN pg_try_advisory_xact_lock_shared({n}) THEN {is_open} ELSE false END";
 
 /// Releases one number. Returns -1 in another process than `$2`, 0 if the session did not hold the number, 1
 /// if it was released, and 2 if clients poll for it, which are notified on channel `$3`.
 const UNLOCK_ONE: &str = "
 SELECT CASE WHEN pg_backend_pid() <> $2 THEN -1
-            WHEN NOT pg_advisory_unlock({n}) THEN 0
+            WHEN NOT {unlock}({n}) THEN 0
             WHEN pg_try_advisory_xact_lock({mark}) THEN 1
             WHEN pg_notify($3, o.n::text)::text IS NULL THEN 1
             ELSE 2 END
@@ -44,15 +74,46 @@ FROM (
     WHERE pg_backend_pid() = $3 OFFSET 0
 ) AS d";
 
-/// Releases locks that a failed statement might have taken, each number once. Only releases locks in `pg_locks`,
-/// because the server logs a warning for each unlock of a lock that is not held.
+/// Works like [`MANY`], if some of the numbers are shared (`$5`). A purely exclusive batch runs [`MANY`], which is
+/// quicker.
+const MANY_IN_MODES: &str = "
+SELECT array_agg(d.i * 4 + d.code),
+       CASE WHEN bool_or(d.code > 0 AND NOT d.free) THEN nextval('{schema}.token') END
+FROM (
+    SELECT o.i, o.free,
+           CASE WHEN NOT CASE WHEN o.free AND o.shared THEN pg_advisory_unlock_shared({n})
+                              WHEN o.free THEN pg_advisory_unlock({n})
+                              WHEN o.shared THEN {try_shared}
+                              ELSE pg_try_advisory_lock({n}) END THEN 0
+                WHEN NOT o.free THEN 1
+                WHEN pg_try_advisory_xact_lock({mark}) THEN 1
+                WHEN pg_notify($4, o.n::text)::text IS NULL THEN 1
+                ELSE 3 END AS code
+    FROM unnest($1::bigint[], $2::boolean[], $5::boolean[]) WITH ORDINALITY AS o(n, free, shared, i)
+    WHERE pg_backend_pid() = $3 OFFSET 0
+) AS d";
+
+/// Releases locks that a failed statement might have taken, each number once in the mode (`$3`: shared) in which it was
+/// tried. Only releases locks in `pg_locks`, because the server logs a warning for each unlock of a lock that is not
+/// held.
 const CLEAN_UP: &str = "
 WITH mine AS MATERIALIZED (
-    SELECT (l.classid::bigint << 32) | l.objid::bigint AS n FROM pg_locks AS l
+    SELECT (l.classid::bigint << 32) | l.objid::bigint AS n, l.mode = 'ShareLock' AS shared FROM pg_locks AS l
     WHERE l.pid = pg_backend_pid() AND l.locktype = 'advisory' AND l.granted
-      AND l.mode = 'ExclusiveLock' AND l.objsubid = {own_space})
-SELECT CASE WHEN o.n IN (SELECT m.n FROM mine AS m) THEN pg_advisory_unlock({n}) END
-FROM unnest($1::bigint[]) AS o(n) WHERE pg_backend_pid() = $2";
+      AND l.mode IN ('ExclusiveLock', 'ShareLock') AND l.objsubid = {own_space})
+SELECT CASE WHEN NOT EXISTS (SELECT FROM mine AS m WHERE m.n = o.n AND m.shared = o.shared) THEN NULL
+            WHEN o.shared THEN pg_advisory_unlock_shared({n})
+            ELSE pg_advisory_unlock({n}) END
+FROM unnest($1::bigint[], $3::boolean[]) AS o(n, shared) WHERE pg_backend_pid() = $2";
+
+/// Returns of each number whether another session could share it at once: no session holds it exclusively or waits to
+/// do so. For a reader its gate must be open too. Releases each number at once, because lists show it. Run on a session
+/// that does not hold the number, because the server would grant it again to a session that does.
+const PROBE: &str = "
+SET LOCAL search_path = pg_catalog;
+SELECT o.n, CASE WHEN pg_try_advisory_lock_shared({n})
+                 THEN pg_advisory_unlock_shared({n}) AND (NOT o.reads OR {is_open}) ELSE false END
+FROM unnest('{numbers}'::bigint[], '{reads}'::boolean[]) AS o(n, reads)";
 
 /// Sets the number to wait for, outside the block, because the block's text must be the same for all waits
 /// (`docs/hazards.md` H56). In another process than `{pid}` the wait does not start.
@@ -70,7 +131,7 @@ BEGIN
     IF current_setting('leasehold.wait', true) <> '' THEN
         SELECT current_setting('leasehold.wait')::bigint AS n INTO o;
         PERFORM {wait}({n});
-        PERFORM set_config('leasehold.outcome', 'granted', true);
+        PERFORM set_config('leasehold.outcome', CASE WHEN {is_open_to_it} THEN 'granted' ELSE 'closed' END, true);
     END IF;
 EXCEPTION WHEN query_canceled THEN
     PERFORM set_config('leasehold.outcome', 'cancelled', true);
@@ -78,10 +139,11 @@ END
 $leasehold$;";
 
 /// Returns the outcome of a wait in session scope: the token, drawn after the lock. 0 means that the wait was
-/// cancelled, in which case the lock might be held, and -1 that another process replied.
+/// cancelled or that the gate keeps the reader out, in which case the lock might be held, and -1 that another process
+/// replied.
 const WAITED: &str = "
 SELECT CASE current_setting('leasehold.outcome', true)
-    WHEN 'granted' THEN nextval('{schema}.token') WHEN 'cancelled' THEN 0 ELSE -1 END";
+    WHEN 'granted' THEN nextval('{schema}.token') WHEN 'cancelled' THEN 0 WHEN 'closed' THEN 0 ELSE -1 END";
 
 /// Tries one number until the transaction ends. Returns [`UNMARKED`] after a crash of the server, which a pooler would
 /// hide, because tokens might be lost. Also returns whether the transaction has an id. The server assigns one each time
@@ -89,11 +151,12 @@ SELECT CASE current_setting('leasehold.outcome', true)
 const TRY_IN_TRANSACTION: &str = "
 SELECT d.drawn, pg_current_xact_id_if_assigned() IS NOT NULL
 FROM (SELECT CASE WHEN NOT {marked} THEN -2
-                  WHEN pg_try_advisory_xact_lock({n}) THEN nextval('{schema}.token')
+                  WHEN {try} THEN nextval('{schema}.token')
                   ELSE 0 END AS drawn
       FROM (SELECT $1::bigint AS n) AS o OFFSET 0) AS d";
 
-/// Returns the outcome of a wait in transaction scope, like [`TRY_IN_TRANSACTION`], or 0 if the wait was cancelled.
+/// Returns the outcome of a wait in transaction scope, like [`TRY_IN_TRANSACTION`], or 0 if the wait was cancelled
+/// or the gate keeps the reader out.
 const WAITED_IN_TRANSACTION: &str = "
 SELECT d.drawn, pg_current_xact_id_if_assigned() IS NOT NULL
 FROM (SELECT CASE WHEN current_setting('leasehold.outcome', true) <> 'granted' THEN 0
@@ -112,13 +175,15 @@ SELECT a.pid, (extract(epoch FROM a.backend_start) * 1000000)::bigint
 FROM pg_stat_activity AS a WHERE a.pid = pg_backend_pid();
 SET LOCAL role TO DEFAULT";
 
-/// Sets the marks for numbers this process polls for. Returns each number and whether its mark is set, which fails
-/// while another session releases the number.
+/// Sets the marks (`$3`) and closes the gates (`$4`) of numbers this process polls for. Returns each number and which of
+/// its two locks are set. A lock fails while another session tests it.
 const MARK: &str = "
-SELECT o.n, pg_try_advisory_lock_shared({mark}) FROM unnest($1::bigint[]) AS o(n) WHERE pg_backend_pid() = $2";
+SELECT o.n, o.marks AND pg_try_advisory_lock_shared({mark}), o.closes AND pg_try_advisory_lock_shared({gate})
+FROM unnest($1::bigint[], $3::boolean[], $4::boolean[]) AS o(n, marks, closes) WHERE pg_backend_pid() = $2";
 
 const UNMARK: &str = "
-SELECT pg_advisory_unlock_shared({mark}) FROM unnest($1::bigint[]) AS o(n) WHERE pg_backend_pid() = $2";
+SELECT o.marks AND pg_advisory_unlock_shared({mark}), o.closes AND pg_advisory_unlock_shared({gate})
+FROM unnest($1::bigint[], $3::boolean[], $4::boolean[]) AS o(n, marks, closes) WHERE pg_backend_pid() = $2";
 
 /// Estimates how many locks the server's lock table can hold, by the Postgres manual on `max_locks_per_transaction`.
 pub(crate) const CAPACITY: &str = "
@@ -232,74 +297,117 @@ SET LOCAL enable_seqscan = off; SET LOCAL jit = off";
 pub(crate) const COMMIT: &str = "COMMIT";
 pub(crate) const ROLLBACK: &str = "ROLLBACK";
 
-/// The bits to flip in a number to get the number of its mark, which is in the other key space. A collision
-/// with another lock only costs a needless notification.
-const MARK_BITS: i64 = 0x6c65_6173_6568_6f6c;
+/// The mode of a lock in the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LockMode {
+    Exclusive,
+    Shared,
+}
+
+/// A statement in each mode.
+#[derive(Clone, Debug)]
+pub(crate) struct ByMode {
+    pub(crate) exclusive: Arc<str>,
+    pub(crate) shared: Arc<str>,
+}
+
+impl ByMode {
+    pub(crate) fn of(&self, mode: LockMode) -> &Arc<str> {
+        match mode {
+            LockMode::Exclusive => &self.exclusive,
+            LockMode::Shared => &self.shared,
+        }
+    }
+}
 
 /// The statements for one schema and key space.
 #[derive(Clone, Debug)]
 pub(crate) struct Statements {
-    pub(crate) try_one: Arc<str>,
-    pub(crate) unlock_one: Arc<str>,
+    pub(crate) try_one: ByMode,
+    pub(crate) unlock_one: ByMode,
     pub(crate) many: Arc<str>,
+    pub(crate) many_in_modes: Arc<str>,
     pub(crate) clean_up: Arc<str>,
-    pub(crate) wait: Arc<str>,
-    pub(crate) try_in_transaction: Arc<str>,
-    pub(crate) wait_in_transaction: Arc<str>,
+    pub(crate) probe: Arc<str>,
+    pub(crate) wait: ByMode,
+    pub(crate) try_in_transaction: ByMode,
+    pub(crate) wait_in_transaction: ByMode,
     pub(crate) mark: Arc<str>,
     pub(crate) unmark: Arc<str>,
     pub(crate) name: Arc<str>,
+    pub(crate) name_shared: Arc<str>,
     pub(crate) forget: Arc<str>,
     pub(crate) claim_upkeep: Arc<str>,
     pub(crate) note_upkeep: Arc<str>,
     pub(crate) list: Arc<str>,
+    pub(crate) permits: PermitStatements,
 }
 
 impl Statements {
     pub(crate) fn new(schema: &Identifier, space: KeySpace) -> Self {
-        // Selects the key space, by its value in the column `pg_locks.objsubid`.
-        let own_space = if space == KeySpace::Pair { "2" } else { "1" };
-        let (number, mark) = match space {
-            KeySpace::Pair => (
-                "(o.n >> 32)::integer, ((o.n << 32) >> 32)::integer".to_owned(),
-                format!("o.n # {MARK_BITS}"),
-            ),
-            _ => {
-                let mixed = format!("(o.n # {MARK_BITS})");
-                ("o.n".to_owned(), format!("({mixed} >> 32)::integer, (({mixed} << 32) >> 32)::integer"))
-            }
+        let places = Places::new(schema, space);
+        let one = |template: &str| places.render(&template.replace("{try_shared}", TRY_SHARED));
+        let both =
+            |exclusive: String, shared: String| ByMode { exclusive: one(&exclusive), shared: one(&shared) };
+        // The names of the server's shared functions end with `_shared`.
+        let by_mode = |template: &str, place: &str, function: &str| {
+            both(template.replace(place, function), template.replace(place, &format!("{function}_shared")))
         };
-        let marked = token::marked();
-        let one = |template: &str| {
-            let text = template.replace("{n}", &number).replace("{mark}", &mark).replace("{marked}", &marked);
-            render(&text.replace("{own_space}", own_space), schema)
+        let tries = |template: &str, exclusive: &str, shared: &str| {
+            both(template.replace("{try}", exclusive), template.replace("{try}", shared))
         };
-        let block = |wait: &str, outcome: &str| one(&(BLOCK.replace("{wait}", wait) + outcome));
+        let block = |wait: &str, outcome: &str| {
+            let text = BLOCK.to_owned() + outcome;
+            let in_mode =
+                |wait: &str, is_open: &str| text.replace("{wait}", wait).replace("{is_open_to_it}", is_open);
+            both(in_mode(wait, "true"), in_mode(&format!("{wait}_shared"), IS_OPEN))
+        };
         Self {
-            try_one: one(TRY_ONE),
-            unlock_one: one(UNLOCK_ONE),
+            try_one: tries(TRY_ONE, "pg_try_advisory_lock({n})", TRY_SHARED),
+            unlock_one: by_mode(UNLOCK_ONE, "{unlock}", "pg_advisory_unlock"),
             many: one(MANY),
+            many_in_modes: one(MANY_IN_MODES),
             clean_up: one(CLEAN_UP),
+            probe: one(PROBE),
             wait: block("pg_advisory_lock", WAITED),
-            try_in_transaction: one(TRY_IN_TRANSACTION),
+            try_in_transaction: tries(
+                TRY_IN_TRANSACTION,
+                "pg_try_advisory_xact_lock({n})",
+                TRY_SHARED_IN_TRANSACTION,
+            ),
             wait_in_transaction: block("pg_advisory_xact_lock", WAITED_IN_TRANSACTION),
             mark: one(MARK),
             unmark: one(UNMARK),
             name: one(crate::admin::sql::NAME),
+            name_shared: one(crate::admin::sql::NAME_SHARED),
             forget: one(crate::admin::sql::FORGET),
             claim_upkeep: one(upkeep::TAKE),
             note_upkeep: one(upkeep::NOTE),
             list: one(crate::admin::sql::LIST),
+            permits: PermitStatements::new(schema, space),
         }
     }
 
     /// Renders a wait in the server's queue, for the simple protocol. In session scope it only waits in process `pid`,
     /// otherwise in the open transaction.
-    pub(crate) fn wait(&self, number: i64, pid: Option<i32>) -> String {
+    pub(crate) fn wait(&self, number: i64, mode: LockMode, pid: Option<i32>) -> String {
         let order = ORDER.replace("{number}", &number.to_string());
         match pid {
-            Some(pid) => order.replace("{pid}", &pid.to_string()) + &self.wait,
-            None => order.replace("{pid}", "pg_backend_pid()") + &self.wait_in_transaction,
+            Some(pid) => order.replace("{pid}", &pid.to_string()) + self.wait.of(mode),
+            None => order.replace("{pid}", "pg_backend_pid()") + self.wait_in_transaction.of(mode),
         }
+    }
+
+    /// Renders the wait for a turn, which has the number `turn`, for the simple protocol.
+    pub(crate) fn wait_for_turn(&self, turn: i64, pid: i32) -> String {
+        let order = ORDER.replace("{number}", &turn.to_string()).replace("{pid}", &pid.to_string());
+        order + &self.permits.wait_for_turn
+    }
+
+    /// Renders [`PROBE`] for these numbers, each for a reader or for a permit, for the simple protocol.
+    pub(crate) fn probe(&self, probes: &[(i64, bool)]) -> String {
+        let numbers = listed(probes.iter().map(|(number, _)| number));
+        let reads = listed(probes.iter().map(|(_, reads)| reads));
+        self.probe.replace("{numbers}", &format!("{{{numbers}}}")).replace("{reads}", &format!("{{{reads}}}"))
     }
 }

@@ -2,10 +2,11 @@
 
 pub(crate) mod cancels;
 pub(crate) mod pool;
+mod turn;
 pub(crate) mod work;
 
 use std::fmt;
-use std::sync::atomic::{AtomicI64, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use leasehold_api::{Error, ErrorKind};
@@ -15,10 +16,12 @@ use leasehold_postgres::{Job, JobQueue};
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::common::Common;
+use crate::derived::other;
 use crate::registry::Location;
+use crate::registry::names::space_of;
 use crate::reply::{ReplySender, ask};
 use crate::shared_session::job::SharedJob;
-use crate::sql::Process;
+use crate::sql::{LockMode, Process};
 use crate::try_outcome::TryOutcome;
 use crate::wait_session::cancels::Cancels;
 use crate::wait_session::pool::WaitSessions;
@@ -33,9 +36,29 @@ pub(crate) enum LockScope {
 }
 
 pub(crate) enum WaitJob {
-    Take { number: i64, wait: bool, answer: ReplySender<TryOutcome> },
-    Release { number: i64, answer: ReplySender<ReleaseReply> },
-    Confirm { answer: ReplySender<()> },
+    Take {
+        number: i64,
+        mode: LockMode,
+        wait: bool,
+        answer: ReplySender<TryOutcome>,
+    },
+    Release {
+        number: i64,
+        mode: LockMode,
+        answer: ReplySender<ReleaseReply>,
+    },
+    Confirm {
+        answer: ReplySender<()>,
+    },
+    /// Waits in the server's queue for the turn with this number.
+    TakeTurn {
+        turn: i64,
+        answer: ReplySender<TryOutcome<()>>,
+    },
+    EndTurn {
+        turn: i64,
+        answer: ReplySender<()>,
+    },
 }
 
 impl Job for WaitJob {
@@ -48,7 +71,8 @@ impl Job for WaitJob {
                 drop(answer.send(Ok(ReleaseReply::new(false))));
             }
             Self::Release { answer, .. } => drop(answer.send(Err(error))),
-            Self::Confirm { answer } => drop(answer.send(Err(error))),
+            Self::TakeTurn { answer, .. } => drop(answer.send(Ok(TryOutcome::Refused(error)))),
+            Self::Confirm { answer } | Self::EndTurn { answer, .. } => drop(answer.send(Err(error))),
         }
     }
 }
@@ -70,8 +94,8 @@ impl Common {
         if let Some(queue) = self.queues.first()
             && let Some(cancel) = state.cancels.request()
         {
-            let number = state.number.load(Ordering::Acquire);
-            queue.push(SharedJob::Cancel { session: state.process(), number, cancel });
+            let (space, number) = self.place_of(state);
+            queue.push(SharedJob::Cancel { session: state.process(), space, number, cancel });
         }
     }
 
@@ -80,11 +104,18 @@ impl Common {
     pub(crate) fn end_wait(&self, state: &WaitSessionState, scope: LockScope) {
         match self.queues.first() {
             Some(queue) if scope == LockScope::Session || !self.is_pooled() => {
-                let number = state.number.load(Ordering::Acquire);
-                queue.push(SharedJob::Terminate { session: state.process(), number });
+                let (space, number) = self.place_of(state);
+                queue.push(SharedJob::Terminate { session: state.process(), space, number });
             }
             _ => self.cancel_wait(state),
         }
+    }
+
+    /// Returns the number of the session with its key space.
+    fn place_of(&self, state: &WaitSessionState) -> (i16, i64) {
+        let own = self.space();
+        let space = if state.has_turn.load(Ordering::Acquire) { other(own) } else { own };
+        (space_of(space), state.number.load(Ordering::Acquire))
     }
 }
 
@@ -93,6 +124,8 @@ pub(crate) struct WaitSessionState {
     process: Mutex<Process>,
     /// Number that the session holds or waits for.
     pub(crate) number: AtomicI64,
+    /// Whether that number is a turn, which is in the other key space.
+    pub(crate) has_turn: AtomicBool,
     pub(crate) cancels: Arc<Cancels>,
     pub(crate) phase: AtomicU8,
 }
@@ -107,6 +140,7 @@ impl WaitSessionState {
         Self {
             process: Mutex::default(),
             number: AtomicI64::new(0),
+            has_turn: AtomicBool::new(false),
             cancels: Arc::default(),
             phase: AtomicU8::new(TAKEN),
         }
@@ -137,8 +171,8 @@ impl WaitSession {
     }
 
     /// Tries the number once, or waits in the server's queue.
-    pub(crate) async fn acquire(&self, number: i64, wait: bool) -> Result<TryOutcome, Error> {
-        ask(&self.queue, |answer| WaitJob::Take { number, wait, answer }).await
+    pub(crate) async fn acquire(&self, number: i64, mode: LockMode, wait: bool) -> Result<TryOutcome, Error> {
+        ask(&self.queue, |answer| WaitJob::Take { number, mode, wait, answer }).await
     }
 
     /// Returns a handle that sends jobs without borrowing the session.
@@ -186,8 +220,8 @@ pub(crate) struct WaitSessionHandle(JobQueue<WaitJob>);
 
 impl WaitSessionHandle {
     /// Releases the number.
-    pub(crate) async fn release(&self, number: i64) -> Result<ReleaseReply, Error> {
-        ask(&self.0, |answer| WaitJob::Release { number, answer }).await
+    pub(crate) async fn release(&self, number: i64, mode: LockMode) -> Result<ReleaseReply, Error> {
+        ask(&self.0, |answer| WaitJob::Release { number, mode, answer }).await
     }
 
     /// Confirms by one round trip that the session still exists.
@@ -213,7 +247,7 @@ mod tests {
         let cancels: Arc<Cancels> = Arc::default();
         cancels.wait_begins();
         let cancel = cancels.request().unwrap();
-        SharedJob::Cancel { session: Process::default(), number: 1, cancel }
+        SharedJob::Cancel { session: Process::default(), space: 1, number: 1, cancel }
             .fail(Error::new(ErrorKind::Unavailable, "ended"));
         assert!(cancels.wait_is_over().await);
     }
@@ -225,7 +259,7 @@ mod tests {
             (ErrorKind::Closed, Err(ErrorKind::Closed)),
         ] {
             let (answer, told) = oneshot::channel();
-            WaitJob::Release { number: 1, answer }.fail(Error::new(kind, "ended"));
+            WaitJob::Release { number: 1, mode: LockMode::Exclusive, answer }.fail(Error::new(kind, "ended"));
             assert_eq!(told.await.unwrap().map_err(|error| error.kind()), expected);
         }
     }

@@ -1,26 +1,33 @@
 //! Waiting for a number that another client holds.
 
+mod turn;
+
 use std::pin::Pin;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use leasehold_api::{Error, ErrorKind, FencingToken};
+use leasehold_api::{Error, ErrorKind, Mode};
 use leasehold_engine::{Attempt, CancellationToken, Request};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::client::Client;
-use crate::common::Common;
+use crate::common::{Common, PollerEntry};
 use crate::error::{interrupted, not_sent};
-use crate::registry::{Location, Reservation};
+use crate::registry::shared::Approach;
+use crate::registry::{GrantInfo, Location, Reservation, lock_mode};
 use crate::reply::ask;
 use crate::shared_session::job::SharedJob;
 use crate::side_session::job::WaitStatus;
-use crate::try_outcome::{TryOutcome, contended, dated, granted};
+use crate::sql::LockMode;
+use crate::try_outcome::{TryOutcome, contended, dated, granted_again};
 use crate::wait_session::WaitSession;
 
 /// Poll interval of a waiter without a wait session.
 const POLL: Duration = Duration::from_millis(100);
+
+/// Number of failed polls after which a writer keeps new readers out. Before that the holder is probably not a reader.
+const POLLS_BESIDE_READERS: u32 = 10;
 
 /// Number of checks after which a wait restarts if no other client waits for the same lock: ten minutes at intervals of
 /// 3 s. The restarts are rare, because the server logs each cancelled statement.
@@ -40,9 +47,12 @@ pub(crate) async fn wait(
         Ok(number) => number,
         Err(error) => return Ok(Attempt::Refused(error)),
     };
+    if let Mode::Permit { .. } = request.mode {
+        return turn::wait_for_permit(client, number, request, stop).await;
+    }
     match reserve(client, number, request, stop).await {
         Ok(Reserved::Ours) => {}
-        Ok(Reserved::Again(token)) => return Ok(granted(token)),
+        Ok(Reserved::Again(grant)) => return Ok(granted_again(grant)),
         Ok(Reserved::Stopped) => return Ok(contended()),
         Err(error) => return Ok(Attempt::Refused(error)),
     }
@@ -68,7 +78,7 @@ pub(crate) async fn wait(
 enum Reserved {
     Ours,
     /// The same holder has the number already.
-    Again(FencingToken),
+    Again(GrantInfo),
     Stopped,
 }
 
@@ -85,8 +95,8 @@ async fn reserve(
         freed.as_mut().enable();
         common.open()?;
         match common.registry.reserve(number, request, Location::Nowhere)? {
-            Reservation::Ours => return Ok(Reserved::Ours),
-            Reservation::Again(token) => return Ok(Reserved::Again(token)),
+            Reservation::Ours | Reservation::Beside(_) => return Ok(Reserved::Ours),
+            Reservation::Again(grant) => return Ok(Reserved::Again(grant)),
             Reservation::Busy => tokio::select! {
                 () = stop.cancelled() => return Ok(Reserved::Stopped),
                 () = freed => {}
@@ -105,27 +115,10 @@ async fn wait_in_queue(
 ) -> Result<Attempt, Error> {
     let begun = Instant::now();
     let mut asked_at = client.now();
-    let outcome = loop {
-        let mut waiting = std::pin::pin!(session.acquire(number, true));
-        let is_over = tokio::select! {
-            biased;
-            outcome = &mut waiting => break outcome,
-            end = watch_wait(client, &session) => match end {
-                WaitVerdict::Dead(error) => return Err(error),
-                WaitVerdict::Restart => false,
-            },
-            () = stop.cancelled() => true,
-        };
-        match cancel_wait(&session, waiting).await {
-            // Starts the wait again at the end of the queue, with a fresh snapshot.
-            Some(Ok(TryOutcome::Contended)) if !is_over && !stop.is_cancelled() => {}
-            Some(outcome) => break outcome,
-            None if is_over => return Ok(contended()),
-            None => return Err(interrupted()),
-        }
-    };
-    match outcome? {
-        TryOutcome::Granted(token) => {
+    let mode = lock_mode(request.mode)?;
+    let queued = queue(client, &session, stop, || session.acquire(number, mode, true)).await?;
+    match queued {
+        Some(TryOutcome::Granted(token)) => {
             // Confirms the session by a new round trip after a long wait, because the reply to the wait can
             // be old.
             if begun.elapsed() > recently(client) {
@@ -135,20 +128,57 @@ async fn wait_in_queue(
             let granted = client.granted_on(number, request, session, token)?;
             Ok(dated(granted, asked_at))
         }
+        // The gate is closed to this reader, so it waits in turn with the requests for permits.
+        Some(TryOutcome::Contended)
+            if mode == LockMode::Shared && !stop.is_cancelled() && client.keeps_on_shared_sessions() =>
+        {
+            client.common.registry.forget(number, request.holder);
+            turn::wait_on(client, number, session, request, stop).await
+        }
         // Returns the session to the pool, because the attempt left no lock.
-        other => {
+        Some(other) => {
             session.give_back();
             Ok(other.into())
+        }
+        None => Ok(contended()),
+    }
+}
+
+/// Waits on `session` in the server's queue until granted or stopped. `None` after a stop that the server did not answer
+/// in time. The session must then be dropped.
+async fn queue<T, F: Future<Output = Result<TryOutcome<T>, Error>>>(
+    client: &Client,
+    session: &WaitSession,
+    stop: &CancellationToken,
+    start: impl Fn() -> F,
+) -> Result<Option<TryOutcome<T>>, Error> {
+    loop {
+        let mut waiting = std::pin::pin!(start());
+        let is_over = tokio::select! {
+            biased;
+            outcome = &mut waiting => return outcome.map(Some),
+            end = watch_wait(client, session) => match end {
+                WaitVerdict::Dead(error) => return Err(error),
+                WaitVerdict::Restart => false,
+            },
+            () = stop.cancelled() => true,
+        };
+        match cancel_wait(session, waiting).await {
+            // Starts the wait again at the end of the queue, with a fresh snapshot.
+            Some(Ok(TryOutcome::Contended)) if !is_over && !stop.is_cancelled() => {}
+            Some(outcome) => return outcome.map(Some),
+            None if is_over => return Ok(None),
+            None => return Err(interrupted()),
         }
     }
 }
 
 /// Requests the server to cancel a wait, and returns its result. `None` if that takes too long. The session must then
 /// be dropped, so the server ends it with the wait.
-async fn cancel_wait(
+async fn cancel_wait<T>(
     session: &WaitSession,
-    mut waiting: Pin<&mut impl Future<Output = Result<TryOutcome, Error>>>,
-) -> Option<Result<TryOutcome, Error>> {
+    mut waiting: Pin<&mut impl Future<Output = Result<TryOutcome<T>, Error>>>,
+) -> Option<Result<TryOutcome<T>, Error>> {
     for _ in 0..CANCEL_RETRIES.1 {
         // Repeats the request, because the server might not have started to wait at the first one.
         session.cancel();
@@ -221,6 +251,7 @@ async fn wait_by_polling(
     let poller = client.keeps_on_shared_sessions().then(|| Poller::enter(common, number));
     // Whether the server has no room for another session.
     let mut refused = false;
+    let mut polls = 0;
     loop {
         tokio::select! {
             biased;
@@ -236,15 +267,30 @@ async fn wait_by_polling(
             },
             () = pause(poller.as_ref()) => {}
         }
-        if poller.is_some() {
+        if let Some(poller) = &poller {
+            polls += 1;
+            if polls > POLLS_BESIDE_READERS && request.mode == Mode::Exclusive {
+                poller.close_gate();
+            }
             let (index, holder) = (common.shared_session_of(number), request.holder);
             let queue = &common.queues[index];
-            // Stops if the client was closed or the request was released while no attempt was under way.
-            if !common.registry.move_to(number, holder, Location::Shared(index)) {
-                return Ok(Attempt::Refused(common.open().err().unwrap_or_else(not_sent)));
-            }
             let asked_at = client.now();
-            match ask(queue, |answer| SharedJob::Try { number, holder, waits: true, answer }).await? {
+            let mode = lock_mode(request.mode)?;
+            let outcome = match common.registry.approach(number, holder, Location::Shared(index)) {
+                Some(Approach::Try) => {
+                    ask(queue, |answer| SharedJob::Try { number, holder, mode, waits: true, answer }).await?
+                }
+                Some(Approach::Join(token)) => client.join(number, holder, index, token).await?,
+                Some(Approach::Busy) => TryOutcome::Contended,
+                // Stops if the client was closed or the request was released while no attempt was under way.
+                None => return Ok(Attempt::Refused(common.open().err().unwrap_or_else(not_sent))),
+            };
+            match outcome {
+                // The request was not granted, and released a lock that it had joined. It is reserved again by the next
+                // wait.
+                TryOutcome::Contended if common.registry.location_of(number, holder).is_none() => {
+                    return Ok(contended());
+                }
                 TryOutcome::Contended => {}
                 answer => return Ok(dated(answer.into(), asked_at)),
             }
@@ -274,9 +320,22 @@ struct Poller<'a> {
 impl<'a> Poller<'a> {
     fn enter(common: &'a Common, number: i64) -> Self {
         let woken = Arc::new(Notify::new());
-        common.pollers.lock().unwrap_or_else(PoisonError::into_inner).insert(number, Arc::clone(&woken));
+        let entry = PollerEntry { woken: Arc::clone(&woken), closes_gate: false };
+        common.pollers.lock().unwrap_or_else(PoisonError::into_inner).insert(number, entry);
         common.queues[common.shared_session_of(number)].push(SharedJob::Mark(number));
         Self { common, number, woken }
+    }
+
+    /// Keeps readers of other clients out from the next poll on.
+    fn close_gate(&self) {
+        let mut pollers = self.common.pollers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(entry) = pollers.get_mut(&self.number).filter(|entry| self.is_own(entry)) {
+            entry.closes_gate = true;
+        }
+    }
+
+    fn is_own(&self, entry: &PollerEntry) -> bool {
+        Arc::ptr_eq(&entry.woken, &self.woken)
     }
 }
 
@@ -284,7 +343,7 @@ impl Drop for Poller<'_> {
     fn drop(&mut self) {
         let mut pollers = self.common.pollers.lock().unwrap_or_else(PoisonError::into_inner);
         // Removes only its own entry, because the next poller might be registered already.
-        if pollers.get(&self.number).is_some_and(|woken| Arc::ptr_eq(woken, &self.woken)) {
+        if pollers.get(&self.number).is_some_and(|entry| self.is_own(entry)) {
             pollers.remove(&self.number);
         }
         drop(pollers);

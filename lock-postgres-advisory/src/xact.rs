@@ -134,6 +134,7 @@ impl XactLocks {
     /// - [`Deadlock`](ErrorKind::Deadlock) if they wait for this transaction.
     /// - [`InvalidOption`](ErrorKind::InvalidOption), with nothing done, outside a transaction or at another isolation
     ///   level than READ COMMITTED.
+    /// - [`Unsupported`](ErrorKind::Unsupported), with nothing done, if the transaction holds the key shared.
     /// - [`Unavailable`](ErrorKind::Unavailable), with nothing done, on a standby.
     /// - [`InvalidKey`](ErrorKind::InvalidKey) if the key has no number.
     /// - Otherwise the server's error.
@@ -354,6 +355,7 @@ impl XactLocks {
         match (parts.next(), parts.next(), parts.next()) {
             (Some("granted"), None, None) => Ok(()),
             (Some("55P03"), Some(position), _) => Err(named(contended(), index(position))),
+            (Some(sql::UPGRADE), Some(position), _) => Err(named(upgrade(), index(position))),
             (Some(state), Some(position), message) => {
                 Err(named(state_error(state, message.unwrap_or_default(), TAKE), index(position)))
             }
@@ -418,6 +420,7 @@ fn read_verdict(row: &PgRow) -> Result<bool, Error> {
     let (kind, message) = match verdict.as_str() {
         "granted" | "fine" => return Ok(true),
         "contended" => return Ok(false),
+        "shared" => return Err(upgrade()),
         "standby" => (
             ErrorKind::Unavailable,
             "this server is a standby, whose locks exclude nobody on the primary; connect to the primary",
@@ -440,6 +443,11 @@ pub(crate) fn contended() -> Error {
         ErrorKind::Timeout,
         "others hold the lock or wait for it; try again, wait longer, or look who it is with `leasehold list`",
     )
+}
+
+fn upgrade() -> Error {
+    let message = "this transaction holds the lock shared, which is not made exclusive, because two that did so would wait for each other; take it exclusively at first, or commit and take it again";
+    Error::new(ErrorKind::Unsupported, message)
 }
 
 fn index(position: &str) -> usize {

@@ -6,6 +6,9 @@
 #[deny(dead_code)]
 #[path = "../src/admin/sql.rs"]
 mod admin_sql;
+#[allow(dead_code, unused_imports)]
+#[path = "../src/derived.rs"]
+mod derived;
 #[deny(dead_code)]
 #[path = "../src/sql.rs"]
 mod sql;
@@ -44,46 +47,79 @@ async fn fill(conn: &mut PgConnection, name: &str, count: u32) {
 fn statements(name: &str) -> Vec<Probe> {
     let schema = Identifier::new(name).unwrap();
     let all = sql::Statements::new(&schema, KeySpace::Big);
-    let (waits, waits_in_transaction) = (all.wait(5, Some(1)), all.wait(5, None));
+    let modes = [sql::LockMode::Exclusive, sql::LockMode::Shared];
+    let waits = modes.map(|mode| all.wait(5, mode, Some(1)));
+    let waits_in_transaction = modes.map(|mode| all.wait(5, mode, None));
     let sql::Statements {
         try_one,
         unlock_one,
         many,
+        many_in_modes,
         clean_up,
+        probe: _,
         wait: _,
         try_in_transaction,
         wait_in_transaction: _,
         mark,
         unmark,
         name: write,
+        name_shared,
         forget,
         claim_upkeep,
         note_upkeep,
         list,
+        permits,
     } = all;
+    let sql::permits::PermitStatements {
+        claim,
+        check,
+        undo,
+        take,
+        release,
+        clean_up: clean_up_permits,
+        is_unclaimed,
+        wait_for_turn: _,
+        end_turn: _,
+        clean_turn,
+    } = permits;
     let drawn = render(&xact_sql::TOKEN.replace("{marked}", &token::marked()), &schema);
     let (pid, three) = ("pg_backend_pid()", "ARRAY[1, 500, 900]");
-    let texts = "ARRAY['a', 'b', 'c']";
+    let (texts, some) = ("ARRAY['a', 'b', 'c']", "ARRAY[false, false, true]");
     [
-        ("try_one", try_one, vec!["5", pid]),
-        ("unlock_one", unlock_one, vec!["5", pid, "'growth'"]),
-        ("many", many, vec![three, "ARRAY[false, false, true]", pid, "'growth'"]),
-        ("clean_up", clean_up, vec![three, pid]),
-        ("wait", behind_the_block(&waits), vec![]),
-        ("try_in_transaction", try_in_transaction, vec!["5"]),
-        ("wait_in_transaction", behind_the_block(&waits_in_transaction), vec![]),
-        ("mark", mark, vec![three, pid]),
-        ("unmark", unmark, vec![three, pid]),
+        ("try_one", try_one.exclusive, vec!["5", pid]),
+        ("try_one, shared", try_one.shared, vec!["6", pid]),
+        ("unlock_one", unlock_one.exclusive, vec!["5", pid, "'growth'"]),
+        ("unlock_one, shared", unlock_one.shared, vec!["6", pid, "'growth'"]),
+        ("many", many, vec![three, some, pid, "'growth'"]),
+        ("many_in_modes", many_in_modes, vec![three, some, pid, "'growth'", some]),
+        ("clean_up", clean_up, vec![three, pid, some]),
+        ("wait", behind_the_block(&waits[0]), vec![]),
+        ("wait, shared", behind_the_block(&waits[1]), vec![]),
+        ("try_in_transaction", try_in_transaction.exclusive, vec!["5"]),
+        ("try_in_transaction, shared", try_in_transaction.shared, vec!["6"]),
+        ("wait_in_transaction", behind_the_block(&waits_in_transaction[0]), vec![]),
+        ("wait_in_transaction, shared", behind_the_block(&waits_in_transaction[1]), vec![]),
+        ("mark", mark, vec![three, pid, some, some]),
+        ("unmark", unmark, vec![three, pid, some, some]),
+        ("claim", claim, vec!["7", pid, "258", "1023", "false"]),
+        ("check", check, vec!["7", pid, "0", "2"]),
+        ("take", take, vec![three, pid, "true", "1023"]),
+        ("release", release, vec!["7", pid, "'growth'", "1", "258", "false"]),
+        ("undo", undo, vec!["7", pid, "258"]),
+        ("clean_up of permits", clean_up_permits, vec!["7", pid, "0", three, "false"]),
+        ("is_unclaimed", is_unclaimed, vec!["7", pid]),
+        ("clean_turn", clean_turn, vec![three, pid, some]),
         (
             "name",
             write,
             vec!["1", three, texts, three, texts, three, three, "ARRAY[NULL, NULL, NULL]::text[]"],
         ),
+        ("name_shared", name_shared, vec!["1", three, texts, texts, texts]),
         ("forget", forget, vec!["1", "300", "200"]),
         ("claim_upkeep", claim_upkeep, vec!["'advisory_name'"]),
         ("note_upkeep", note_upkeep, vec!["'advisory_name'", "'1 300'", "1000000"]),
-        ("list", std::sync::Arc::clone(&list), vec!["NULL", "NULL"]),
-        ("list of one", list, vec!["1", "500"]),
+        ("list", std::sync::Arc::clone(&list), vec!["NULL", "NULL", "2", "NULL", "NULL"]),
+        ("list of one", list, vec!["1", "500", "2", "1024", "2047"]),
         ("token of a transaction", drawn, vec![]),
     ]
     .into_iter()
@@ -102,6 +138,7 @@ fn behind_the_block(text: &str) -> std::sync::Arc<str> {
 #[test]
 fn what_is_not_measured_names_no_table() {
     let process = sql::Process { pid: 1, started: 1 };
+    let all = sql::Statements::new(&Identifier::new("growth").unwrap(), KeySpace::Big);
     let texts = [
         sql::PROCESS.to_owned(),
         sql::CAPACITY.to_owned(),
@@ -115,6 +152,9 @@ fn what_is_not_measured_names_no_table() {
         sql::cancel(process, 1, 1),
         sql::terminate(process, 1, &[1]),
         sql::waits([1].into_iter()),
+        all.probe(&[(1, true)]),
+        all.wait_for_turn(1, 1),
+        all.permits.end_turn(1, 1),
         admin_sql::END_SESSION.to_owned(),
         xact_sql::checks(),
         xact_sql::attempt(1, KeySpace::Big, xact_sql::XactMode::Exclusive),

@@ -13,6 +13,9 @@ use crate::sql::MUTEXES;
 /// How long callers of one client pass a hold to each other.
 const HANDOVER_FOR: Duration = Duration::from_millis(10);
 
+/// The maximum number of permits of a key. Each is a row, which a new semaphore inserts, and a refused request reads.
+const MAX_PERMITS: u32 = 1000;
+
 /// One client of the row store.
 pub type RowBackend = TableBackend;
 
@@ -61,6 +64,8 @@ fn capabilities(config: &RowConfig) -> Capabilities {
     // Never, on purpose: the row stays locked after a crash.
     has.crash_release = None;
     has.cooldown = true;
+    has.modes.shared = true;
+    has.modes.max_permits = MAX_PERMITS;
     has.relabel = true;
     has.admin = AdminCapabilities::all();
     has

@@ -7,6 +7,10 @@
 //! - A release notifies only if a client waits (H33).
 //! - A row can hold any value an operator wrote, and windows are cut to a hundred years.
 
+// The path makes the module part of the tests that include this file.
+#[path = "sql/parts.rs"]
+mod parts;
+
 use leasehold_postgres::schema::Stores;
 use leasehold_postgres::table::Dialect;
 
@@ -36,6 +40,7 @@ pub(crate) const MUTEXES: Dialect = Dialect {
     ask: ASK,
     list: LIST,
     purge: PURGE,
+    parts: Some(parts::PARTS),
 };
 
 /// Grants one key by an insertion with a conflict path. All parameters must occur in the statement, including
@@ -155,7 +160,7 @@ WITH o AS MATERIALIZED (
         * interval '1 microsecond' <= clock_timestamp())
     RETURNING l.key, l.token
 )
-SELECT g.key, g.token, false, NULL::bigint, NULL::bigint, false FROM g
+SELECT g.key, g.token, false, NULL::bigint, NULL::bigint, false, false FROM g
 UNION ALL
 SELECT o.key,
     CASE WHEN o.holder = o.me AND o.acquired THEN o.token END,
@@ -163,7 +168,8 @@ SELECT o.key,
     NULL::bigint,
     CASE WHEN o.cool_until > clock_timestamp()
         THEN ceil(extract(epoch FROM o.cool_until - clock_timestamp()) * 1000000)::bigint END,
-    coalesce(o.wake_until > clock_timestamp() + $7::bigint * interval '1 microsecond', false)
+    coalesce(o.wake_until > clock_timestamp() + $7::bigint * interval '1 microsecond', false),
+    coalesce(o.acquired AND left(o.holder, 1) IN ('*', '#'), false)
 FROM o";
 
 const FREE: &str = ", s AS MATERIALIZED (
@@ -253,9 +259,12 @@ WHERE l.key = ANY (ARRAY(SELECT g.key FROM g))
 RETURNING l.key, CASE WHEN l.acquired_at > clock_timestamp() - interval '10 milliseconds'
     THEN pg_notify({channel}, 'w' || l.key)::text END";
 
-/// A release leaves the holder in its row, and a grant replaces it.
+/// A release leaves the holder in its row or part. A grant replaces the holder, or puts the part out of use.
 const SERVED: &str = "\
-SELECT l.holder IS DISTINCT FROM $2::text FROM {schema}.mutex l WHERE l.key = $1::text COLLATE \"C\"";
+SELECT l.holder IS DISTINCT FROM $2::text AND NOT EXISTS (
+    SELECT FROM {schema}.mutex_part p WHERE p.key = $1::text AND p.holder = $2::text AND p.of >= 0
+)
+FROM {schema}.mutex l WHERE l.key = $1::text COLLATE \"C\"";
 
 const FORCE: &str = "\
 UPDATE {schema}.mutex l SET acquired = false, released_at = clock_timestamp()
@@ -269,7 +278,8 @@ WHERE l.key = $1::text AND l.holder = $2::text AND l.acquired
 RETURNING pg_notify({channel}, 'b' || l.holder || ' ' || l.key)";
 
 /// Reads the place of the last row from the index, then filters the rows as the index finds them. Numbering the rows
-/// instead takes two to three times as long, because most rows of a table are of released holds and are not shown.
+/// instead takes two to three times as long, because most rows of a table are of released holds and are not shown. A
+/// key with parts in use has a row for each held one. Without one it is only shown as the last key.
 const LIST: &str = "\
 WITH b AS MATERIALIZED (
     SELECT l.key FROM {schema}.mutex l WHERE l.key >= $1::text AND l.key < $2::text
@@ -284,18 +294,33 @@ SELECT i.key, i.holder, i.token, i.label, i.owner,
     NULL::bigint,
     CASE WHEN i.cool_until > i.now THEN ceil(extract(epoch FROM i.cool_until - i.now) * 1000000)::bigint END,
     coalesce(i.acquired OR ($3::boolean AND i.cool_until > i.now), false), i.last,
-    (i.acquired AND i.asked = i.holder) IS TRUE
+    (i.acquired AND i.asked = i.holder) IS TRUE, i.of, i.part
 FROM (
-    SELECT l.*, (SELECT c.now FROM c) AS now, CASE WHEN l.cooldown_us IS NOT NULL THEN
-            least(l.acquired_at, '200000-01-01 00:00:00+00')
-                + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
-        * interval '1 microsecond' END AS cool_until,
-        (l.key = (SELECT b.key FROM b)) IS TRUE AS last
-    FROM {schema}.mutex l
-    WHERE l.key >= $1::text AND l.key < $2::text AND l.key <= coalesce((SELECT b.key FROM b), $2::text)
+    SELECT q.key, q.now, q.cool_until, q.last, h.*
+    FROM (
+        SELECT l.*, (SELECT c.now FROM c) AS now, l.acquired AND left(l.holder, 1) IN ('*', '#') AS in_parts,
+            CASE WHEN l.cooldown_us IS NOT NULL THEN
+                least(l.acquired_at, '200000-01-01 00:00:00+00')
+                    + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
+            * interval '1 microsecond' END AS cool_until,
+            (l.key = (SELECT b.key FROM b)) IS TRUE AS last
+        FROM {schema}.mutex l
+        WHERE l.key >= $1::text AND l.key < $2::text AND l.key <= coalesce((SELECT b.key FROM b), $2::text)
+    ) q CROSS JOIN LATERAL (
+        SELECT q.holder, q.token, q.label, q.owner, q.acquired_at, q.acquired, q.asked,
+            NULL::integer AS of, NULL::integer AS part
+        WHERE NOT q.in_parts
+        UNION ALL
+        SELECT r.holder, r.token, r.label, r.owner, r.acquired_at, r.acquired, r.asked, r.of, r.part
+        FROM {schema}.mutex_part r
+        WHERE q.in_parts AND r.key = q.key COLLATE \"C\" AND r.of >= 0 AND r.acquired
+        UNION ALL
+        SELECT q.holder, q.token, NULL, NULL, q.acquired_at, false, NULL, NULL, NULL
+        WHERE q.in_parts AND q.last
+    ) h
+    WHERE q.acquired OR ($3::boolean AND q.cool_until > q.now) OR q.last
 ) i
-WHERE i.acquired OR ($3::boolean AND i.cool_until > i.now) OR i.last
-ORDER BY i.key";
+ORDER BY i.key, i.part";
 
 const PURGE: &str = "\
 WITH page AS MATERIALIZED (

@@ -23,7 +23,16 @@ async fn no_statement_touches_more_of_a_large_table() {
                 FROM generate_series(1, {count}) i;"
             )
         };
-        kinds.map(insert).concat()
+        let parts = format!(
+            "INSERT INTO {schema}.mutex (key, holder, token, acquired_at, acquired)
+            SELECT 'shared-' || i, '*', i, now() - interval '31 days', true
+            FROM generate_series(1, least({count}, 100000)) i;
+            INSERT INTO {schema}.mutex_part (key, part, of, holder, token, acquired_at, released_at, acquired)
+            SELECT 'shared-' || i, n, 0, 'holder-' || i, i, now(), CASE WHEN n > 0 THEN now() END, n = 0
+            FROM generate_series(1, least({count}, 100000)) i, generate_series(0, 1) n;
+            ANALYZE {schema}.mutex_part;"
+        );
+        kinds.map(insert).concat() + &parts
     };
     assert_no_growth_of(&sql::MUTEXES, &[], "mutex", rows).await;
 }

@@ -19,6 +19,9 @@ const CHECK_EVERY: Duration = Duration::from_secs(5);
 /// How long callers of one client pass a hold to each other.
 const HANDOVER_FOR: Duration = Duration::from_millis(10);
 
+/// The maximum number of permits of a key. Each is a row, which a new semaphore inserts, and a refused request reads.
+const MAX_PERMITS: u32 = 1000;
+
 /// One client of the lease store.
 pub type TtlBackend = TableBackend;
 
@@ -66,6 +69,8 @@ fn capabilities(config: &TtlConfig) -> Capabilities {
     has.handover = config.poll * 3 + Duration::from_secs(1);
     has.crash_release = Some(config.ttl + Duration::from_secs(1));
     has.cooldown = true;
+    has.modes.shared = true;
+    has.modes.max_permits = MAX_PERMITS;
     has.relabel = true;
     has.portable = true;
     has.admin = AdminCapabilities::all();

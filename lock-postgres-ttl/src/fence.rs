@@ -10,7 +10,7 @@ use leasehold_postgres::table::Extension;
 use leasehold_postgres::{PgConfig, outcome_unknown, sqlstate, store_error};
 use sqlx::{AssertSqlSafe, PgTransaction, Row as _};
 
-use crate::sql::FENCE;
+use crate::sql::{FENCE, FENCE_PART};
 
 /// The fence of a lease, returned by [`LockGuard::extension`] of this store's guards. Most callers use
 /// [`LeaseGuardExt`].
@@ -107,7 +107,8 @@ impl LeaseGuardExt for LockGuard {
 }
 
 impl LeaseFence {
-    /// Returns the number in the column `token` of the lease's row, for a custom statement that compares it. The token of
+    /// Returns the number in the column `token` of the lease's row, for a custom statement that compares it. A shared lease
+    /// or a permit has its row in `lease_part`. The token of
     /// the guard can be greater, because an earlier caller of this client handed the lease over to it.
     #[must_use]
     pub const fn number(&self) -> i64 {
@@ -168,9 +169,9 @@ impl fmt::Debug for LeaseFence {
 
 /// Returns the function that makes the fences of one client.
 pub(crate) fn extension(config: &PgConfig) -> Extension {
-    let statement = render(FENCE, config.schema_name());
-    Arc::new(move |key, holder, number| {
-        let statement = Arc::clone(&statement);
+    let [whole, part] = [FENCE, FENCE_PART].map(|statement| render(statement, config.schema_name()));
+    Arc::new(move |key, holder, number, in_part| {
+        let statement = Arc::clone(if in_part { &part } else { &whole });
         Box::new(LeaseFence { key: key.clone(), holder, number, statement })
     })
 }

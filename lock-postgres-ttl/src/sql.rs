@@ -17,6 +17,10 @@
 //! - **Only the key column has an index**, because rows must change in place (H32).
 //! - **A release notifies only if a client waits** (H33).
 
+// The path makes the module part of the tests that include this file.
+#[path = "sql/parts.rs"]
+mod parts;
+
 use leasehold_postgres::schema::Stores;
 use leasehold_postgres::table::Dialect;
 
@@ -46,6 +50,7 @@ pub(crate) const LEASES: Dialect = Dialect {
     ask: ASK,
     list: LIST,
     purge: PURGE,
+    parts: Some(parts::PARTS),
 };
 
 const GRANT_ONE: &str = "\
@@ -184,7 +189,7 @@ WITH o AS MATERIALIZED (
         AND l.key = o.key COLLATE \"C\" AND l.holder = o.me AND NOT l.released AND l.expires_at > clock_timestamp()
     RETURNING l.key, l.token
 )
-SELECT g.key, g.token, false, NULL::bigint, NULL::bigint, false FROM g
+SELECT g.key, g.token, false, NULL::bigint, NULL::bigint, false, false FROM g
 UNION ALL
 SELECT o.key, (SELECT a.token FROM again a WHERE a.key = o.key),
     coalesce(NOT o.released AND o.expires_at > clock_timestamp(), false),
@@ -192,7 +197,8 @@ SELECT o.key, (SELECT a.token FROM again a WHERE a.key = o.key),
         THEN ceil(extract(epoch FROM o.expires_at - clock_timestamp()) * 1000000)::bigint END,
     CASE WHEN o.cool_until > clock_timestamp()
         THEN ceil(extract(epoch FROM o.cool_until - clock_timestamp()) * 1000000)::bigint END,
-    coalesce(o.wake_until > clock_timestamp() + $7::bigint * interval '1 microsecond', false)
+    coalesce(o.wake_until > clock_timestamp() + $7::bigint * interval '1 microsecond', false),
+    coalesce(NOT o.released AND o.expires_at = 'infinity' AND left(o.holder, 1) IN ('*', '#'), false)
 FROM o";
 
 const FREE: &str = ", s AS MATERIALIZED (
@@ -354,9 +360,12 @@ WHERE l.key = ANY (ARRAY(SELECT g.key FROM g WHERE g.until > clock_timestamp()))
 RETURNING l.key, CASE WHEN l.acquired_at > clock_timestamp() - interval '10 milliseconds'
     THEN pg_notify({channel}, 'w' || l.key)::text END";
 
-/// A release leaves the holder in its row, and a grant replaces it.
+/// A release leaves the holder in its row or part. A grant replaces the holder, or puts the part out of use.
 const SERVED: &str = "\
-SELECT l.holder IS DISTINCT FROM $2::text FROM {schema}.lease l WHERE l.key = $1::text COLLATE \"C\"";
+SELECT l.holder IS DISTINCT FROM $2::text AND NOT EXISTS (
+    SELECT FROM {schema}.lease_part p WHERE p.key = $1::text AND p.holder = $2::text AND p.of >= 0
+)
+FROM {schema}.lease l WHERE l.key = $1::text COLLATE \"C\"";
 
 const FORCE: &str = "\
 UPDATE {schema}.lease l SET released = true
@@ -370,7 +379,8 @@ WHERE l.key = $1::text AND l.holder = $2::text AND NOT l.released AND l.expires_
 RETURNING pg_notify({channel}, 'b' || l.holder || ' ' || l.key)";
 
 /// Reads the place of the last row from the index, then filters the rows as the index finds them. Numbering the rows
-/// instead takes two to three times as long, because most rows of a table are of released holds and are not shown.
+/// instead takes two to three times as long, because most rows of a table are of released holds and are not shown. A
+/// key with parts in use has a row for each held one. Without one it is only shown as the last key.
 const LIST: &str = "\
 WITH b AS MATERIALIZED (
     SELECT l.key FROM {schema}.lease l WHERE l.key >= $1::text AND l.key < $2::text
@@ -386,19 +396,35 @@ SELECT i.key, i.holder, i.token, i.label, i.owner,
         THEN greatest(ceil(extract(epoch FROM i.expires_at - i.now) * 1000000)::bigint, 0) END,
     CASE WHEN i.cool_until > i.now THEN ceil(extract(epoch FROM i.cool_until - i.now) * 1000000)::bigint END,
     coalesce(i.live OR ($3::boolean AND (NOT i.released OR i.cool_until > i.now)), false), i.last,
-    (i.live AND i.asked = i.holder) IS TRUE
+    (i.live AND i.asked = i.holder) IS TRUE, i.of, i.part
 FROM (
-    SELECT l.*, (SELECT c.now FROM c) AS now, NOT l.released AND l.expires_at > (SELECT c.now FROM c) AS live,
-        CASE WHEN l.cooldown_us IS NOT NULL THEN
-            least(l.acquired_at, '200000-01-01 00:00:00+00')
-                + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
-        * interval '1 microsecond' END AS cool_until,
-        (l.key = (SELECT b.key FROM b)) IS TRUE AS last
-    FROM {schema}.lease l
-    WHERE l.key >= $1::text AND l.key < $2::text AND l.key <= coalesce((SELECT b.key FROM b), $2::text)
+    SELECT q.key, q.now, q.cool_until, q.last, h.*, NOT h.released AND h.expires_at > q.now AS live
+    FROM (
+        SELECT l.*, (SELECT c.now FROM c) AS now,
+            NOT l.released AND l.expires_at = 'infinity' AND left(l.holder, 1) IN ('*', '#') AS in_parts,
+            CASE WHEN l.cooldown_us IS NOT NULL THEN
+                least(l.acquired_at, '200000-01-01 00:00:00+00')
+                    + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
+            * interval '1 microsecond' END AS cool_until,
+            (l.key = (SELECT b.key FROM b)) IS TRUE AS last
+        FROM {schema}.lease l
+        WHERE l.key >= $1::text AND l.key < $2::text AND l.key <= coalesce((SELECT b.key FROM b), $2::text)
+    ) q CROSS JOIN LATERAL (
+        SELECT q.holder, q.token, q.label, q.owner, q.acquired_at, q.expires_at, q.released, q.asked,
+            NULL::integer AS of, NULL::integer AS part
+        WHERE NOT q.in_parts
+        UNION ALL
+        SELECT r.holder, r.token, r.label, r.owner, r.acquired_at, r.expires_at, r.released, r.asked, r.of, r.part
+        FROM {schema}.lease_part r
+        WHERE q.in_parts AND r.key = q.key COLLATE \"C\" AND r.of >= 0 AND NOT r.released
+            AND ($3::boolean OR r.expires_at > q.now)
+        UNION ALL
+        SELECT q.holder, q.token, NULL, NULL, q.acquired_at, q.expires_at, true, NULL, NULL, NULL
+        WHERE q.in_parts AND q.last
+    ) h
+    WHERE NOT q.released AND ($3::boolean OR q.expires_at > q.now) OR ($3::boolean AND q.cool_until > q.now) OR q.last
 ) i
-WHERE i.live OR ($3::boolean AND (NOT i.released OR i.cool_until > i.now)) OR i.last
-ORDER BY i.key";
+ORDER BY i.key, i.part";
 
 const PURGE: &str = "\
 WITH page AS MATERIALIZED (
@@ -431,4 +457,14 @@ SELECT pg_catalog.current_setting('transaction_isolation'), (
         AND l.token OPERATOR(pg_catalog.=) $3::pg_catalog.int8 AND NOT l.released
         AND l.expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()
     FOR KEY SHARE OF l
+) IS NOT NULL";
+
+/// Works like [`FENCE`] for a part.
+pub(crate) const FENCE_PART: &str = "\
+SELECT pg_catalog.current_setting('transaction_isolation'), (
+    SELECT p.token FROM {schema}.lease_part p
+    WHERE p.key OPERATOR(pg_catalog.=) $1::pg_catalog.text AND p.holder OPERATOR(pg_catalog.=) $2::pg_catalog.text
+        AND p.token OPERATOR(pg_catalog.=) $3::pg_catalog.int8 AND p.of OPERATOR(pg_catalog.>=) 0 AND NOT p.released
+        AND p.expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()
+    FOR KEY SHARE OF p
 ) IS NOT NULL";

@@ -23,7 +23,23 @@ async fn no_statement_touches_more_of_a_large_table() {
                 FROM generate_series(1, {count}) i;"
             )
         };
-        kinds.map(insert).concat()
+        let parts = format!(
+            "INSERT INTO {schema}.lease (key, holder, token, acquired_at, ttl_us, expires_at, released)
+            SELECT 'shared-' || i, '*', i, now() - interval '31 days', 0, 'infinity', false
+            FROM generate_series(1, least({count}, 100000)) i;
+            INSERT INTO {schema}.lease_part
+                (key, part, of, holder, token, acquired_at, ttl_us, expires_at, released)
+            SELECT 'shared-' || i, n, 0, 'holder-' || i, i, now(), 1000000, now() + interval '1 hour', n > 0
+            FROM generate_series(1, least({count}, 100000)) i, generate_series(0, 1) n;
+            ANALYZE {schema}.lease_part;"
+        );
+        kinds.map(insert).concat() + &parts
     };
-    assert_no_growth_of(&sql::LEASES, &[("fence", sql::FENCE)], "lease", rows).await;
+    assert_no_growth_of(
+        &sql::LEASES,
+        &[("fence", sql::FENCE), ("fence part", sql::FENCE_PART)],
+        "lease",
+        rows,
+    )
+    .await;
 }

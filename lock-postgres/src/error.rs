@@ -89,8 +89,17 @@ const STATES: &[(&str, ErrorKind, &str)] = &[
 ];
 
 /// The tables and the sequence that this library installs in its schema.
-const OUR_OBJECTS: [&str; 7] =
-    ["version", "token", "incarnation", "mutex", "lease", "advisory_name", "upkeep"];
+const OUR_OBJECTS: [&str; 9] = [
+    "version",
+    "token",
+    "incarnation",
+    "mutex",
+    "lease",
+    "mutex_part",
+    "lease_part",
+    "advisory_name",
+    "upkeep",
+];
 
 /// PgBouncer's permanent refusals, by message, because all of PgBouncer's own refusals share one code.
 const OF_POOLERS: [(&str, &str); 4] = [

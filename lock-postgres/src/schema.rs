@@ -17,13 +17,13 @@ mod report;
 pub use report::{Access, MissingPrivilege, SchemaState, SchemaVersion, ServerReport};
 
 /// The version of the schema that this library installs.
-pub const SCHEMA_VERSION: i32 = 3;
+pub const SCHEMA_VERSION: i32 = 4;
 
 /// The first schema version.
 const FIRST_SCHEMA_VERSION: i32 = 1;
 
 /// The oldest schema version this library can use. [`install`] upgrades an older one.
-pub const OLDEST_SCHEMA_VERSION: i32 = 3;
+pub const OLDEST_SCHEMA_VERSION: i32 = 4;
 
 /// Pause between two attempts to change the schema, if locks of other sessions prevented the first. It lets
 /// those sessions proceed.
@@ -51,7 +51,7 @@ const CONTENT: &str = include_str!("schema_content.sql");
 const VERSION: &str = "SELECT version, oldest_library FROM {schema}.version";
 
 /// Privileges that the stores need, each with its object. Row locks (`FOR UPDATE`) need UPDATE.
-const NEEDS: [(&str, &str); 20] = [
+const NEEDS: [(&str, &str); 28] = [
     ("version", "SELECT"),
     ("token", "SELECT"),
     ("token", "USAGE"),
@@ -62,10 +62,18 @@ const NEEDS: [(&str, &str); 20] = [
     ("mutex", "INSERT"),
     ("mutex", "UPDATE"),
     ("mutex", "DELETE"),
+    ("mutex_part", "SELECT"),
+    ("mutex_part", "INSERT"),
+    ("mutex_part", "UPDATE"),
+    ("mutex_part", "DELETE"),
     ("lease", "SELECT"),
     ("lease", "INSERT"),
     ("lease", "UPDATE"),
     ("lease", "DELETE"),
+    ("lease_part", "SELECT"),
+    ("lease_part", "INSERT"),
+    ("lease_part", "UPDATE"),
+    ("lease_part", "DELETE"),
     ("advisory_name", "SELECT"),
     ("advisory_name", "INSERT"),
     ("advisory_name", "UPDATE"),
@@ -97,8 +105,8 @@ impl Stores {
     fn use_object(self, object: &str) -> bool {
         match object {
             "advisory_name" => matches!(self, Self::All | Self::Advisory),
-            "mutex" => matches!(self, Self::All | Self::Row),
-            "lease" => matches!(self, Self::All | Self::Lease),
+            "mutex" | "mutex_part" => matches!(self, Self::All | Self::Row),
+            "lease" | "lease_part" => matches!(self, Self::All | Self::Lease),
             _ => true,
         }
     }
@@ -115,8 +123,10 @@ WITH wanted(object, persistence, columns) AS (VALUES
     ('version', 'p', '{version,oldest_library}'::text[]),
     ('token', 'p', '{}'),
     ('incarnation', 'u', '{sequence,system}'),
-    ('mutex', 'p', '{key,acquired,holder,token,acquired_at,released_at,cooldown_us,window_us,label,owner,wake_until,asked}'),
-    ('lease', 'p', '{key,holder,token,acquired_at,ttl_us,expires_at,released,cooldown_us,window_us,label,owner,wake_until,asked}'),
+    ('mutex', 'p', '{key,acquired,holder,token,acquired_at,released_at,cooldown_us,window_us,label,owner,wake_until,asked,writer_until}'),
+    ('lease', 'p', '{key,holder,token,acquired_at,ttl_us,expires_at,released,cooldown_us,window_us,label,owner,wake_until,asked,writer_until}'),
+    ('mutex_part', 'p', '{key,part,of,acquired,holder,token,acquired_at,released_at,label,owner,asked}'),
+    ('lease_part', 'p', '{key,part,of,holder,token,acquired_at,ttl_us,expires_at,released,label,owner,asked}'),
     ('advisory_name', 'p', '{space,number,key,pid,holder,token,granted_at,label}'),
     ('upkeep', 'p', '{task,after,begun_at,next_at}')),
 found AS (

@@ -48,7 +48,9 @@ CREATE TABLE IF NOT EXISTS {schema}.mutex (
     owner text,
     wake_until timestamptz,
     -- Since version 3. The holder that was asked to release. A later holder has another id.
-    asked text
+    asked text,
+    -- Since version 4. The time until which a waiting exclusive request keeps new parts out.
+    writer_until timestamptz
 ) USING heap WITH (
     fillfactor = 50, vacuum_truncate = false,
     autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0
@@ -70,7 +72,9 @@ CREATE TABLE IF NOT EXISTS {schema}.lease (
     owner text,
     wake_until timestamptz,
     -- Since version 3. The holder that was asked to release. A later holder has another id.
-    asked text
+    asked text,
+    -- Since version 4. The time until which a waiting exclusive request keeps new parts out.
+    writer_until timestamptz
 ) USING heap WITH (
     fillfactor = 50, vacuum_truncate = false,
     autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0
@@ -81,15 +85,60 @@ CREATE TABLE IF NOT EXISTS {schema}.lease (
 DO $$
 DECLARE
     name text;
+    added text[];
 BEGIN
     FOREACH name IN ARRAY ARRAY['lease', 'mutex'] LOOP
         name := current_setting('leasehold.schema') || '.' || name;
-        IF NOT EXISTS (SELECT FROM pg_attribute a
-                WHERE a.attrelid = to_regclass(name) AND a.attname = 'asked' AND NOT a.attisdropped) THEN
-            EXECUTE 'ALTER TABLE ' || name || ' ADD COLUMN asked text';
-        END IF;
+        FOREACH added SLICE 1 IN ARRAY ARRAY[['asked', 'text'], ['writer_until', 'timestamptz']] LOOP
+            IF NOT EXISTS (SELECT FROM pg_attribute a
+                    WHERE a.attrelid = to_regclass(name) AND a.attname = added[1] AND NOT a.attisdropped) THEN
+                EXECUTE 'ALTER TABLE ' || name || ' ADD COLUMN ' || added[1] || ' ' || added[2];
+            END IF;
+        END LOOP;
     END LOOP;
 END $$;
+
+-- Since version 4. The holders of a key in a mode that several holders have at once, each in a part. The key's row in
+-- the table above is then its gate, which looks held indefinitely. Its holder is '*' in shared mode, and '#8' for a
+-- semaphore of 8 permits.
+CREATE TABLE IF NOT EXISTS {schema}.lease_part (
+    key {schema}.lock_key NOT NULL,
+    part integer NOT NULL,
+    -- 0 in shared mode, N as one of N permits, -1 out of use.
+    "of" integer NOT NULL,
+    holder text NOT NULL,
+    token bigint NOT NULL,
+    acquired_at timestamptz NOT NULL,
+    ttl_us bigint NOT NULL,
+    expires_at timestamptz NOT NULL,
+    released boolean NOT NULL,
+    label text,
+    owner text,
+    asked text,
+    PRIMARY KEY (key, part)
+) USING heap WITH (
+    fillfactor = 50, vacuum_truncate = false,
+    autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0
+);
+
+CREATE TABLE IF NOT EXISTS {schema}.mutex_part (
+    key {schema}.lock_key NOT NULL,
+    part integer NOT NULL,
+    -- 0 in shared mode, N as one of N permits, -1 out of use.
+    "of" integer NOT NULL,
+    acquired boolean NOT NULL,
+    holder text NOT NULL,
+    token bigint NOT NULL,
+    acquired_at timestamptz NOT NULL,
+    released_at timestamptz,
+    label text,
+    owner text,
+    asked text,
+    PRIMARY KEY (key, part)
+) USING heap WITH (
+    fillfactor = 50, vacuum_truncate = false,
+    autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0
+);
 
 -- What the numbers of advisory locks stand for, and who held them last as far as it was written: only
 -- for people who look, written in the background for holds that last.

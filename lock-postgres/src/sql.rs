@@ -90,7 +90,8 @@ LIMIT 1";
 
 /// The names of all tables and sequences of the schema, for locks and idempotency keys, as an SQL list.
 const OURS: &str = "\
-'version', 'token', 'incarnation', 'mutex', 'lease', 'advisory_name', 'upkeep', 'idempotency', 'journey'";
+'version', 'token', 'incarnation', 'mutex', 'lease', 'mutex_part', 'lease_part', 'advisory_name', 'upkeep', \
+'idempotency', 'journey'";
 
 /// Returns [`FOREIGN_OWNER`] for the schema whose oid is the expression `kept`.
 pub(crate) fn foreign_owner(kept: &str) -> String {

@@ -15,6 +15,7 @@ mod hints;
 mod holds;
 mod job;
 mod maintenance;
+mod parts;
 mod registry;
 mod sql;
 mod upkeep;
@@ -23,4 +24,5 @@ mod work;
 
 pub use backend::{TableBackend, TableSettings};
 pub use dialect::{Dialect, Extension};
+pub use parts::Parts;
 pub use sql::SETTINGS;

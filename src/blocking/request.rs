@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_api::{AcquireOptions, Always, Error, LockKey, Mode, RunError, Window, WindowOutcome};
+use leasehold_api::{AcquireOptions, Always, Error, LockKey, Mode, RunError, Wanted, Window, WindowOutcome};
 
 use super::guard::{LockGuard, MultiGuard};
 use super::runtime::Runtime;
@@ -36,6 +36,9 @@ pub type KeyRequest<'a, W = Always> = LockRequest<'a, LockKey, W>;
 
 /// A request for several keys.
 pub type KeysRequest<'a> = LockRequest<'a, Vec<LockKey>>;
+
+/// A request for several keys, each in its own mode.
+pub type WantedRequest<'a> = LockRequest<'a, Vec<Wanted>>;
 
 impl<'a, K, W> LockRequest<'a, K, W> {
     pub(super) fn new(
@@ -83,10 +86,30 @@ impl<'a, K, W> LockRequest<'a, K, W> {
         self.with(|request| request.label(label))
     }
 
-    /// Sets which other holders the grant excludes. All but [`Mode::Exclusive`] are
+    /// Sets which other holders the grant excludes. A mode that the store does not declare is
     /// [`Unsupported`](crate::ErrorKind::Unsupported).
     pub fn mode(self, mode: Mode) -> Self {
         self.with(|request| request.mode(mode))
+    }
+
+    /// Takes the key as a reader. See the async [`shared`](crate::LockRequest::shared).
+    ///
+    /// ```
+    /// # fn main() -> Result<(), leasehold::Error> {
+    /// let lock = leasehold::blocking::connect("memory:")?;
+    /// let readers = [lock.key("catalogue").shared().acquire()?, lock.key("catalogue").shared().acquire()?];
+    /// assert!(lock.key("catalogue").try_acquire()?.is_none(), "two readers hold it");
+    /// # drop(readers);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn shared(self) -> Self {
+        self.with(crate::LockRequest::shared)
+    }
+
+    /// Takes one of `of` permits of the key. See the async [`permits`](crate::LockRequest::permits).
+    pub fn permits(self, of: u32) -> Self {
+        self.with(|request| request.permits(of))
     }
 
     /// Replaces all options. A window that was set stays.
@@ -225,6 +248,42 @@ impl KeysRequest<'_> {
 
     /// Makes one attempt at all keys. Returns `None` if another caller holds or awaits at least one. See
     /// [`Lock::try_acquire_all`](crate::Lock::try_acquire_all).
+    ///
+    /// # Errors
+    ///
+    /// As [`acquire`](Self::acquire), except [`Timeout`](crate::ErrorKind::Timeout).
+    pub fn try_acquire(self) -> Result<Option<MultiGuard>, Error> {
+        let guards = self.runtime.block_on(self.request.try_acquire())??;
+        Ok(guards.map(|guards| MultiGuard::new(guards, self.runtime)))
+    }
+
+    /// Takes all keys, runs `body` and releases the keys. See [`run`](LockRequest::run) of one key.
+    ///
+    /// # Errors
+    ///
+    /// As [`run`](LockRequest::run) of one key.
+    pub fn run<T>(self, body: impl FnOnce(&MultiGuard) -> T) -> Result<T, RunError<T>> {
+        let guards = self.acquire().map_err(RunError::NotRun)?;
+        let value = body(&guards);
+        confirmed(value, guards.release())
+    }
+}
+
+impl WantedRequest<'_> {
+    /// Takes all keys or none. Returns the guards in the order of the keys. See
+    /// [`Lock::acquire_wanted`](crate::Lock::acquire_wanted).
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidKey`](crate::ErrorKind::InvalidKey), and as [`Lock::acquire_wanted`](crate::Lock::acquire_wanted).
+    /// [`Unsupported`](crate::ErrorKind::Unsupported) inside an async task.
+    pub fn acquire(self) -> Result<MultiGuard, Error> {
+        let guards = self.runtime.block_on(self.request.acquire())??;
+        Ok(MultiGuard::new(guards, self.runtime))
+    }
+
+    /// Makes one attempt at all keys. Returns `None` if at least one of them cannot be granted now. See
+    /// [`Lock::try_acquire_wanted`](crate::Lock::try_acquire_wanted).
     ///
     /// # Errors
     ///

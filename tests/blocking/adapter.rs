@@ -7,7 +7,8 @@ use std::time::Duration;
 use leasehold::blocking;
 use leasehold::{
     AcquireOptions, BoxFuture, Capabilities, Error, FencingToken, Grant, GrantHandle, HolderId, Lock,
-    LockAdmin, LockGuard, LockKey, Lost, MultiGuard, PortableHold, Release, Validity, async_trait,
+    LockAdmin, LockGuard, LockKey, Lost, Mode, MultiGuard, PortableHold, Release, Validity, Wanted,
+    async_trait,
 };
 use tokio::task::spawn_blocking;
 
@@ -23,6 +24,10 @@ impl std::fmt::Display for Adapter {
 
 async fn on_a_thread<T: Send + 'static>(call: impl FnOnce() -> T + Send + 'static) -> T {
     spawn_blocking(call).await.unwrap()
+}
+
+fn pairs(wanted: &[Wanted]) -> Vec<(LockKey, Mode)> {
+    wanted.iter().map(|one| (one.key.clone(), one.mode)).collect()
 }
 
 #[async_trait]
@@ -51,6 +56,22 @@ impl Lock for Adapter {
     async fn acquire_all(&self, keys: &[LockKey], options: &AcquireOptions) -> Result<MultiGuard, Error> {
         let (lock, keys, options) = (self.0.clone(), keys.to_vec(), options.clone());
         let guards = on_a_thread(move || lock.keys(keys).options(options).acquire()).await?;
+        Ok(guards.into_iter().map(AdaptedGrant::guard).collect())
+    }
+
+    async fn try_acquire_wanted(
+        &self,
+        wanted: &[Wanted],
+        options: &AcquireOptions,
+    ) -> Result<Option<MultiGuard>, Error> {
+        let (lock, wanted, options) = (self.0.clone(), pairs(wanted), options.clone());
+        let guards = on_a_thread(move || lock.wanting(wanted).options(options).try_acquire()).await?;
+        Ok(guards.map(|guards| guards.into_iter().map(AdaptedGrant::guard).collect()))
+    }
+
+    async fn acquire_wanted(&self, wanted: &[Wanted], options: &AcquireOptions) -> Result<MultiGuard, Error> {
+        let (lock, wanted, options) = (self.0.clone(), pairs(wanted), options.clone());
+        let guards = on_a_thread(move || lock.wanting(wanted).options(options).acquire()).await?;
         Ok(guards.into_iter().map(AdaptedGrant::guard).collect())
     }
 
@@ -112,6 +133,14 @@ impl Grant for AdaptedGrant {
 
     fn token(&self) -> Option<FencingToken> {
         self.watch.token()
+    }
+
+    fn mode(&self) -> Mode {
+        self.watch.mode()
+    }
+
+    fn permit(&self) -> Option<u32> {
+        self.watch.permit()
     }
 
     fn validity(&self) -> Validity {

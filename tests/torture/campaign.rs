@@ -18,7 +18,7 @@ use crate::record;
 use crate::register::{self, KEYS};
 use crate::server::Server;
 use crate::stalls::Stalls;
-use crate::worker::{Broken, now};
+use crate::worker::{self, Broken, now};
 
 /// Tolerance beyond the declared bounds, for retried calls and a busy machine.
 const SLACK: Duration = Duration::from_secs(10);
@@ -181,7 +181,8 @@ pub(crate) async fn torture(store: Store, settings: &Settings) -> Option<Report>
         }
     };
     let declared = connect(&url).await.capabilities().clone();
-    let how = How { url: url.clone(), dir: dir.clone(), broken: settings.broken };
+    let (dir_of_records, modes) = (dir.clone(), worker::modes(declared.modes));
+    let how = How { url: url.clone(), dir: dir_of_records, broken: settings.broken, modes };
     let commands = Commands::start(&how);
     let workers = Workers::start(how, faketime.as_deref().map(Clock::new), settings.seed);
     let mut scene =

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::record::{End, Section};
+use crate::record::{End, Held, Section};
 
 /// A fault of the store, with its times.
 #[derive(Clone, Debug)]
@@ -61,6 +61,7 @@ pub(crate) fn check(sections: &[Section], circumstances: &Circumstances) -> Find
     }
     for (key, sections) in &mut keys {
         sections.sort_by_key(|section| section.begin);
+        numbers(key, sections, &mut findings.violations);
         valid_together(key, sections, circumstances, &mut findings);
         released_together(key, sections, circumstances, &mut findings.violations);
         tokens(key, sections, circumstances, &mut findings.violations);
@@ -91,24 +92,47 @@ impl Circumstances {
     }
 }
 
-/// Calls `found` for each section that started before an earlier section ended, with the start and the end of the overlap.
+/// Calls `found` for each section that started before an earlier section ended that excludes it, or before all permits but
+/// one were free. Passes the start and the end of the overlap.
 fn overlaps<'a>(sections: &[&'a Section], mut found: impl FnMut((u64, u64), &'a Section, &'a Section)) {
-    // Compares with the section that ends last so far, because it has the longest overlap.
-    let mut furthest: Option<(u64, &Section)> = None;
+    // The earlier sections that have not ended, with their ends.
+    let mut open: Vec<(u64, &Section)> = Vec::new();
     for section in sections {
         let Some(end) = &section.end else { continue };
-        if let Some((reached, earlier)) = furthest
-            && section.begin < reached
-        {
+        open.retain(|(reached, _)| section.begin < *reached);
+        let rivals = open.iter().filter(|(_, earlier)| earlier.held.excludes(section.held));
+        // Compares with the section that ends last, because it has the longest overlap.
+        let rival = rivals.max_by_key(|(reached, _)| *reached).copied();
+        if let Some((reached, earlier)) = rival.or_else(|| beyond_n(&open, section.held)) {
             found((section.begin, reached.min(end.at)), earlier, section);
         }
-        if furthest.is_none_or(|(reached, _)| reached < end.at) {
-            furthest = Some((end.at, section));
+        open.push((end.at, section));
+    }
+}
+
+/// Returns the permit whose end leaves one free for a further grant, if all are held.
+fn beyond_n<'a>(open: &[(u64, &'a Section)], held: Held) -> Option<(u64, &'a Section)> {
+    let Held::Permit { of, .. } = held else { return None };
+    let is_like = |section: &Section| matches!(section.held, Held::Permit { of: all, .. } if all == of);
+    let mut permits: Vec<_> = open.iter().copied().filter(|(_, section)| is_like(section)).collect();
+    permits.sort_by_key(|(reached, _)| *reached);
+    let too_many = permits.len().checked_sub(of as usize)?;
+    permits.get(too_many).copied()
+}
+
+/// Checks C20: the number of each permit is below N.
+fn numbers(key: &str, sections: &[&Section], violations: &mut Vec<String>) {
+    for section in sections {
+        if let Held::Permit { number, of } = section.held
+            && number >= of
+        {
+            violations.push(format!("no permit of {key} has this number: {section:?}"));
         }
     }
 }
 
-/// Checks C1: no two overlapping sections read valid at their ends.
+/// Checks C1, C19 and C20: no two overlapping sections that exclude each other, and no more than N permits, read valid at
+/// their ends.
 fn valid_together(key: &str, sections: &[&Section], around: &Circumstances, findings: &mut Findings) {
     let is_valid = |section: &&Section| section.end.as_ref().is_some_and(|end| end.valid);
     let valid: Vec<_> = sections.iter().copied().filter(is_valid).collect();
@@ -131,32 +155,37 @@ fn released_together(key: &str, sections: &[&Section], around: &Circumstances, v
     });
 }
 
-/// Checks C8: tokens are unique, and a grant after the end of another has a greater token.
+/// Checks C8: the token of an exclusive grant is unique, and of two grants of which one is exclusive, the grant after the
+/// end of the other has a greater token.
 fn tokens(key: &str, sections: &[&Section], around: &Circumstances, violations: &mut Vec<String>) {
-    let mut seen: BTreeMap<u64, &Section> = BTreeMap::new();
+    let mut seen: BTreeMap<u64, Vec<&Section>> = BTreeMap::new();
     for section in sections {
         let Some(token) = section.token else { continue };
-        if let Some(earlier) = seen.insert(token, section) {
+        let are_ordered = |other: &&&Section| [other.held, section.held].contains(&Held::Exclusive);
+        let same = seen.entry(token).or_default();
+        if let Some(earlier) = same.iter().find(are_ordered) {
             violations.push(around.violation(&format!("one token twice on {key}"), earlier, section));
         }
+        same.push(section);
         // A stopped worker might record its grant only after a successor has ended. Such a grant does not read valid,
         // unless it is within a gap, and its release is never confirmed.
         let is_valid = |end: &End| end.valid && !around.is_in_gap(section.begin, end.at);
         if !section.is_released && !section.end.as_ref().is_some_and(is_valid) {
             continue;
         }
-        let ended = |other: &&Section| other.end.as_ref().is_some_and(|end| end.at < section.begin);
-        if let Some((_, earlier)) = seen.range(token + 1..).find(|(_, other)| ended(other)) {
+        let ended = |other: &&&Section| other.end.as_ref().is_some_and(|end| end.at < section.begin);
+        let mut greater = seen.range(token + 1..).flat_map(|(_, others)| others).filter(are_ordered);
+        if let Some(earlier) = greater.find(ended) {
             violations.push(around.violation(&format!("tokens fall on {key}"), earlier, section));
         }
     }
 }
 
-/// Counts lost updates: if two sections wrote the same value, one update is lost.
+/// Counts lost updates: if two exclusive sections wrote the same value, one update is lost.
 fn registers(key: &str, sections: &[&Section], around: &Circumstances, findings: &mut Findings) {
     let mut fenced: BTreeMap<u64, &Section> = BTreeMap::new();
     let mut plain = BTreeMap::new();
-    for section in sections {
+    for section in sections.iter().filter(|section| section.held == Held::Exclusive) {
         let Some(end) = &section.end else { continue };
         if let Some(value) = end.fenced
             && let Some(earlier) = fenced.insert(value, section)
@@ -226,7 +255,16 @@ mod tests {
 
     fn section(begin: u64, at: u64, token: u64) -> Section {
         let end = Some(End { at, valid: true, fenced: Some(token), plain: token });
-        Section { key: "k".to_owned(), begin, token: Some(token), end, is_released: false }
+        let held = Held::Exclusive;
+        Section { key: "k".to_owned(), begin, token: Some(token), held, end, is_released: false }
+    }
+
+    fn held(held: Held, begin: u64, at: u64, token: u64) -> Section {
+        Section { held, ..section(begin, at, token) }
+    }
+
+    const fn permit(number: u32, of: u32) -> Held {
+        Held::Permit { number, of }
     }
 
     fn ended(section: &mut Section) -> &mut End {
@@ -291,6 +329,65 @@ mod tests {
         assert_eq!(found(&sections), "");
         sections[1].is_released = true;
         assert!(found(&sections).contains("both were held"));
+    }
+
+    #[test]
+    fn readers_overlap_and_a_writer_does_not() {
+        use Held::{Exclusive, Shared};
+        let readers = [held(Shared, 10, 100, 1), held(Shared, 20, 50, 1), held(Shared, 60, 90, 3)];
+        assert_eq!(violations(&readers), "");
+        let with = |mode, begin, at| [&readers[..], &[held(mode, begin, at, 7)]].concat();
+        assert_eq!(violations(&with(Exclusive, 100, 120)), "");
+        assert_eq!(checked(&with(Exclusive, 95, 120)).longest_overlap, Duration::from_nanos(5));
+        assert!(violations(&with(Exclusive, 95, 120)).contains("overlap of 5ns"));
+        assert!(violations(&with(permit(0, 2), 95, 120)).contains("overlap of 5ns"));
+        // A short reader that began later does not hide the longer one.
+        assert!(violations(&with(Exclusive, 55, 58)).contains("overlap of 3ns"));
+        let mut released = with(Exclusive, 95, 120);
+        (released[0].is_released, released[3].is_released) = (true, true);
+        assert!(violations(&released).contains("both were held"));
+    }
+
+    #[test]
+    fn there_are_never_more_than_n_permits_and_each_number_is_held_once() {
+        let two = [held(permit(0, 2), 10, 100, 1), held(permit(1, 2), 20, 60, 2)];
+        let with = |third| violations(&[&two[..], &[third]].concat());
+        assert_eq!(with(held(permit(1, 2), 60, 120, 3)), "");
+        // Number 1 is free again, and number 0 is held.
+        assert!(with(held(permit(0, 2), 60, 120, 3)).contains("overlap of 40ns"));
+        assert!(
+            with(held(permit(0, 3), 60, 120, 3)).contains("overlap of 40ns"),
+            "another number of permits"
+        );
+        assert!(with(held(permit(2, 2), 60, 120, 3)).contains("no permit of k has this number"));
+        // A third holder of two permits is found although its number is of its own.
+        let crowd = checked(&[&two[..], &[held(permit(2, 2), 30, 50, 3)]].concat());
+        assert!(crowd.violations.iter().any(|found| found.contains("overlap of 20ns")), "{crowd:?}");
+        let until_first = checked(&[&two[..], &[held(permit(2, 2), 30, 90, 3)]].concat());
+        assert_eq!(until_first.longest_overlap, Duration::from_nanos(30), "one permit is free from 60 on");
+    }
+
+    #[test]
+    fn tokens_of_readers_are_compared_with_those_of_writers_alone() {
+        use Held::{Exclusive, Shared};
+        let readers = |first, second| [held(Shared, 10, 20, first), held(Shared, 30, 40, second)];
+        assert_eq!((violations(&readers(2, 1)), violations(&readers(2, 2))), (String::new(), String::new()));
+        for (first, second) in [(Exclusive, Shared), (Shared, Exclusive), (Exclusive, permit(0, 1))] {
+            let found = |one, other| violations(&[held(first, 10, 20, one), held(second, 30, 40, other)]);
+            assert_eq!(found(1, 2), "");
+            assert!(found(2, 1).contains("tokens fall"), "{first} {second}");
+            assert!(found(2, 2).contains("one token twice"), "{first} {second}");
+        }
+    }
+
+    #[test]
+    fn readers_write_to_no_register() {
+        let mut readers = [held(Held::Shared, 10, 20, 1), held(permit(0, 2), 30, 40, 2)];
+        for reader in &mut readers {
+            (ended(reader).plain, ended(reader).fenced) = (0, Some(0));
+        }
+        let findings = checked(&readers);
+        assert_eq!((findings.plain_lost, findings.fenced_lost, violations(&readers)), (0, 0, String::new()));
     }
 
     #[test]

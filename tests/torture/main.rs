@@ -94,6 +94,12 @@ async fn workers_that_do_not_hear_of_a_loss_are_found() {
     assert!(found.contains("overlap of"), "{found}");
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 8)]
+async fn workers_that_read_beside_each_other_and_say_that_they_write_are_found() {
+    let found = broken("etcd", Broken::OtherMode, vec![Fault::Kill]).await;
+    assert!(found.contains("overlap of") && found.contains("both were held"), "{found}");
+}
+
 /// Returns the violations found in campaigns whose workers have the fault `broken`. On a busy machine no other worker
 /// may enter while one works on without its lock, so a campaign that finds nothing is followed by another one.
 async fn broken(store: &str, broken: Broken, faults: Vec<Fault>) -> String {

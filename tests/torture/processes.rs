@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use leasehold::Mode;
 use rustix::process::{Pid, Signal, kill_process};
 use test_bounds::Bound;
 
@@ -33,6 +34,8 @@ pub(crate) struct How {
     pub(crate) url: String,
     pub(crate) dir: PathBuf,
     pub(crate) broken: Option<worker::Broken>,
+    /// The modes from which commands choose.
+    pub(crate) modes: Vec<Mode>,
 }
 
 /// The processes of the small worker.
@@ -242,12 +245,16 @@ impl Runner {
             let record = self.how.dir.join(format!("command-{}-{records}.record", self.number));
             let key = KEYS[random.usize(..KEYS.len())];
             let before = length(&record);
+            let (arguments, mode) = options(self.how.modes[random.usize(..self.how.modes.len())]);
             let command = Command::new(program)
-                .args(["--quiet", "--url", &self.how.url, "run", key, "--wait", "2s", "--grace", "1s", "--"])
+                .args(["--quiet", "--url", &self.how.url, "run", key, "--wait", "2s", "--grace", "1s"])
+                .args(arguments)
+                .arg("--")
                 .arg(std::env::current_exe().unwrap())
                 .args(["--exact", "worker::command", "--nocapture"])
                 .env(worker::RECORD, &record)
                 .env(worker::DIR, &self.how.dir)
+                .env(worker::MODE, mode)
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
                 .stderr(Stdio::null())
@@ -274,6 +281,15 @@ impl Runner {
 
     fn running(&self) -> MutexGuard<'_, Option<(Child, PathBuf)>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns the options of `leasehold run` for a mode, and its name for the record.
+fn options(mode: Mode) -> (Vec<String>, &'static str) {
+    match mode {
+        Mode::Shared => (vec!["--shared".to_owned()], "shared"),
+        Mode::Permit { of } => (vec!["--slots".to_owned(), of.to_string()], "slots"),
+        _ => (Vec::new(), "exclusive"),
     }
 }
 

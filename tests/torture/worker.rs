@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use leasehold::{ErrorKind, FencingToken, Lock, LockExt as _, LockGuard, Validity};
+use leasehold::{ErrorKind, FencingToken, Lock, LockExt as _, LockGuard, Mode, Modes, Validity};
 use rustix::process::{Pid, getppid};
 use rustix::time::{ClockId, clock_gettime};
 
+use crate::record::Held;
 use crate::register::{self, KEYS};
 
 /// Variables of a worker: its seed, the URL of the store, and the directory of its records.
@@ -20,10 +21,15 @@ pub(crate) const DIR: &str = "LEASEHOLD_TORTURE_DIR";
 pub(crate) const BROKEN: &str = "LEASEHOLD_TORTURE_BROKEN";
 /// Variable with the record of a command under `leasehold run`.
 pub(crate) const RECORD: &str = "LEASEHOLD_TORTURE_RECORD";
+/// Variable with the mode of that command: `shared`, `slots`, or exclusive if it is not set.
+pub(crate) const MODE: &str = "LEASEHOLD_TORTURE_MODE";
 /// File that makes workers end gracefully.
 pub(crate) const STOP: &str = "stop";
 /// Number of callers in one worker, which share its client.
 pub(crate) const CALLERS: usize = 4;
+
+/// Number of permits of each key, on stores that have permits.
+const PERMITS: u32 = 3;
 
 /// Wait budget of each acquire.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -35,6 +41,8 @@ pub(crate) enum Broken {
     OtherKey,
     /// Ignores losses: records all holds as valid and released.
     Deaf,
+    /// Records all holds as exclusive.
+    OtherMode,
 }
 
 impl Broken {
@@ -42,12 +50,13 @@ impl Broken {
         match self {
             Self::OtherKey => "other-key",
             Self::Deaf => "deaf",
+            Self::OtherMode => "other-mode",
         }
     }
 
     fn of_this_process() -> Option<Self> {
         let name = std::env::var(BROKEN).ok()?;
-        [Self::OtherKey, Self::Deaf].into_iter().find(|broken| broken.name() == name)
+        [Self::OtherKey, Self::Deaf, Self::OtherMode].into_iter().find(|broken| broken.name() == name)
     }
 }
 
@@ -106,6 +115,8 @@ async fn caller(lock: Arc<dyn Lock>, seed: u64, number: usize, dir: PathBuf, par
         random: fastrand::Rng::with_seed(seed * 64 + number as u64),
         suffix: if broken == Some(Broken::OtherKey) && seed.is_multiple_of(2) { "-other" } else { "" },
         is_deaf: broken == Some(Broken::Deaf),
+        hides_modes: broken == Some(Broken::OtherMode),
+        modes: modes(lock.capabilities().modes),
         dir: &dir,
     };
     while !is_over(&dir, parent) {
@@ -116,6 +127,17 @@ async fn caller(lock: Arc<dyn Lock>, seed: u64, number: usize, dir: PathBuf, par
         }
         caller.section(&lock).await;
     }
+}
+
+/// Returns the modes of a store from which a caller chooses: half of its sections write, and the others have its further
+/// modes.
+pub(crate) fn modes(has: Modes) -> Vec<Mode> {
+    let mut modes = Vec::new();
+    modes.extend(has.shared.then_some(Mode::Shared));
+    modes.extend((has.max_permits >= PERMITS).then_some(Mode::Permit { of: PERMITS }));
+    let writes = modes.len().max(1);
+    modes.extend(std::iter::repeat_n(Mode::Exclusive, writes));
+    modes
 }
 
 /// Returns the path of a worker's record of clock steps.
@@ -133,13 +155,17 @@ struct Caller<'a> {
     random: fastrand::Rng,
     suffix: &'static str,
     is_deaf: bool,
+    hides_modes: bool,
+    modes: Vec<Mode>,
     dir: &'a Path,
 }
 
 impl Caller<'_> {
     async fn section(&mut self, lock: &Arc<dyn Lock>) {
         let key = KEYS[self.random.usize(..KEYS.len())];
-        let guard = match lock.key(format!("{key}{}", self.suffix)).wait(PATIENCE).acquire().await {
+        let mode = self.modes[self.random.usize(..self.modes.len())];
+        let request = lock.key(format!("{key}{}", self.suffix)).mode(mode).wait(PATIENCE);
+        let guard = match request.acquire().await {
             Ok(guard) => guard,
             Err(error) if error.kind() == ErrorKind::Timeout => return,
             Err(_) => {
@@ -195,8 +221,8 @@ impl Caller<'_> {
     fn body(&mut self, key: &'static str) -> Body {
         // A quarter of the sections takes longer.
         let pause = Duration::from_micros(if self.random.u8(..4) == 0 { self.random.u64(..4000) } else { 0 });
-        let (dir, is_deaf) = (self.dir.to_owned(), self.is_deaf);
-        Body { record: self.record.try_clone().unwrap(), dir, key, pause, is_deaf }
+        let (dir, is_deaf, hides_modes) = (self.dir.to_owned(), self.is_deaf, self.hides_modes);
+        Body { record: self.record.try_clone().unwrap(), dir, key, pause, is_deaf, hides_modes }
     }
 }
 
@@ -207,18 +233,25 @@ struct Body {
     key: &'static str,
     pause: Duration,
     is_deaf: bool,
+    hides_modes: bool,
 }
 
 impl Body {
     async fn run(&mut self, guard: &LockGuard) {
         let Self { key, pause, .. } = *self;
         let token = guard.token().map(FencingToken::as_u64);
-        line(&mut self.record, &format!("B {key} {} {}", now(), or_dash(token)));
-        let plain = register::add_one(&self.dir, key, None, pause).await;
-        let fenced = match token {
-            Some(_) => register::add_one(&self.dir, key, token, pause).await,
-            None => None,
-        };
+        let held = if self.hides_modes { Held::Exclusive } else { Held::of(guard) };
+        line(&mut self.record, &format!("B {key} {} {} {held}", now(), or_dash(token)));
+        let (mut plain, mut fenced) = (None, None);
+        if Held::of(guard) == Held::Exclusive {
+            plain = register::add_one(&self.dir, key, None, pause).await;
+            if token.is_some() {
+                fenced = register::add_one(&self.dir, key, token, pause).await;
+            }
+        } else {
+            // Holds for a time, because a reader does nothing else.
+            tokio::time::sleep(pause).await;
+        }
         // Reads the clock first, because a guard that is valid afterwards was valid at that time.
         let at = now();
         let validity = if guard.validity() == Validity::Valid || self.is_deaf { "valid" } else { "lost" };
@@ -232,14 +265,26 @@ async fn command() {
     let Ok(path) = std::env::var(RECORD) else { return };
     let (key, dir) = (std::env::var("LEASEHOLD_KEY").unwrap(), std::env::var(DIR).unwrap());
     let token = std::env::var("LEASEHOLD_TOKEN").ok().map(|token| token.parse().unwrap());
-    let mut record = OpenOptions::new().append(true).create(true).open(path).unwrap();
-    line(&mut record, &format!("B {key} {} {}", now(), or_dash(token)));
-    let pause = Duration::from_millis(fastrand::u64(..10));
-    let plain = register::add_one(dir.as_ref(), &key, None, pause).await;
-    let fenced = match token {
-        Some(_) => register::add_one(dir.as_ref(), &key, token, pause).await,
-        None => None,
+    let held = match std::env::var(MODE).as_deref() {
+        Ok("shared") => Held::Shared,
+        Ok("slots") => {
+            let number = std::env::var("LEASEHOLD_PERMIT").unwrap().parse().unwrap();
+            Held::Permit { number, of: PERMITS }
+        }
+        _ => Held::Exclusive,
     };
+    let mut record = OpenOptions::new().append(true).create(true).open(path).unwrap();
+    line(&mut record, &format!("B {key} {} {} {held}", now(), or_dash(token)));
+    let pause = Duration::from_millis(fastrand::u64(..10));
+    let (mut plain, mut fenced) = (None, None);
+    if held == Held::Exclusive {
+        plain = register::add_one(dir.as_ref(), &key, None, pause).await;
+        if token.is_some() {
+            fenced = register::add_one(dir.as_ref(), &key, token, pause).await;
+        }
+    } else {
+        tokio::time::sleep(pause).await;
+    }
     end(&mut record, now(), "-", fenced, plain);
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::StatusCode;
-use leasehold_api::{AcquireOptions, Error, ErrorKind, Lock};
+use leasehold_api::{AcquireOptions, Error, ErrorKind, Lock, LockExt as _, Mode, Requirements};
 use tower_layer::Layer;
 
 use crate::http::Http;
@@ -93,6 +93,40 @@ impl<K, T: Clone> LockLayer<K, T> {
         self.set(|settings| settings.fail_fast = true)
     }
 
+    /// Takes each key as a reader: beside the requests of other layers and clients that share it, and never beside an
+    /// exclusive request. For requests that only read. A waiting exclusive request comes before later readers.
+    ///
+    /// Put this layer on the routes that read, and one without it on the routes that write the same key. Inside a layer
+    /// that holds the key already, in any mode, a request is refused, because it would wait for itself.
+    #[must_use]
+    pub fn shared(self) -> Self {
+        self.set(|settings| settings.options.mode = Mode::Shared)
+    }
+
+    /// Takes one of `of` permits of each key, so at most `of` requests run with the same key at once, across all servers of
+    /// the store. The handler gets the number of its permit from [`Held`](crate::Held).
+    ///
+    /// All servers name the same number. While a key is in use with another one, requests fail, as in a rolling deployment
+    /// that changes it. Use another key for another number.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::sync::Arc;
+    ///
+    /// use leasehold_tower::{LockLayer, Template};
+    ///
+    /// let lock = Arc::new(leasehold_memory::connect()?);
+    /// let layer = LockLayer::new(lock, Template::parse("render")?).permits(8).fail_fast().check()?;
+    /// # let _ = layer;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn permits(self, of: u32) -> Self {
+        self.set(|settings| settings.options.mode = Mode::Permit { of })
+    }
+
     /// Requests leases with this TTL instead of the store's default.
     #[must_use]
     pub fn ttl(self, ttl: Duration) -> Self {
@@ -159,8 +193,9 @@ impl<K, T> LockLayer<K, T> {
     /// # Errors
     ///
     /// - [`InvalidOption`](ErrorKind::InvalidOption) for settings that every store refuses: a TTL or maximum hold of
-    ///   zero, a label that is too long, or zero waiters.
-    /// - [`Unsupported`](ErrorKind::Unsupported) for a TTL on a store without leases.
+    ///   zero, a label that is too long, zero permits, or zero waiters.
+    /// - [`Unsupported`](ErrorKind::Unsupported) for a TTL on a store without leases, and for shared grants or permits that
+    ///   the store lacks.
     pub fn check(self) -> Result<Self, Error> {
         if self.settings.max_waiters == 0 {
             let message =
@@ -171,6 +206,12 @@ impl<K, T> LockLayer<K, T> {
         if self.settings.options.ttl.is_some() && self.settings.lock.capabilities().lease.is_none() {
             return Err(Error::unsupported("leases, so no TTL").with_store(self.settings.lock.to_string()));
         }
+        let needs = match self.settings.options.mode {
+            Mode::Shared => Requirements::new().shared(),
+            Mode::Permit { of } => Requirements::new().permits(of),
+            _ => Requirements::new(),
+        };
+        self.settings.lock.require(&needs)?;
         Ok(self)
     }
 

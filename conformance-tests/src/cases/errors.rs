@@ -3,7 +3,9 @@
 use std::error::Error as _;
 use std::time::Duration;
 
-use leasehold_api::{AcquireOptions, ErrorKind, Fencing, LockExt as _, MAX_LABEL_BYTES, Mode, Requirements};
+use leasehold_api::{
+    AcquireOptions, ErrorKind, Fencing, LockExt as _, MAX_LABEL_BYTES, Mode, Requirements, Wanted,
+};
 
 use crate::case::Need;
 use crate::context::{Context, NO_ANSWER, acquire_for, attempt_at, fails};
@@ -87,6 +89,8 @@ pub(crate) async fn undeclared_is_unsupported(cx: &Context) {
         (!has.admin.force_release, Need::ForceRelease),
         (!has.admin.ask, Need::Ask),
         (!has.portable, Need::Portable),
+        (!has.modes.shared, Need::Shared),
+        (has.modes.max_permits == 0, Need::Permits),
     ];
     for (missing, need) in missing {
         if missing {
@@ -95,13 +99,20 @@ pub(crate) async fn undeclared_is_unsupported(cx: &Context) {
     }
 }
 
-pub(crate) async fn shared_mode_is_unsupported(cx: &Context) {
+pub(crate) async fn undeclared_modes_are_unsupported(cx: &Context) {
     let lock = cx.client().await;
     let key = cx.key();
-    let shared = AcquireOptions::new().mode(Mode::Shared);
-    fails(lock.try_acquire(&key, &shared).await, &[ErrorKind::Unsupported]);
-    fails(lock.acquire(&key, &shared).await, &[ErrorKind::Unsupported]);
-    fails(lock.acquire_all(&[key.clone(), cx.key()], &shared).await, &[ErrorKind::Unsupported]);
+    let modes = cx.capabilities().modes;
+    let undeclared =
+        [(!modes.shared).then_some(Mode::Shared), (modes.max_permits == 0).then_some(Mode::Permit { of: 2 })];
+    for mode in undeclared.into_iter().flatten() {
+        let options = AcquireOptions::new().mode(mode);
+        fails(lock.try_acquire(&key, &options).await, &[ErrorKind::Unsupported]);
+        fails(lock.acquire(&key, &options).await, &[ErrorKind::Unsupported]);
+        fails(lock.acquire_all(&[key.clone(), cx.key()], &options).await, &[ErrorKind::Unsupported]);
+        let wanted = [Wanted::new(key.clone(), mode), Wanted::new(cx.key(), Mode::Exclusive)];
+        fails(lock.acquire_wanted(&wanted, &AcquireOptions::new()).await, &[ErrorKind::Unsupported]);
+    }
     cx.give(cx.take(&lock, &key).await).await;
 }
 

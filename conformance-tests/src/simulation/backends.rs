@@ -27,7 +27,10 @@ pub(crate) const CALL: Duration = Duration::from_secs(1);
 pub(crate) const LOOK: Duration = Duration::from_millis(500);
 /// The longest chain of local grants of one grant of the store.
 pub(crate) const HAND_OVER: Duration = Duration::from_millis(300);
+/// The interval at which waiting callers poll.
 const POLL: Duration = Duration::from_millis(100);
+/// The same in a small scope, in which each poll would multiply the schedules.
+const RARE_POLL: Duration = Duration::from_secs(1);
 const CLOSE: Duration = Duration::from_secs(5);
 
 /// One client of the table.
@@ -62,6 +65,8 @@ pub(crate) fn capabilities(kind: HoldKind) -> Capabilities {
     let mut has = Capabilities::new(Scope::Network);
     has.fencing = Fencing::Durable;
     has.cooldown = true;
+    has.modes.shared = true;
+    has.modes.max_permits = u32::MAX;
     has.undo = Duration::from_secs(2);
     has.handover = Duration::from_secs(2);
     // Covers a hold that was confirmed just before its end, on the slowest clock.
@@ -110,6 +115,10 @@ impl Backend for TableClient {
         if self.link.hands_over() {
             timing.handover_for = HAND_OVER;
         }
+        timing.share_for = self.link.share_for();
+        if self.link.is_ordered() && self.table.kind != HoldKind::Session {
+            timing.waiting = Waiting::Poll { every: RARE_POLL };
+        }
         timing
     }
 
@@ -130,22 +139,12 @@ impl Backend for TableClient {
         loop {
             tokio::select! {
                 biased;
-                granted = &mut answer => {
-                    let Ok((mut granted, asked_at)) = granted else {
-                        return Ok(Attempt::Contended(Contended::new()));
-                    };
-                    granted.asked_at = Some(asked_at);
-                    return Ok(Attempt::Granted(granted));
+                attempt = &mut answer => {
+                    return Ok(attempt.unwrap_or_else(|_| Attempt::Contended(Contended::new())));
                 }
                 () = stop.cancelled() => {
                     self.table.leave(&request.key, request.holder);
-                    return Ok(match answer.try_recv() {
-                        Ok((mut granted, asked_at)) => {
-                            granted.asked_at = Some(asked_at);
-                            Attempt::Granted(granted)
-                        }
-                        Err(_) => Attempt::Contended(Contended::new()),
-                    });
+                    return Ok(answer.try_recv().unwrap_or_else(|_| Attempt::Contended(Contended::new())));
                 }
                 // Polls, because the end of a lease or a session is no event.
                 () = sleep(POLL) => self.table.serve(&request.key),

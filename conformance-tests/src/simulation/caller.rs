@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use fastrand::Rng;
 use leasehold_api::{
-    AcquireOptions, DEFAULT_WAIT, Error, ErrorKind, FencingToken, HolderId, Lock, LockGuard, LockKey,
-    OnCooldown, Validity,
+    AcquireOptions, DEFAULT_WAIT, Error, ErrorKind, FencingToken, HolderId, Lock, LockGuard, LockKey, Mode,
+    MultiGuard, OnCooldown, Validity, Wanted,
 };
 use tokio::time::{Instant, sleep, timeout};
 
@@ -35,6 +35,7 @@ pub(crate) struct CallOptions {
     pub(crate) ttl: Option<Duration>,
     /// The number of keys.
     pub(crate) keys: u32,
+    pub(crate) mode: Mode,
 }
 
 /// One caller, which is a task of a client.
@@ -47,6 +48,8 @@ pub(crate) struct Caller {
     pub(crate) dice: Rng,
     /// Separate, because schedules without hand-overs stay the same.
     pub(crate) hand_over_dice: Rng,
+    /// Separate for the same reason.
+    pub(crate) mode_dice: Rng,
     /// Whether leases can be longer than the schedule.
     pub(crate) long_leases: bool,
     /// When the caller stops starting calls.
@@ -89,7 +92,7 @@ pub(super) struct HeldGuard {
 }
 
 impl HeldGuard {
-    fn new(judge: &Arc<Judge>, guard: LockGuard) -> Self {
+    pub(super) fn new(judge: &Arc<Judge>, guard: LockGuard) -> Self {
         Self { judge: Arc::clone(judge), holder: guard.holder(), guard: Some(guard) }
     }
 }
@@ -163,6 +166,7 @@ impl Caller {
         if gives_up {
             options = options.give_up_on_failure();
         }
+        let wanted = self.wanted(&keys, cools);
         let asked = CallOptions {
             budget,
             cooldown: cools,
@@ -172,27 +176,18 @@ impl Caller {
             tries,
             ttl: lease.and_then(|lease| options.ttl.or(lease.default)),
             keys: u32::try_from(keys.len()).unwrap_or(1),
+            mode: Mode::Exclusive,
         };
         let patience = (self.dice.u8(..4) == 0).then(|| self.ms(&[5, 120, 1_200]));
         let patience = patience.filter(|_| self.judge.network.happens(D::Cancel));
         let judge = Arc::clone(&self.judge);
-        let calls = keys.iter().map(|key| judge.ask(self.client, key, asked.clone(), &self.turns)).collect();
+        let ask = |Wanted { key, mode, .. }: &Wanted| {
+            judge.ask(self.client, key, CallOptions { mode: *mode, ..asked.clone() }, &self.turns)
+        };
+        let calls = wanted.iter().map(ask).collect();
         let pending = PendingCall { judge: Arc::clone(&judge), calls };
         let lock = Arc::clone(&self.lock);
-        let call = async {
-            match (&keys[..], tries) {
-                ([key], true) => lock.try_acquire(key, &options).await.map(|guard| guard.map(|g| vec![g])),
-                ([key], false) => lock.acquire(key, &options).await.map(|guard| Some(vec![guard])),
-                (_, true) => {
-                    let guards = lock.try_acquire_all(&keys, &options).await;
-                    guards.map(|guards| guards.map(|guards| guards.into_iter().collect()))
-                }
-                (_, false) => {
-                    let guards = lock.acquire_all(&keys, &options).await;
-                    guards.map(|guards| Some(guards.into_iter().collect()))
-                }
-            }
-        };
+        let call = acquire(&*lock, &wanted, &options, tries);
         // Drops the call when it is woken, for example because a hold was passed to it.
         let leaves_when_woken = self.judge.network.hands_over && self.hand_over_dice.u8(..5) == 0;
         let outcome = match patience {
@@ -229,6 +224,18 @@ impl Caller {
         Ok(())
     }
 
+    /// Draws a mode for each key. A call with a cooldown is exclusive.
+    fn wanted(&mut self, keys: &[LockKey], cools: bool) -> Vec<Wanted> {
+        let network = Arc::clone(&self.judge.network);
+        let mut wanted = Vec::new();
+        for key in keys {
+            let drawn = network.modes.as_ref().map(|modes| modes.of_call(&mut self.mode_dice));
+            let mode = drawn.filter(|_| !cools).unwrap_or_default();
+            wanted.push(Wanted::new(key.clone(), mode));
+        }
+        wanted
+    }
+
     async fn hold(&mut self, held_guards: Vec<HeldGuard>, ttl: Option<Duration>) {
         for mut held_guard in held_guards {
             let Some(guard) = held_guard.guard.take() else { continue };
@@ -259,7 +266,7 @@ impl Caller {
                     }
                 }
             }
-            if guard.validity() == Validity::Valid {
+            if guard.mode() == Mode::Exclusive && guard.validity() == Validity::Valid {
                 // The write travels for a while and cannot be recalled.
                 let (judge, number) = (Arc::clone(&self.judge), token.map_or(0, FencingToken::as_u64));
                 let way = self.ms(&[1, 1, 50, 5_000]);
@@ -341,6 +348,32 @@ impl Caller {
     pub(super) fn ms(&mut self, most: &[u64]) -> Duration {
         let most = most[self.dice.usize(..most.len())];
         Duration::from_millis(self.dice.u64(..=most))
+    }
+}
+
+/// Takes the wanted keys. Returns `None` if a try finds one of them held.
+async fn acquire(
+    lock: &dyn Lock,
+    wanted: &[Wanted],
+    options: &AcquireOptions,
+    tries: bool,
+) -> Result<Option<Vec<LockGuard>>, Error> {
+    if let [Wanted { key, mode, .. }] = wanted {
+        let options = options.clone().mode(*mode);
+        return if tries {
+            lock.try_acquire(key, &options).await.map(|guard| guard.map(|guard| vec![guard]))
+        } else {
+            lock.acquire(key, &options).await.map(|guard| Some(vec![guard]))
+        };
+    }
+    let all_of = |guards: MultiGuard| guards.into_iter().collect();
+    let keys: Vec<_> = wanted.iter().map(|wanted| wanted.key.clone()).collect();
+    let is_mixed = wanted.iter().any(|wanted| wanted.mode != Mode::Exclusive);
+    match (is_mixed, tries) {
+        (true, true) => lock.try_acquire_wanted(wanted, options).await.map(|guards| guards.map(all_of)),
+        (true, false) => lock.acquire_wanted(wanted, options).await.map(all_of).map(Some),
+        (false, true) => lock.try_acquire_all(&keys, options).await.map(|guards| guards.map(all_of)),
+        (false, false) => lock.acquire_all(&keys, options).await.map(all_of).map(Some),
     }
 }
 

@@ -84,11 +84,19 @@ pub enum Situation {
     SteppedDown,
     /// The same, after a request to release.
     SteppedDownWhenAsked,
+    /// Two readers of one key were valid together.
+    ReadersTogether,
+    /// Two permits of one key were valid together.
+    PermitsTogether,
+    /// A reader shared the hold of an earlier one of its client.
+    Joined,
+    /// A call was refused because the key was in use with another number of permits.
+    ModeMismatch,
 }
 
 impl Situation {
     /// All situations.
-    pub const ALL: [Self; 38] = [
+    pub const ALL: [Self; 42] = [
         Self::RenewalAfterTakeover,
         Self::ReleaseAfterTakeover,
         Self::UndoneGrant,
@@ -127,6 +135,10 @@ impl Situation {
         Self::TermFailed,
         Self::SteppedDown,
         Self::SteppedDownWhenAsked,
+        Self::ReadersTogether,
+        Self::PermitsTogether,
+        Self::Joined,
+        Self::ModeMismatch,
     ];
 }
 

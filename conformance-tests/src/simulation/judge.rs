@@ -2,14 +2,18 @@
 
 mod chains;
 mod checks;
+mod modes;
 mod registers;
+mod renewals;
 mod terms;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use leasehold_api::{Error, ErrorKind, GrantHandle, HolderId, LockGuard, LockKey, LossReason, Validity};
+use leasehold_api::{
+    Error, ErrorKind, GrantHandle, HolderId, LockGuard, LockKey, LossReason, Mode, Validity,
+};
 use tokio::time::Instant;
 
 use super::backends::LONGEST_TTL;
@@ -58,6 +62,8 @@ pub(super) struct Observations {
     /// The earliest time of the next grant of the key, because a grant started a cooldown.
     pub(super) cools_until: BTreeMap<LockKey, Instant>,
     pub(super) chains: Chains,
+    /// The numbers of permits that callers have named for each key.
+    pub(super) numbers: BTreeSet<(LockKey, u32)>,
     pub(super) campaigns: BTreeMap<u64, WatchedCampaign>,
 }
 
@@ -137,6 +143,9 @@ impl Judge {
         if asked.keys > 1 {
             state.several.insert((client, key.clone()));
         }
+        if let Mode::Permit { of } = asked.mode {
+            state.numbers.insert((key.clone(), of));
+        }
         let is_known = asked.not_due && state.cools(client, key);
         state.calls.insert(
             call,
@@ -159,12 +168,18 @@ impl Judge {
         let mut state = self.lock();
         let Some(of) = state.calls.remove(&call) else { return };
         let (holder, token) = (guard.holder(), guard.token());
+        self.check_mode(&mut state, &of, guard);
         self.check_chain(&mut state, &of, guard);
         self.check_answer_time(&mut state, &of);
         self.check_due(&mut state, &of, "a grant");
         self.check_token(&mut state, guard.stored_holder(), token);
         state.granted.insert(holder);
-        state.write(self.start, of.client, &of.key, EventKind::Granted { call, holder, token });
+        state.write(
+            self.start,
+            of.client,
+            &of.key,
+            EventKind::Granted { call, holder, token, mode: guard.mode() },
+        );
         let now = Instant::now();
         let expired =
             guard.validity() == Validity::Lost && guard.lost().reason() == Some(LossReason::Expired);
@@ -182,7 +197,10 @@ impl Judge {
         if of.asked.cooldown {
             state.cools_until.insert(of.key.clone(), of.at + self.cooldown);
         }
-        let most = of.asked.ttl.map(|ttl| ttl.mul_f64(0.9));
+        // A shared hold has one lease for all readers, which began before this one or was lengthened by another one.
+        let is_joined = guard.stored_holder() != holder || of.asked.keys > 1;
+        let own_ttl = of.asked.ttl.filter(|_| guard.mode() != Mode::Shared || !is_joined);
+        let most = own_ttl.map(|ttl| ttl.mul_f64(0.9));
         if most.zip(guard.remaining()).is_some_and(|(most, left)| left > most) {
             let what = format!("{holder} lasts for {:?} of a lease of {:?}", guard.remaining(), of.asked.ttl);
             state.violation(self.start, "C9", &what);
@@ -190,7 +208,7 @@ impl Judge {
         if guard.key() != &of.key {
             state.violation(self.start, "C2", &format!("asked for {}, granted {}", of.key, guard.key()));
         }
-        let lasts_until = of.asked.ttl.map(|ttl| of.at + ttl.mul_f64(0.9 * (1.0 - DRIFT)));
+        let lasts_until = own_ttl.map(|ttl| of.at + ttl.mul_f64(0.9 * (1.0 - DRIFT)));
         let lasts_until = state.chains.granted(guard, lasts_until);
         state.guards.push(WatchedGuard {
             client: of.client,
@@ -245,6 +263,7 @@ impl Judge {
             }
             ErrorKind::Closed => self.note(Situation::WaitClosed),
             ErrorKind::NotDue => self.note(Situation::NotDue),
+            ErrorKind::ModeMismatch => self.check_mismatch(&mut state, &of),
             ErrorKind::Lost if of.asked.keys > 1 => {}
             ErrorKind::Unavailable | ErrorKind::OutcomeUnknown | ErrorKind::Capacity => {
                 self.note(Situation::WaitFailed);
@@ -276,42 +295,6 @@ impl Judge {
             self.note(Situation::CancelledInAHandOver);
         }
         state.write(self.start, of.client, &of.key, EventKind::Cancelled { call });
-    }
-
-    pub(crate) fn renewed(&self, guard: &LockGuard) {
-        let mut state = self.lock();
-        let (holder, now) = (guard.holder(), Instant::now());
-        // Skips a guard that was lost at this instant, because the renewal might have come first.
-        let before = |guard: &&WatchedGuard| guard.lost.is_none_or(|at| at < now);
-        if let Some(client) = state.guard(holder).filter(before).map(|guard| guard.client) {
-            state.write(self.start, client, guard.key(), EventKind::Renewed { holder });
-        }
-    }
-
-    /// Notes that the caller renews with another TTL, after which the original end of its lease no longer counts.
-    pub(crate) fn renews_for_another(&self, guard: &LockGuard) {
-        let state = &mut *self.lock();
-        let holder = guard.holder();
-        if let Some(guard) = state.guards.iter_mut().find(|guard| guard.handle.holder() == holder) {
-            guard.lasts_until = None;
-            let stored = guard.handle.stored_holder();
-            state.chains.renewed_for_another(stored);
-        }
-    }
-
-    /// Checks the lease that `guard` reads after a renewal for `ttl`, which the caller sent at `asked`.
-    pub(crate) fn renewed_for(&self, guard: &LockGuard, ttl: Duration, asked: Instant) {
-        let (left, took) = (guard.remaining(), asked.elapsed().mul_f64(1.0 + DRIFT));
-        let least = ttl.mul_f64(0.9).saturating_sub(took + Duration::from_millis(1));
-        let state = self.lock();
-        let bounded = state.guard(guard.holder()).is_none_or(|guard| guard.max_hold.is_some());
-        drop(state);
-        let short = left.is_some_and(|left| left < least) && guard.validity().is_held();
-        // Skips the check with a maximum hold, which limits the lease, and with disturbed calls, because a shorter
-        // renewal of unknown outcome limits later ones.
-        if short && !bounded && !self.network.disturbs_calls() {
-            self.violation("C10", format!("{left:?} is left right after a renewal for {ttl:?}"));
-        }
     }
 
     /// Notes the start of a release.
@@ -407,7 +390,13 @@ impl Judge {
         let state = self.lock();
         let is_of = |lost| state.chains.stored(lost) == holder;
         let lost = |e: &Event| matches!(e.kind, EventKind::Lost { holder: lost, .. } if is_of(lost));
-        state.events.iter().any(lost)
+        // One of several readers that share the hold can be lost alone, at its maximum hold.
+        let has_reader = |guard: &WatchedGuard| {
+            guard.handle.mode() == Mode::Shared
+                && guard.handle.stored_holder() == holder
+                && guard.lost.is_none()
+        };
+        state.events.iter().any(lost) && !state.guards.iter().any(has_reader)
     }
 
     /// Returns whether the client of this holder was closed or dropped.

@@ -88,7 +88,7 @@ async fn check_nothing_left(client: u64, link: &NetworkLink, begun: Instant, jud
 pub(super) fn force_release_where(table: &Table, such: impl Fn(HolderId, bool) -> bool) {
     for (key, holder, is_dead) in table.held() {
         if such(holder, is_dead) {
-            table.force(&key);
+            table.force_holder(&key, holder);
         }
     }
 }

@@ -1,6 +1,8 @@
 //! The link between one client and the store. The fate of each call is drawn from the seed, the client and
 //! the number of the call. If one class of disturbances is left out, the others stay the same.
 
+mod plan;
+
 use std::future::{Future, pending};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,15 +14,19 @@ use leasehold_engine::{HoldRef, Op, ReleaseReply, Request, Waiting};
 use tokio::sync::{Notify, oneshot};
 use tokio::time::{Instant, sleep};
 
+pub(crate) use self::plan::CallFailure;
+use self::plan::{CallPlan, Delivery};
 use super::client::{ClientTurns, InTurn};
 use super::coverage::{Coverage, Situation};
 use super::disturbance::{Disturbance as D, Disturbances};
+use super::modes::ScheduleModes;
+use super::post::Post;
 use super::requests::Requests;
 use super::stores::Bounds;
 
 tokio::task_local! {
     /// Set while the second copy of a request is carried out after the reply to the first was on its way.
-    static LATE_COPY: ();
+    pub(super) static LATE_COPY: ();
 }
 
 /// Returns whether the store carries out a late copy of a request now.
@@ -44,6 +50,10 @@ pub(crate) struct Network {
     pub(crate) late_copies: bool,
     /// Whether the clients of this schedule pass their holds from one caller to the next.
     pub(crate) hands_over: bool,
+    /// The modes of the schedule, if it has others than exclusive.
+    pub(crate) modes: Option<ScheduleModes>,
+    /// The order and the faults of all messages, if a source of choices determines them.
+    pub(crate) post: Option<Arc<Post>>,
     /// The limit of one call.
     pub(crate) call: Duration,
     pub(crate) coverage: Coverage,
@@ -73,13 +83,16 @@ impl Network {
         may: Disturbances,
         one_of: u64,
         hands_over: bool,
+        modes: Option<ScheduleModes>,
         bounds: &Bounds,
-    ) -> Arc<Self> {
-        Arc::new(Self {
+    ) -> Self {
+        Self {
             seed,
             may,
             one_of,
             hands_over,
+            modes,
+            post: None,
             late_copies: bounds.capabilities.lease.is_some(),
             call: bounds.call,
             coverage: Coverage::default(),
@@ -88,7 +101,7 @@ impl Network {
             too_many: TOO_MANY * bounds.requests,
             loops: Notify::new(),
             violations: Mutex::default(),
-        })
+        }
     }
 
     /// Ends all disturbances.
@@ -195,37 +208,6 @@ pub struct NetworkLink {
     dead: std::sync::atomic::AtomicBool,
 }
 
-/// The plan of the link for one call.
-#[derive(Debug)]
-struct CallPlan {
-    before: Duration,
-    after: Duration,
-    delivery: Delivery,
-}
-
-#[derive(Debug)]
-enum Delivery {
-    Delivered,
-    RequestLost,
-    AnswerLost { silent: bool },
-    Twice { apart: Duration },
-    Failed(ErrorKind),
-    Refused(ErrorKind),
-}
-
-/// The failure of a call.
-#[derive(Clone, Debug)]
-pub(crate) struct CallFailure {
-    pub(crate) kind: ErrorKind,
-    pub(crate) refused: bool,
-}
-
-impl CallFailure {
-    pub(crate) fn error(&self) -> Error {
-        Error::new(self.kind, "the simulated store was told to answer so")
-    }
-}
-
 impl NetworkLink {
     pub(crate) fn new(network: &Arc<Network>, client: u64, turns: &Arc<ClientTurns>) -> Arc<Self> {
         Arc::new(Self {
@@ -245,9 +227,24 @@ impl NetworkLink {
         self.network.may.has(D::Stop)
     }
 
+    /// Returns whether a source of choices orders the messages of this schedule.
+    pub(crate) fn is_ordered(&self) -> bool {
+        self.network.post.is_some()
+    }
+
     /// Returns whether clients pass their holds from one caller to the next in this schedule.
     pub(crate) fn hands_over(&self) -> bool {
         self.network.hands_over
+    }
+
+    /// Returns whether callers of this schedule take shared grants and permits.
+    pub(crate) fn has_modes(&self) -> bool {
+        self.network.modes.is_some()
+    }
+
+    /// Returns how long readers of a client join one hold of the store in this schedule.
+    pub(crate) fn share_for(&self) -> Duration {
+        self.network.modes.as_ref().map_or(Duration::ZERO, |modes| modes.share_for)
     }
 
     /// Returns the stream `which` of this client's random numbers. Each purpose has another stream.
@@ -362,6 +359,12 @@ impl NetworkLink {
         F: Future<Output = T> + Send + 'static,
         T: Send + 'static,
     {
+        if let Some(post) = &self.network.post {
+            return match post.send(self.client, op, work).await {
+                Some(answer) => answer,
+                None => no_answer(op).await,
+            };
+        }
         let CallPlan { before, after, delivery } = self.plan(op);
         if self.is_disconnected() || matches!(delivery, Delivery::RequestLost) {
             return no_answer(op).await;

@@ -1,11 +1,13 @@
 //! One schedule. Clients start, work, pause, die and end under disturbances. Then the disturbances end, all
 //! work ends, and the judge checks the rest.
 
+mod probe;
+
 use std::sync::Arc;
 use std::time::Duration;
 
 use fastrand::Rng;
-use leasehold_api::{Error, Lock as _, LockExt as _, LockKey};
+use leasehold_api::{Error, LockKey};
 use tokio::runtime::{Builder, Handle};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -19,8 +21,9 @@ use super::coverage::{Coverage, Situation};
 use super::disturbance::{Disturbance as D, Disturbances};
 use super::judge::Judge;
 use super::lifecycle::{RunningClient, close, drop_client, force_release_where, forget};
+use super::modes::ScheduleModes;
 use super::network::{Network, NetworkLink, stream};
-use super::stores::{ClientEnvironment, OpenedStore, SimulatedClient, SimulatedStore};
+use super::stores::{ClientEnvironment, OpenedStore, SimulatedStore};
 use super::table::{EndedBy, HoldKind, HoldRecord, Table};
 use crate::history::{History, ViolationKind, check};
 
@@ -76,8 +79,8 @@ pub(crate) fn play(simulation: &Simulation, seed: u64, without: Disturbances) ->
     let runtime = Builder::new_current_thread().enable_time().start_paused(true).build();
     match runtime {
         Ok(runtime) => {
-            let play = ScheduleRun::new(simulation, seed, without);
-            runtime.block_on(play.run())
+            // Opens the store within the runtime, because the store may read its clock.
+            runtime.block_on(async { ScheduleRun::new(simulation, seed, without).run().await })
         }
         Err(error) => panic!("there is no runtime for a simulation: {error}"),
     }
@@ -131,7 +134,9 @@ impl ScheduleRun {
             Some(_) => stream(seed, HANDS_OVER, 0).u8(..3) == 0,
             None => !store.bounds().capabilities.handover_for.is_zero(),
         };
-        let network = Network::new(seed, may, one_of, hands_over, &store.bounds());
+        let has_modes = store.bounds().capabilities.modes.shared;
+        let modes = ScheduleModes::draw(seed).filter(|_| has_modes);
+        let network = Arc::new(Network::new(seed, may, one_of, hands_over, modes, &store.bounds()));
         let candidate = simulation.candidate.clone().filter(|_| stream(seed, ELECTS, 0).u8(..4) == 0);
         Self { seed, dice, store, table, cluster, network, keys, cooldown, candidate, probe: u64::MAX }
     }
@@ -271,6 +276,7 @@ impl ScheduleRun {
                 keys: self.keys.clone(),
                 dice: stream(self.seed, 100 + number, caller),
                 hand_over_dice: stream(self.seed, 10_000 + number, caller),
+                mode_dice: stream(self.seed, 30_000 + number, caller),
                 // No long leases if a hold can stay at the store that no client can release.
                 long_leases: ![D::Crash, D::Twice, D::Close, D::Drop]
                     .iter()
@@ -406,35 +412,6 @@ impl ScheduleRun {
         }
     }
 
-    /// Checks that an undisturbed client is granted every key and can release it.
-    async fn probe(&self, number: u64, judge: &Judge) -> Result<(), Error> {
-        let environment = self.environment(number);
-        let SimulatedClient { lock, engine } = self.store.connect(&environment)?;
-        for key in &self.keys {
-            let wait = self.store.bounds().capabilities.handover + LONGEST_WAIT;
-            let guard = lock.key(key).wait(wait).acquire().await?;
-            if let Err(error) = guard.release().await {
-                judge.violation("C6", format!("a release that nothing disturbed ended with {error}"));
-            }
-            if !self.cooldown.is_zero() {
-                continue;
-            }
-            drop(lock.key(key).wait(wait).acquire().await?);
-            let undo = self.store.bounds().capabilities.undo;
-            if let Err(error) = lock.key(key).wait(undo).acquire().await.map(drop) {
-                judge.violation("C7", format!("{undo:?} after a guard of {key} was dropped: {error}"));
-            }
-            sleep(undo).await;
-            match lock.key(key).try_acquire().await? {
-                Some(guard) => guard.release().await?,
-                None => judge.violation("C6", format!("{key} was released, and a try finds it held")),
-            }
-        }
-        lock.close().await?;
-        drop(engine);
-        Ok(())
-    }
-
     fn report(self, judge: &Judge, table: Option<Arc<Table>>) -> ScheduleReport {
         judge.check_guards();
         let history = judge.history();
@@ -445,7 +422,7 @@ impl ScheduleRun {
         // can receive a grant that has already ended.
         let happened = self.network.happened();
         let counts = |kind: ViolationKind| match kind {
-            ViolationKind::Overlap => {
+            ViolationKind::Overlap | ViolationKind::TooManyPermits => {
                 ![D::Force, D::Pause, D::Stop, D::Restore].iter().any(|one| happened.has(*one))
             }
             ViolationKind::TokenNotGreater => !happened.has(D::Force) && !happened.has(D::Stop),
@@ -476,7 +453,7 @@ impl ScheduleRun {
 }
 
 /// Checks the store's own record. Returns the violations.
-fn check_records(records: &[HoldRecord], probe: u64, judge: &Judge) -> Vec<String> {
+pub(super) fn check_records(records: &[HoldRecord], probe: u64, judge: &Judge) -> Vec<String> {
     let mut wrong = Vec::new();
     for (at, record) in records.iter().enumerate().filter(|(_, record)| record.client < probe) {
         if matches!(record.ended, Some((_, EndedBy::Release))) && !judge.was_granted(record.holder) {

@@ -1,17 +1,20 @@
 //! The simulator's own store: a table on one clock, which records all holds with their times.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+mod record;
+mod slot;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use leasehold_api::{FencingToken, HolderId, LockKey, LossReason};
+use leasehold_api::{Error, HolderId, LockKey, LossReason, Mode};
 use leasehold_engine::token::Reserved;
-use leasehold_engine::{
-    Attempt, Contended, Events, Granted, HoldRef, Moment, ReleaseReply, Renewed, Request, token,
-};
+use leasehold_engine::{Attempt, Contended, Events, Granted, HoldRef, ReleaseReply, Renewed, Request, token};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+pub(crate) use self::record::{EndedBy, HoldRecord};
+use self::slot::{CurrentHold, QueuedRequest, Slot};
 use super::coverage::Situation;
 use super::network::{NetworkLink, is_late_copy};
 
@@ -32,66 +35,6 @@ pub(crate) const SESSION: Duration = Duration::from_secs(4);
 /// How long a client whose waiting request found the key held counts as a waiter.
 const WAITS_FOR: Duration = Duration::from_millis(200);
 
-/// The cause of the end of a hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum EndedBy {
-    Release,
-    /// The end of its lease or session.
-    Itself,
-    /// A forced release by an operator.
-    Force,
-}
-
-/// The record of one hold.
-#[derive(Clone, Debug)]
-pub(crate) struct HoldRecord {
-    pub(crate) key: LockKey,
-    pub(crate) holder: HolderId,
-    pub(crate) client: u64,
-    pub(crate) token: u64,
-    /// The number of tokens after its own that the store has reserved for it.
-    pub(crate) reserved: u64,
-    /// When its client was last notified of another client that waits.
-    pub(crate) told: Arc<Mutex<Option<Instant>>>,
-    pub(crate) from: Instant,
-    /// Whether the store has renewed it.
-    pub(crate) is_renewed: bool,
-    /// Whether a late copy of its request was granted, which its client has no reply to.
-    pub(crate) is_late_copy: bool,
-    pub(crate) ended: Option<(Instant, EndedBy)>,
-}
-
-impl HoldRecord {
-    /// Returns whether an operator ended the hold.
-    pub(crate) fn was_forced_out(&self) -> bool {
-        matches!(self.ended, Some((_, EndedBy::Force)))
-    }
-
-    /// Returns whether the store has drawn `token` for this hold.
-    pub(crate) fn has_token(&self, token: Option<FencingToken>) -> bool {
-        let own = token::from_store_number(self.token);
-        let Some((own, token)) = own.zip(token) else { return false };
-        (own.as_u64()..=own.as_u64() + self.reserved).contains(&token.as_u64())
-    }
-
-    /// Returns whether `token` is the last token of this hold.
-    pub(crate) fn is_last_token(&self, token: Option<FencingToken>) -> bool {
-        let last = token::from_store_number(self.token).map(|own| own.as_u64() + self.reserved);
-        last == token.map(FencingToken::as_u64)
-    }
-
-    /// Describes the hold for people, with times since `start`.
-    pub(crate) fn describe(&self, start: Instant) -> String {
-        let Self { key, holder, client, token, from, ended, .. } = self;
-        let from = from.duration_since(start);
-        let ended = match ended {
-            Some((at, by)) => format!("{:.3?} by {by:?}", at.duration_since(start)),
-            None => "never".to_owned(),
-        };
-        format!("{from:>12.3?}  client {client}  {key}  held by {holder} with number {token} until {ended}")
-    }
-}
-
 pub(crate) struct Table {
     pub(crate) kind: HoldKind,
     state: Mutex<TableState>,
@@ -108,30 +51,8 @@ struct TableState {
     /// client's requests keep their order.
     gone: BTreeSet<HolderId>,
     dead: BTreeSet<u64>,
-}
-
-#[derive(Default)]
-struct Slot {
-    hold: Option<CurrentHold>,
-    queue: VecDeque<QueuedRequest>,
-    /// The clients that wait for the key, and until when each counts as a waiter.
-    awaited: BTreeMap<u64, Instant>,
-    cools_until: Option<Instant>,
-}
-
-struct CurrentHold {
-    holder: HolderId,
-    client: u64,
-    /// When the hold ends without a release. `None` for a latch.
-    ends: Option<Instant>,
-    /// The index of its record.
-    record: usize,
-}
-
-struct QueuedRequest {
-    client: u64,
-    request: Request,
-    reply: oneshot::Sender<(Granted, Moment)>,
+    /// When a waiting writer last kept a request of the key out.
+    kept_out: BTreeMap<LockKey, Instant>,
 }
 
 impl Table {
@@ -153,14 +74,23 @@ impl Table {
             return Attempt::Contended(Contended::new());
         }
         let slot = state.slot(&request.key, now);
+        if let Some((of, asked)) = slot.mismatch(request.mode) {
+            return Attempt::Refused(Error::mode_mismatch(of, asked));
+        }
         let mut contended = Contended::new();
         contended.cooling_for = slot.cools_until.map(|until| until.saturating_duration_since(now));
-        contended.retry_after = slot.hold.as_ref().and_then(|hold| Some(hold.ends?.duration_since(now)));
-        let awaited = !slot.queue.is_empty();
-        if slot.hold.is_some() || awaited || contended.cooling_for.is_some() {
+        contended.retry_after = slot.retry_after(request.mode, now);
+        let is_kept_out = !slot.queue.is_empty() || slot.is_closed_to(request.mode);
+        if !slot.fits(request.mode) || is_kept_out || contended.cooling_for.is_some() {
             if request.waits {
                 slot.awaited.insert(client, now + WAITS_FOR);
+                if request.mode == Mode::Exclusive {
+                    slot.writer_until = Some(now + WAITS_FOR);
+                }
                 state.tell_awaited(client, &request.key);
+            }
+            if is_kept_out {
+                state.kept_out.insert(request.key.clone(), now);
             }
             return Attempt::Contended(contended);
         }
@@ -174,7 +104,7 @@ impl Table {
         client: u64,
         request: &Request,
         link: &NetworkLink,
-    ) -> Result<oneshot::Receiver<(Granted, Moment)>, Attempt> {
+    ) -> Result<oneshot::Receiver<Attempt>, Attempt> {
         let (reply, answer) = oneshot::channel();
         let mut state = self.lock();
         if let Some(attempt) = state.repeated(self.kind, client, request, link) {
@@ -183,8 +113,11 @@ impl Table {
         if state.gone.contains(&request.holder) {
             return Err(Attempt::Contended(Contended::new()));
         }
-        let slot = state.slot(&request.key, Instant::now());
+        let now = Instant::now();
+        let slot = state.slot(&request.key, now);
         slot.queue.push_back(QueuedRequest { client, request: request.clone(), reply });
+        // Later requests find the queue before their turn, and a try does not wait.
+        state.kept_out.insert(request.key.clone(), now);
         state.tell_awaited(client, &request.key);
         drop(state);
         self.serve(&request.key);
@@ -198,13 +131,15 @@ impl Table {
         slot.queue.retain(|ticket| ticket.request.holder != holder);
     }
 
-    /// Grants the key to the first request in its queue if the key is free.
+    /// Grants the key to the first requests in its queue, while the key has room for the next one.
     pub(crate) fn serve(&self, key: &LockKey) {
         let mut state = self.lock();
         let now = Instant::now();
         loop {
             let slot = state.slot(key, now);
-            if slot.hold.is_some() || slot.cools_until.is_some() {
+            let Some(mode) = slot.queue.front().map(|first| first.request.mode) else { return };
+            let mismatch = slot.mismatch(mode);
+            if (!slot.fits(mode) && mismatch.is_none()) || slot.cools_until.is_some() {
                 return;
             }
             let Some(ticket) = slot.queue.pop_front() else { return };
@@ -212,9 +147,15 @@ impl Table {
             if ticket.reply.is_closed() {
                 continue;
             }
-            let granted = state.grant(self.kind, ticket.client, &ticket.request, now, &link);
-            let _ = ticket.reply.send((granted, events.now()));
-            return;
+            let attempt = match mismatch {
+                Some((of, asked)) => Attempt::Refused(Error::mode_mismatch(of, asked)),
+                None => {
+                    let mut granted = state.grant(self.kind, ticket.client, &ticket.request, now, &link);
+                    granted.asked_at = Some(events.now());
+                    Attempt::Granted(granted)
+                }
+            };
+            let _ = ticket.reply.send(attempt);
         }
     }
 
@@ -223,15 +164,15 @@ impl Table {
         let now = Instant::now();
         let kind = self.kind;
         let slot = state.slot(&hold.key, now);
-        match &mut slot.hold {
-            Some(held) if held.holder == hold.holder => {
+        match slot.hold_of(hold.holder) {
+            Some(held) => {
                 held.ends = ends(kind, hold.ttl, now);
                 let record = held.record;
                 state.records[record].is_renewed = true;
                 Renewed::Extended
             }
-            other => {
-                if other.as_ref().is_some_and(|held| held.client != client) {
+            None => {
+                if slot.is_held_by_another(client) {
                     link.coverage().note(Situation::RenewalAfterTakeover);
                 }
                 let record = state.records.iter().rev().find(|record| record.holder == hold.holder);
@@ -248,8 +189,7 @@ impl Table {
     /// Returns `Extended` if the hold still exists, otherwise `Gone`.
     pub(crate) fn look(&self, hold: &HoldRef) -> Renewed {
         let mut state = self.lock();
-        let slot = state.slot(&hold.key, Instant::now());
-        let is_held = slot.hold.as_ref().is_some_and(|held| held.holder == hold.holder);
+        let is_held = state.slot(&hold.key, Instant::now()).hold_of(hold.holder).is_some();
         if is_held { Renewed::Extended } else { Renewed::Gone(LossReason::Gone) }
     }
 
@@ -259,9 +199,8 @@ impl Table {
         state.gone.insert(hold.holder);
         let slot = state.slot(&hold.key, now);
         slot.queue.retain(|ticket| ticket.request.holder != hold.holder);
-        let ours = slot.hold.as_ref().is_some_and(|held| held.holder == hold.holder);
-        if !ours {
-            if slot.hold.as_ref().is_some_and(|held| held.client != client) {
+        if slot.hold_of(hold.holder).is_none() {
+            if slot.is_held_by_another(client) {
                 link.coverage().note(Situation::ReleaseAfterTakeover);
             }
             return ReleaseReply::new(false);
@@ -270,21 +209,26 @@ impl Table {
             slot.cools_until = None;
         }
         let waiters = slot.awaited.keys().any(|other| *other != client);
-        state.end(&hold.key, now, EndedBy::Release);
+        state.end(&hold.key, hold.holder, now, EndedBy::Release);
         drop(state);
         self.freed(&hold.key);
         ReleaseReply::new(true).waiters(waiters)
     }
 
-    /// Ends the hold of the key as an operator does, regardless of its holder. Returns whether the key was
-    /// held.
+    /// Ends the oldest hold of the key as an operator does. Returns whether the key was held.
     pub(crate) fn force(&self, key: &LockKey) -> bool {
+        let oldest = self.lock().slot(key, Instant::now()).holds.first().map(|hold| hold.holder);
+        oldest.is_some_and(|holder| self.force_holder(key, holder))
+    }
+
+    /// Ends the hold of this holder as an operator does. Returns whether there was one.
+    pub(crate) fn force_holder(&self, key: &LockKey, holder: HolderId) -> bool {
         let mut state = self.lock();
         let now = Instant::now();
-        let Some((holder, client)) = state.slot(key, now).hold.as_ref().map(|h| (h.holder, h.client)) else {
+        let Some(client) = state.slot(key, now).hold_of(holder).map(|hold| hold.client) else {
             return false;
         };
-        state.end(key, now, EndedBy::Force);
+        state.end(key, holder, now, EndedBy::Force);
         let listener = state.listeners.get(&client).cloned();
         drop(state);
         if let Some((events, link)) = listener {
@@ -295,10 +239,10 @@ impl Table {
         true
     }
 
-    /// Sends the holder of the key a request to release, as an operator does.
+    /// Sends the oldest holder of the key a request to release, as an operator does.
     pub(crate) fn ask(&self, key: &LockKey) {
         let mut state = self.lock();
-        let hold = state.slot(key, Instant::now()).hold.as_ref();
+        let hold = state.slot(key, Instant::now()).holds.first();
         let Some((holder, client)) = hold.map(|hold| (hold.holder, hold.client)) else { return };
         let Some((events, link)) = state.listeners.get(&client).cloned() else { return };
         let key = key.clone();
@@ -324,9 +268,10 @@ impl Table {
         for key in &keys {
             let slot = state.slot(key, now);
             slot.queue.retain(|ticket| ticket.client != client);
-            let ours = slot.hold.as_ref().is_some_and(|held| held.client == client);
-            if ours && self.kind == HoldKind::Session {
-                state.end(key, now, EndedBy::Itself);
+            let theirs =
+                slot.holds.iter().filter(|held| held.client == client && self.kind == HoldKind::Session);
+            for holder in theirs.map(|held| held.holder).collect::<Vec<_>>() {
+                state.end(key, holder, now, EndedBy::Itself);
             }
         }
         drop(state);
@@ -340,10 +285,9 @@ impl Table {
         let keys: Vec<_> = state.slots.keys().cloned().collect();
         let mut held = Vec::new();
         for key in keys {
-            if let Some(hold) = &state.slot(&key, now).hold {
-                let (holder, client) = (hold.holder, hold.client);
-                held.push((key, holder, state.dead.contains(&client)));
-            }
+            let holds: Vec<_> = state.slot(&key, now).holds.iter().map(|h| (h.holder, h.client)).collect();
+            let holds = holds.into_iter().map(|(holder, client)| (holder, state.dead.contains(&client)));
+            held.extend(holds.map(|(holder, is_dead)| (key.clone(), holder, is_dead)));
         }
         held
     }
@@ -351,7 +295,7 @@ impl Table {
     /// Returns the current holds of a client that do not end by themselves.
     pub(crate) fn held_by(&self, client: u64) -> Vec<(LockKey, HolderId)> {
         let state = self.lock();
-        let holds = state.slots.iter().filter_map(|(key, slot)| Some((key, slot.hold.as_ref()?)));
+        let holds = state.slots.iter().flat_map(|(key, slot)| slot.holds.iter().map(move |hold| (key, hold)));
         let theirs = holds.filter(|(_, hold)| hold.client == client && hold.ends.is_none());
         theirs.map(|(key, hold)| (key.clone(), hold.holder)).collect()
     }
@@ -372,7 +316,12 @@ impl Table {
         self.lock().gone.contains(&holder)
     }
 
-    /// Notifies the waiters of a free key and serves its queue.
+    /// Returns whether a waiting writer has kept a request of the key out since `at`.
+    pub(crate) fn has_kept_out_since(&self, key: &LockKey, at: Instant) -> bool {
+        self.lock().kept_out.get(key).is_some_and(|kept_out| *kept_out >= at)
+    }
+
+    /// Notifies the waiters of a key that has room again, and serves its queue.
     fn freed(&self, key: &LockKey) {
         let mut state = self.lock();
         let awaited: Vec<_> = state.slot(key, Instant::now()).awaited.keys().copied().collect();
@@ -394,13 +343,16 @@ impl TableState {
     /// Returns the slot of the key after expired entries were removed.
     fn slot(&mut self, key: &LockKey, now: Instant) -> &mut Slot {
         let slot = self.slots.entry(key.clone()).or_default();
-        if let Some((ends, record)) = slot.hold.as_ref().and_then(|h| Some((h.ends?, h.record))) {
-            if ends <= now {
-                slot.hold = None;
-                self.records[record].ended = Some((ends, EndedBy::Itself));
+        let records = &mut self.records;
+        slot.holds.retain(|hold| {
+            let ended = hold.ends.filter(|ends| *ends <= now);
+            if let Some(ends) = ended {
+                records[hold.record].ended = Some((ends, EndedBy::Itself));
             }
-        }
+            ended.is_none()
+        });
         slot.cools_until = slot.cools_until.filter(|until| *until > now);
+        slot.writer_until = slot.writer_until.filter(|until| *until > now);
         slot.awaited.retain(|_, until| *until > now);
         slot
     }
@@ -415,30 +367,31 @@ impl TableState {
     ) -> Option<Attempt> {
         let now = Instant::now();
         let slot = self.slot(&request.key, now);
-        let held =
-            slot.hold.as_mut().filter(|held| held.holder == request.holder && held.client == client)?;
+        let held = slot.hold_of(request.holder).filter(|held| held.client == client)?;
         if kind == HoldKind::Lease {
             held.ends = held.ends.max(ends(kind, request.ttl, now));
         }
-        let number = held.record;
+        let (number, permit) = (held.record, held.permit);
         link.coverage().note(Situation::AskedAgain);
         let HoldRecord { token, reserved, .. } = self.records[number];
-        let granted = Granted::with_token(token::from_store_number(token));
+        let mut granted = Granted::with_token(token::from_store_number(token));
+        granted.permit = permit;
         let reserved = if link.hands_over() { Reserved::following(reserved) } else { Reserved::default() };
         Some(Attempt::Granted(granted.reserved(reserved)))
     }
 
-    /// Tells the holder of the key that `client` waits for it, if clients pass their holds on.
+    /// Tells the holders of the key that `client` waits for it, if clients pass their holds on or share them.
     fn tell_awaited(&self, client: u64, key: &LockKey) {
-        let hold = self.slots.get(key).and_then(|slot| slot.hold.as_ref());
-        let Some(hold) = hold.filter(|hold| hold.client != client) else { return };
-        let Some((events, link)) = self.listeners.get(&hold.client).cloned() else { return };
-        if link.hands_over() {
-            let (key, told) = (key.clone(), Arc::clone(&self.records[hold.record].told));
-            link.notify(move || {
-                *told.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
-                events.awaited(&key);
-            });
+        let holds = self.slots.get(key).into_iter().flat_map(|slot| &slot.holds);
+        for hold in holds.filter(|hold| hold.client != client) {
+            let Some((events, link)) = self.listeners.get(&hold.client).cloned() else { continue };
+            if link.hands_over() || link.has_modes() {
+                let (key, told) = (key.clone(), Arc::clone(&self.records[hold.record].told));
+                link.notify(move || {
+                    *told.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+                    events.awaited(&key);
+                });
+            }
         }
     }
 
@@ -465,6 +418,7 @@ impl TableState {
             key: request.key.clone(),
             holder: request.holder,
             client,
+            mode: request.mode,
             token: self.drawn,
             reserved,
             told: Arc::default(),
@@ -475,14 +429,18 @@ impl TableState {
         });
         let slot = self.slots.entry(request.key.clone()).or_default();
         slot.cools_until = request.cooldown.map(|cooldown| now + cooldown);
-        slot.hold =
-            Some(CurrentHold { holder: request.holder, client, ends: ends(kind, request.ttl, now), record });
-        let granted = Granted::with_token(token::from_store_number(self.drawn));
+        let (mode, permit) = (request.mode, slot.next_permit(request.mode));
+        let ends = ends(kind, request.ttl, now);
+        slot.holds.push(CurrentHold { holder: request.holder, client, mode, permit, ends, record });
+        let mut granted = Granted::with_token(token::from_store_number(self.drawn));
+        granted.permit = permit;
         granted.reserved(if link.hands_over() { Reserved::following(reserved) } else { Reserved::default() })
     }
 
-    fn end(&mut self, key: &LockKey, now: Instant, by: EndedBy) {
-        if let Some(held) = self.slots.get_mut(key).and_then(|slot| slot.hold.take()) {
+    fn end(&mut self, key: &LockKey, holder: HolderId, now: Instant, by: EndedBy) {
+        let Some(slot) = self.slots.get_mut(key) else { return };
+        if let Some(at) = slot.holds.iter().position(|hold| hold.holder == holder) {
+            let held = slot.holds.remove(at);
             self.records[held.record].ended = Some((now, by));
         }
     }

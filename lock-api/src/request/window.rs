@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{KeyRequest, acquiring};
+use super::{Always, KeyRequest, LockRequest, acquiring};
 use crate::error::{Error, ErrorKind};
 use crate::guard::LockGuard;
 use crate::key::LockKey;
@@ -10,7 +10,7 @@ use crate::lock::Lock;
 use crate::options::{AcquireOptions, OnCooldown};
 use crate::run::{RunError, run_one};
 
-/// A [`LockRequest`](super::LockRequest) that is granted at most once per window.
+/// A [`LockRequest`] that is granted at most once per window.
 #[derive(Clone, Copy, Debug)]
 pub struct Window(pub(super) Duration);
 
@@ -26,6 +26,33 @@ pub enum WindowOutcome<T> {
         /// The time until that window ends.
         retry_after: Duration,
     },
+}
+
+impl<'a, L: Lock + ?Sized> KeyRequest<'a, L> {
+    /// Allows one grant per `window` among all callers. No release is needed, and a crash does not start a
+    /// second run in the same window. The window is a [`cooldown`](Self::cooldown) that is reported instead of
+    /// waited out. All callers of the key must use the same window.
+    ///
+    /// ```
+    /// # #[tokio::main]
+    /// # async fn main() -> Result<(), leasehold_api::Error> {
+    /// use std::time::Duration;
+    /// use leasehold_api::{LockExt, WindowOutcome};
+    /// let lock = leasehold_memory::connect()?;
+    /// let hour = Duration::from_secs(3600);
+    /// let hourly = || lock.key("hourly-report").at_most_once_per(hour);
+    /// assert_eq!(hourly().run(async |_| "report").await?, WindowOutcome::Due("report"));
+    /// let WindowOutcome::NotDue { retry_after } = hourly().run(async |_| "again").await? else {
+    ///     panic!("ran twice in an hour")
+    /// };
+    /// assert!(retry_after <= hour);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn at_most_once_per(self, window: Duration) -> KeyRequest<'a, L, Window> {
+        let Self { lock, key, options, window: Always } = self;
+        LockRequest { lock, key, options, window: Window(window) }
+    }
 }
 
 impl<L: Lock + ?Sized> KeyRequest<'_, L, Window> {

@@ -43,6 +43,8 @@ fn describe_hold(hold: Option<&HoldInfo>) -> Value {
     json!({
         "state": hold.map(|hold| state_of_hold(hold.state)),
         "mode": hold.map(|hold| mode(hold.mode)),
+        "permit": hold.and_then(|hold| hold.permit),
+        "permits": hold.and_then(|hold| permits(hold.mode)),
         "holder": hold.and_then(|hold| hold.holder).map(|holder| holder.to_string()),
         "token": hold.and_then(|hold| hold.token).map(leasehold::FencingToken::as_u64),
         // The token as text too, for JSON readers with floating-point numbers, which cannot represent all of its
@@ -90,7 +92,7 @@ fn row(seen: &KeyInfo, hold: Option<&HoldInfo>) -> [String; 10] {
     [
         numbered_keys::display(seen),
         hold.filter(|hold| hold.state == HoldState::Held).map_or(state(seen), |_| "held").to_owned(),
-        output::or_dash(hold.map(|hold| mode(hold.mode))),
+        output::or_dash(hold.map(mode_and_permit)),
         output::or_dash(hold.map(holder_name)),
         output::or_dash(hold.and_then(|hold| hold.since).map(output::moment)),
         output::or_dash(hold.and_then(held_for).map(output::duration)),
@@ -109,7 +111,7 @@ pub(crate) fn details(seen: &KeyInfo, store: &dyn std::fmt::Display) -> String {
     ];
     for hold in &seen.holders {
         known.extend([
-            ("mode", Some(hold.mode).filter(|mode| *mode != Mode::Exclusive).map(mode)),
+            ("mode", Some(hold).filter(|hold| hold.mode != Mode::Exclusive).map(mode_and_permit)),
             ("who", hold.owner.as_deref().map(output::printable)),
             ("holder", hold.holder.map(|holder| holder.to_string())),
             ("since", hold.since.map(output::moment)),
@@ -156,12 +158,29 @@ fn state_of_hold(state: HoldState) -> &'static str {
     }
 }
 
-fn mode(mode: Mode) -> String {
+fn mode(mode: Mode) -> &'static str {
     match mode {
-        Mode::Exclusive => "exclusive".to_owned(),
-        Mode::Shared => "shared".to_owned(),
-        Mode::Permit { of } => format!("1 of {of}"),
-        _ => "unknown".to_owned(),
+        Mode::Exclusive => "exclusive",
+        Mode::Shared => "shared",
+        Mode::Permit { .. } => "permit",
+        _ => "unknown",
+    }
+}
+
+/// Returns how many permits the key has.
+const fn permits(mode: Mode) -> Option<u32> {
+    match mode {
+        Mode::Permit { of } => Some(of),
+        _ => None,
+    }
+}
+
+/// Returns the mode for people, with the number of the permit: `permit 3 of 8`, whose numbers begin at zero.
+fn mode_and_permit(hold: &HoldInfo) -> String {
+    match (hold.mode, hold.permit) {
+        (Mode::Permit { of }, Some(number)) => format!("permit {number} of {of}"),
+        (Mode::Permit { of }, None) => format!("permit of {of}"),
+        (other, _) => mode(other).to_owned(),
     }
 }
 
@@ -236,9 +255,9 @@ mod tests {
         assert_eq!(value["holders"][0]["token"], 1024);
         for seen in [KeyInfo::free(key()), cooling(), held(), shared()] {
             let value = describe(&seen);
-            assert_eq!(value.as_object().unwrap().len(), 16, "{value}");
+            assert_eq!(value.as_object().unwrap().len(), 18, "{value}");
             let inner = value["holders"].as_array().unwrap();
-            assert!(inner.iter().all(|hold| hold.as_object().unwrap().len() == 11), "{value}");
+            assert!(inner.iter().all(|hold| hold.as_object().unwrap().len() == 13), "{value}");
         }
     }
 
@@ -270,6 +289,28 @@ mod tests {
         assert_eq!((text.lines().count(), text.contains("MODE")), (4, true), "{text}");
         assert!(in_words(&shared()).ends_with(" and 1 more"), "{}", in_words(&shared()));
         assert!(!listed(&[held()]).contains("MODE"));
+    }
+
+    #[test]
+    fn permits_are_shown_with_their_numbers() {
+        let mut seen = held();
+        for number in [5, 0] {
+            let mut hold = hold();
+            (hold.mode, hold.permit) = (Mode::Permit { of: 8 }, Some(number));
+            seen.holders.push(hold);
+        }
+        seen.holders.remove(0);
+        let value = describe(&seen);
+        assert_eq!(
+            (&value["mode"], &value["permit"], &value["permits"]),
+            (&"permit".into(), &5.into(), &8.into())
+        );
+        assert_eq!((&value["holders"][1]["permit"], &value["holders"][1]["permits"]), (&0.into(), &8.into()));
+        for text in [listed(&[seen.clone()]), details(&seen, &"a store")] {
+            assert!(text.contains("permit 5 of 8") && text.contains("permit 0 of 8"), "{text}");
+        }
+        let alone = describe(&held());
+        assert_eq!((&alone["permit"], &alone["permits"]), (&Value::Null, &Value::Null));
     }
 
     #[test]

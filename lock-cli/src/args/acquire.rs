@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use leasehold::Mode;
+
 use super::{Keys, duration};
 use crate::exit;
 
@@ -24,6 +26,16 @@ pub(crate) struct AcquireArgs {
     /// Make one attempt and do not wait.
     #[arg(short = 'n', long, aliases = ["nb", "nonblock"], conflicts_with_all = ["wait", "wait_seconds"])]
     pub(crate) no_wait: bool,
+
+    /// Take the lock as a reader: beside other runs with --shared, while excluding all others. A waiting writer comes before
+    /// later readers.
+    #[arg(short = 's', long, conflicts_with_all = ["slots", "once_per", "cooldown"])]
+    pub(crate) shared: bool,
+
+    /// Take one of N slots of the key, so at most N runs hold it at once. All runs of the key name the same N. While others
+    /// use it with another N, exit with 64.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), conflicts_with_all = ["once_per", "cooldown"])]
+    pub(crate) slots: Option<u32>,
 
     /// Take a lease of this length, renewed while the lock is held [default: the store's].
     #[arg(long, value_name = "DURATION", value_parser = duration)]
@@ -57,6 +69,15 @@ pub(crate) struct AcquireArgs {
 }
 
 impl AcquireArgs {
+    /// Returns which other holders the lock excludes.
+    pub(crate) fn mode(&self) -> Mode {
+        match self.slots {
+            Some(of) => Mode::Permit { of },
+            None if self.shared => Mode::Shared,
+            None => Mode::Exclusive,
+        }
+    }
+
     /// Returns how long to wait, or `None` for no limit.
     pub(crate) fn budget(&self) -> Option<Duration> {
         if self.no_wait { Some(Duration::ZERO) } else { self.wait.or(self.wait_seconds) }

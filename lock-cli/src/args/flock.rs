@@ -10,7 +10,7 @@ use super::Args;
 /// Returns the command line for parsing. It accepts redundant options, which help, manual and completions omit.
 fn command() -> Command {
     let exclusive = Arg::new("exclusive").short('x').short_alias('e').long("exclusive");
-    let exclusive = exclusive.action(ArgAction::Count).hide(true);
+    let exclusive = exclusive.action(ArgAction::Count).hide(true).conflicts_with_all(["shared", "slots"]);
     let mut command = Args::command();
     for name in ["run", "lock"] {
         command = command.mut_subcommand(name, |command| command.arg(exclusive.clone()));
@@ -45,9 +45,6 @@ pub(crate) fn instead_of(error: &clap::Error, given: &[OsString]) -> Option<&'st
         return None;
     }
     match option.as_str() {
-        "-s" | "--shared" => Some(
-            "there are no shared locks (-s, --shared): leave it out, and readers exclude each other too, or give each reader a separate key",
-        ),
         "-u" | "--unlock" => Some(
             "there is nothing to unlock by hand (-u, --unlock): the lock is released when the command of `run` ends, or the input of `lock` is closed",
         ),
@@ -101,7 +98,7 @@ pub(crate) fn tip(error: &clap::Error, given: &[OsString]) -> Option<&'static st
 /// Returns whether this is -c, alone, after other letters, or with its string.
 fn is_shell(word: &OsString) -> bool {
     let letters = word.as_encoded_bytes().strip_prefix(b"-").unwrap_or_default();
-    letters.iter().find(|letter| !b"nxeqv".contains(letter)) == Some(&b'c')
+    letters.iter().find(|letter| !b"nsxeqv".contains(letter)) == Some(&b'c')
 }
 
 #[cfg(test)]

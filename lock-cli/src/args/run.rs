@@ -12,6 +12,7 @@ const RUN_HELP: &str = "\
 Example:
   leasehold run deploy --wait 5m -- ./deploy.sh production
   leasehold run ledger:41 ledger:42 -- ./transfer.sh
+  leasehold run render --slots 4 -- sh -c './render --gpu $LEASEHOLD_PERMIT'
 
 Exit codes: of the command; 64 bad arguments, 69 store unavailable, 75 not granted in time, 76 lost.
 All of them, and the environment, are in `leasehold --help` and `leasehold man`.";
@@ -25,13 +26,13 @@ Exit codes: 0 held until the end, 64 bad arguments, 69 store unavailable, 75 not
 /// Wait for the lock, run a command while holding it, and pass on its exit code.
 ///
 /// The wait has no limit by default, even if the store cannot be reached. The command's environment has LEASEHOLD_KEY,
-/// LEASEHOLD_TOKEN (the fencing token, if the store has them) and LEASEHOLD_HOLDER (for several keys LEASEHOLD_KEYS and
-/// LEASEHOLD_TOKENS), and LEASEHOLD_URL if --url has no password. Signals (SIGTERM, SIGHUP, ..) that have not reached
-/// the command are passed on to it, and the lock is released after its end. If the lock is lost, or held for longer
-/// than --max-hold, the command and all processes it has started get SIGTERM, and SIGKILL after the grace period
-/// (--on-loss). If this tool is killed, on Linux the command is killed as well, but not the processes it has started. A
-/// file store then releases the lock after the last of these has ended, but a server releases it earlier. Let a systemd
-/// unit end them all.
+/// LEASEHOLD_TOKEN (the fencing token, if the store has them), LEASEHOLD_HOLDER, with --slots LEASEHOLD_PERMIT (the
+/// number of its slot, from 0), for several keys LEASEHOLD_KEYS, LEASEHOLD_TOKENS and LEASEHOLD_PERMITS, and
+/// LEASEHOLD_URL if --url has no password. Signals (SIGTERM, SIGHUP, ..) that have not reached the command are passed
+/// on to it, and the lock is released after its end. If the lock is lost, or held for longer than --max-hold, the
+/// command and all processes it has started get SIGTERM, and SIGKILL after the grace period (--on-loss). If this tool
+/// is killed, on Linux the command is killed as well, but not the processes it has started. A file store then releases
+/// the lock after the last of these has ended, but a server releases it earlier. Let a systemd unit end them all.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "leasehold run [OPTIONS] KEY... -- COMMAND [ARGUMENT]...\n       leasehold run [OPTIONS] KEY... -c STRING",
@@ -92,10 +93,11 @@ pub(crate) enum OnLoss {
 /// Wait for the lock, report the grant, and hold the lock until standard input is closed.
 ///
 /// For several commands of one script. When all keys are held, it prints one line per key: the fencing token (or -),
-/// the holder's id and the key. SIGINT, SIGTERM, SIGHUP and SIGQUIT also release the lock. It exits with 0 if the lock
-/// was held until then, and at once with 76 if the lock is lost: then stop. Keep its standard input open, for example
-/// with a pipe. In a cron job standard input is /dev/null or empty, and so it is for a command with `&` in a script.
-/// /dev/null is refused, and with an empty input the lock is released at once.
+/// the holder's id and the key (with --json also the number of its slot). SIGINT, SIGTERM, SIGHUP and SIGQUIT also
+/// release the lock. It exits with 0 if the lock was held until then, and at once with 76 if the lock is lost: then
+/// stop. Keep its standard input open, for example with a pipe. In a cron job standard input is /dev/null or empty, and
+/// so it is for a command with `&` in a script. /dev/null is refused, and with an empty input the lock is released at
+/// once.
 #[derive(Debug, clap::Args)]
 #[command(
     after_help = HOLD_HELP

@@ -29,7 +29,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use leasehold_api::{AcquireOptions, Error, ErrorKind, LockGuard, LockKey, OnCooldown};
+use leasehold_api::{AcquireOptions, Error, ErrorKind, LockGuard, LockKey, Mode, OnCooldown};
 use tokio::sync::Notify;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -147,6 +147,11 @@ impl Acquisition {
             if at == self.entries.len() {
                 return Ok(());
             }
+            if self.entries[at].permit.is_none() {
+                self.enter().await?;
+                at = self.first_untaken();
+                continue;
+            }
             let end = self.end_of_call(at);
             let answers = self.ask(at..end).await?;
             match answers.into_iter().enumerate().find_map(|(i, contended)| Some((i, contended?))) {
@@ -174,9 +179,18 @@ impl Acquisition {
     /// Returns the end of the entries in the next call, which starts at `at`. With a cooldown it is one entry,
     /// because a released grant starts its cooldown, and the next attempt would run into it.
     fn end_of_call(&self, at: usize) -> usize {
-        let all = self.entries.len();
+        let all = self.end_of_permits(at);
         let cooling = self.entries[at..].iter().any(|e| e.hold.has_cooldown());
         if cooling { all.min(at + 1) } else { all }
+    }
+
+    /// Returns the end of the entries for which the acquisition has permits at the same time, if the first one is at `at`.
+    /// It is one entry if one of all is not exclusive, because a reader that waits for the next key with the permit of
+    /// this one would block other readers.
+    fn end_of_permits(&self, at: usize) -> usize {
+        let all = self.entries.len();
+        let is_exclusive = self.entries.iter().all(|entry| entry.hold.mode() == Mode::Exclusive);
+        if is_exclusive { all } else { all.min(at + 1) }
     }
 
     /// Calls the store once for the entries of `range`. Returns for each `None` if granted, or why not.
@@ -213,7 +227,9 @@ impl Acquisition {
     }
 
     fn request(&self, hold: &Hold) -> Request {
-        Request { reserve: self.core.reserve(hold.key()), ..hold.request().clone() }
+        let passes_on = hold.mode() == Mode::Exclusive;
+        let reserve = if passes_on { self.core.reserve(hold.key()) } else { 0 };
+        Request { reserve, ..hold.request().clone() }
     }
 
     /// Runs `call` until the store answers, the limit passes, or the engine closes.
@@ -352,6 +368,10 @@ impl Acquisition {
         let key = self.entries[at].hold.key().clone();
         // Registers for hints before the next attempt, because a hint between the two would be missed.
         self.core.queues.with(&key, |owner| owner.wakeup = Some(Arc::clone(&wakeup)));
+        if self.entries[at].hold.mode() != Mode::Exclusive {
+            // A try does not wait for a holder behind this caller.
+            self.core.queues.wake_tries(&key);
+        }
         tracing::debug!(%key, store = %self.core.name, "waiting");
         let mut asked_again = false;
         loop {

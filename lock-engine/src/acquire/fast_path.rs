@@ -3,12 +3,12 @@
 use std::cell::Cell;
 use std::sync::Arc;
 
-use leasehold_api::{AcquireOptions, Error, LockGuard, LockKey};
+use leasehold_api::{AcquireOptions, Error, LockGuard, LockKey, Mode};
 
 use crate::acquire::owner::Owner;
 use crate::acquire::owner::Permit;
 use crate::acquire::queue::{GrantOutcome, QueuesClosed, TryEnterResult};
-use crate::acquire::waiting::{is_passing, not_due};
+use crate::acquire::waiting::{is_passing, mismatch, not_due};
 use crate::clock::Moment;
 use crate::core::Alive;
 use crate::driver::outbox::PendingRelease;
@@ -44,19 +44,37 @@ pub(crate) fn attempt(
     waits: bool,
 ) -> Result<FastPath, Error> {
     core.check(Some(key), options)?;
-    let mut entered = None;
-    let owner = |number| {
+    if let Some(error) = mismatch(core, key, options.mode) {
+        return Err(error);
+    }
+    let is_exclusive = options.mode == Mode::Exclusive;
+    let phase = if is_exclusive { Phase::Fast } else { Phase::Pending };
+    let new_hold = |number| {
         let request = core.request(key, options, waits, number);
-        Owner::new(entered.insert(Hold::new(core, request, options.max_hold, Phase::Fast)))
+        Hold::new(core, request, options.max_hold, phase)
     };
+    let mut entered = None;
+    if options.mode == Mode::Shared && core.queues.shared_by(key).is_some() {
+        let hold = new_hold(core.queues.draw(key));
+        hold.delivery.deliver();
+        if let Some(guard) = hold.share(false) {
+            return Ok(FastPath::Granted(guard));
+        }
+    }
+    let owner = |number| Owner::new(entered.insert(new_hold(number)));
     let tried = core
         .queues
-        .try_enter(key, owner)
+        .try_enter(key, options.mode, owner)
         .map_err(|QueuesClosed| core.name_error(Error::closed(), Some(key)))?;
     let (TryEnterResult::Entered(yields), Some(hold)) = (tried, entered) else {
         core.metrics.count(Event::Contended);
         return not_due(core, key, options.on_cooldown).map_or(Ok(FastPath::Contended), Err);
     };
+    if !is_exclusive {
+        // Leaves the fast path, because the permit is passed on after the grant and does not stay with the hold.
+        let permit = core.queues.permit(key, GrantOutcome::NotGranted);
+        return Ok(FastPath::Ask(PendingAcquire { hold, permit, contended: None, adopts: None }));
+    }
     let mut begun = FastPathAttempt { hold: Some(hold), asked: Cell::new(false) };
     if yields.is_some() && core.queues.yields(key, || core.clock.now()).is_some() {
         // Leaves the fast path, because the key is left to waiters of other clients for a while.

@@ -9,10 +9,15 @@
 //! slot until the called waiter picks it up. A waiter that gives up passes it on with the permit, and closing the
 //! queues takes it away.
 //!
+//! A shared grant or a permit of a semaphore leaves the key's permit to the next caller and joins the key's group
+//! (`queue/group.rs`).
+//!
 //! All changes happen under the mutex of the key's shard, but wakers run outside it. `tests/queue_model.rs`
 //! checks this file with loom.
 
+mod group;
 mod permit;
+mod yields;
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::BuildHasherDefault;
@@ -21,13 +26,14 @@ use std::task::Waker;
 
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
-use leasehold_api::{HolderId, LockKey};
+use leasehold_api::{LockKey, Mode};
 
-use crate::clock::Moment;
 use crate::store::hash::KeyHasher;
 use crate::sync::{Mutex, MutexGuard};
 
+use self::group::Groups;
 pub(crate) use self::permit::{Permit, Waiter};
+pub(crate) use self::yields::Yield;
 
 const SHARDS: usize = 16;
 
@@ -36,13 +42,31 @@ pub(crate) trait SlotOwner: Sized {
     /// The store's hold on its way to the next caller. Dropping it releases the hold.
     type Baton;
 
+    /// The store's hold that readers of one key share.
+    type Share: Clone;
+
     fn key(&self) -> &LockKey;
+
+    /// Returns the mode of the caller's request.
+    fn mode(&self) -> Mode;
+
+    /// Returns the number of the caller's hold, which no other hold of this client has.
+    fn serial(&self) -> u64;
+
+    /// Returns whether the hold has ended and only its release at the store is under way.
+    fn is_ending(&self) -> bool;
+
+    /// Returns whether the caller makes exactly one attempt.
+    fn is_try(&self) -> bool;
 
     /// Returns whether this waiter can have the baton. Called under the lock, like `pick_up`.
     fn suits(&self, baton: &Self::Baton) -> bool;
 
     /// Notes that this owner picks the baton up.
     fn pick_up(&self, baton: &Self::Baton);
+
+    /// Lets this reader share the store's hold, if the hold suits it. Returns whether it does. Called under the lock.
+    fn joins(&self, share: &Self::Share) -> bool;
 
     /// Leaves the hold to the caller that made the baton, which releases it.
     fn keep(baton: Self::Baton);
@@ -58,6 +82,8 @@ pub(crate) struct Queues<V: SlotOwner> {
 
 struct Shard<V: SlotOwner> {
     slots: HashTable<Slot<V>>,
+    /// The keys with grants that exist beside each other. Empty while all grants are exclusive.
+    groups: Groups<V>,
     closed: bool,
     /// The last number drawn. It is under the lock, because a separate atomic counter would cost about the
     /// same as the table.
@@ -70,15 +96,6 @@ struct Shard<V: SlotOwner> {
     sweep_at: usize,
 }
 
-/// The time for which a released key is left to other clients.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Yield {
-    pub(crate) until: Moment,
-    /// The holder, as the store knows it, that has released the key. `None` if the key is left alone for the whole
-    /// time, also after a grant of another client.
-    pub(crate) after: Option<HolderId>,
-}
-
 struct Slot<V: SlotOwner> {
     /// The permit owner's value. It contains the slot's key.
     value: V,
@@ -86,10 +103,12 @@ struct Slot<V: SlotOwner> {
     called: Option<u64>,
     /// The baton for the called waiter.
     baton: Option<V::Baton>,
-    /// Waiters by number, in order of arrival. The waker is set once the waiter was polled.
-    queue: BTreeMap<u64, (V, Option<Waker>)>,
+    queue: WaitQueue<V>,
     next_waiter: u64,
 }
+
+/// Waiters by number, in order of arrival. The waker is set once the waiter was polled.
+type WaitQueue<V> = BTreeMap<u64, (V, Option<Waker>)>;
 
 /// Grants that have ended, counted when their permits are passed on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -134,6 +153,7 @@ impl<V: SlotOwner> Queues<V> {
     pub(crate) fn new() -> Arc<Self> {
         let shard = || Shard {
             slots: HashTable::new(),
+            groups: HashMap::default(),
             closed: false,
             drawn: 0,
             ended: EndedGrants::default(),
@@ -143,11 +163,12 @@ impl<V: SlotOwner> Queues<V> {
         Arc::new(Self { shards: std::array::from_fn(|_| Mutex::new(shard())) })
     }
 
-    /// Takes the permit if it is free, and puts `value(number)` into the slot, with a number that is never
-    /// drawn again.
+    /// Takes the permit if it is free and a request in `mode` fits the key's group, and puts `value(number)` into the
+    /// slot, with a number that is never drawn again.
     pub(crate) fn try_enter(
         &self,
         key: &LockKey,
+        mode: Mode,
         value: impl FnOnce(u64) -> V,
     ) -> Result<TryEnterResult, QueuesClosed> {
         let shard = &mut *self.shard(key);
@@ -155,6 +176,9 @@ impl<V: SlotOwner> Queues<V> {
             return Err(QueuesClosed);
         }
         let number = shard.draw(key);
+        if shard.is_closed_to(key, mode) {
+            return Ok(TryEnterResult::Occupied);
+        }
         let entry =
             shard.slots.entry(hash_of(key), |slot| slot.value.key() == key, |slot| hash_of(slot.value.key()));
         match entry {
@@ -171,8 +195,8 @@ impl<V: SlotOwner> Queues<V> {
         self.shard(key).draw(key)
     }
 
-    /// Returns the permit if it is free. Otherwise queues, if `should_wait(owner, waiters)`. `value` is in the
-    /// slot while the permit is out.
+    /// Returns the permit if it is free. Otherwise queues, if `should_wait(owner, waiters)`. For a request that is not
+    /// exclusive, `waiters` counts only waiters in another mode. `value` is in the slot while the permit is out.
     pub(crate) fn enter_if(
         self: &Arc<Self>,
         key: &LockKey,
@@ -184,11 +208,14 @@ impl<V: SlotOwner> Queues<V> {
             return Err(QueuesClosed);
         }
         let Some(slot) = shard.slot(key) else {
+            if shard.is_closed_to(key, value.mode()) {
+                return Ok(self.park(shard, key, value, should_wait));
+            }
             shard.insert(key, value);
             drop(shard);
             return Ok(Some(EnterResult::Permit(self.permit(key, GrantOutcome::NotGranted))));
         };
-        if !should_wait(&slot.value, slot.queue.len()) {
+        if !should_wait(&slot.value, others_in(&slot.queue, value.mode())) {
             drop(shard);
             drop(value);
             return Ok(None);
@@ -219,21 +246,26 @@ impl<V: SlotOwner> Queues<V> {
         self.shard(key).slot(key).map_or(0, |slot| slot.queue.len())
     }
 
-    /// Calls `f` with the value of every permit owner.
+    /// Calls `f` with the value of every permit owner and group member.
     pub(crate) fn for_each(&self, mut f: impl FnMut(&mut V)) {
         self.for_each_with_baton(|value, _| f(value));
     }
 
-    /// Calls `f` with the value of every permit owner and the baton in its slot.
+    /// Calls `f` with the value of every permit owner and group member, and the baton in its slot.
     pub(crate) fn for_each_with_baton(&self, mut f: impl FnMut(&mut V, &mut Option<V::Baton>)) {
         for shard in &self.shards {
-            for slot in &mut lock(shard).slots {
-                f(&mut slot.value, &mut slot.baton);
+            let shard = &mut *lock(shard);
+            shard.for_each_member(|value| f(value, &mut None));
+            for slot in &mut shard.slots {
+                // Skips an owner that has joined its group and is about to pass the permit on.
+                if !group::has(&shard.groups, &slot.value) {
+                    f(&mut slot.value, &mut slot.baton);
+                }
             }
         }
     }
 
-    /// Counts the grants that have ended, and the permit owners for which `is_live` holds.
+    /// Counts the grants that have ended, and the permit owners and group members for which `is_live` holds.
     pub(crate) fn count(&self, is_live: impl Fn(&V) -> bool) -> (EndedGrants, u64) {
         let (mut ended, mut now) = (EndedGrants::default(), 0);
         for shard in &self.shards {
@@ -241,48 +273,17 @@ impl<V: SlotOwner> Queues<V> {
             ended.all += shard.ended.all;
             ended.released += shard.ended.released;
             ended.handed_over += shard.ended.handed_over;
-            now += shard.slots.iter().filter(|slot| is_live(&slot.value)).count() as u64;
+            let owners = shard.slots.iter().map(|slot| &slot.value);
+            let owners = owners.filter(|value| !group::has(&shard.groups, *value));
+            now += owners.chain(shard.members()).filter(|value| is_live(value)).count() as u64;
         }
         (ended, now)
     }
 
     /// Wakes every waiter of `key` to re-check its reason to wait.
     pub(crate) fn wake_waiters(&self, key: &LockKey) {
-        let wakers: Vec<_> = match self.shard(key).slot(key) {
-            Some(slot) => slot.queue.values().filter_map(|(_, waker)| waker.clone()).collect(),
-            None => return,
-        };
+        let wakers = self.shard(key).wakers(key, |_| true);
         wakers.into_iter().for_each(Waker::wake);
-    }
-
-    /// Leaves `key` to the waiters of other clients.
-    pub(crate) fn yield_key(&self, key: &LockKey, now: Moment, yields: Yield) {
-        let mut shard = self.shard(key);
-        // Sweeps only after the map has doubled, which keeps the cost per call constant.
-        if shard.yields.len() >= shard.sweep_at.max(16) {
-            shard.yields.retain(|_, yields| yields.until > now);
-            shard.sweep_at = shard.yields.len() * 2;
-        }
-        shard.yields.insert(key.clone(), yields);
-    }
-
-    /// Returns for how long `key` is left to the waiters of other clients. Forgets it if the time has passed.
-    pub(crate) fn yields(&self, key: &LockKey, now: impl FnOnce() -> Moment) -> Option<Yield> {
-        let mut shard = self.shard(key);
-        let yields = *shard.yields.get(key)?;
-        if yields.until > now() {
-            return Some(yields);
-        }
-        shard.end_yield(key);
-        None
-    }
-
-    /// Leaves `key` to other clients no longer, because one of them was served.
-    pub(crate) fn end_yield(&self, key: &LockKey, served: Yield) {
-        let mut shard = self.shard(key);
-        if shard.yields.get(key) == Some(&served) {
-            shard.end_yield(key);
-        }
     }
 
     /// Ends every wait with [`QueuesClosed`] and refuses later callers. Permits that are out stay out. Batons that
@@ -296,20 +297,36 @@ impl<V: SlotOwner> Queues<V> {
                 batons.extend(slot.baton.take());
                 wakers.extend(slot.queue.values_mut().filter_map(|(_, waker)| waker.take()));
             }
+            wakers.extend(shard.parked_wakers());
         }
         // Drops the batons first, so their releases are under way before a woken caller sees the end.
         drop(batons);
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Returns the number of keys whose permit is out.
+    /// Returns the number of keys whose permit is out or that have a group.
     pub(crate) fn len(&self) -> usize {
-        self.shards.iter().map(|shard| lock(shard).slots.len()).sum()
+        let len = |shard: &Mutex<Shard<V>>| {
+            let shard = lock(shard);
+            shard.slots.len() + shard.groups.keys().filter(|key| !shard.has_slot(key)).count()
+        };
+        self.shards.iter().map(len).sum()
     }
 
     /// Returns the permit of `key`, which the caller must have. Dropping it passes it on with `outcome`.
     pub(crate) fn permit(self: &Arc<Self>, key: &LockKey, outcome: GrantOutcome) -> Permit<V> {
         Permit::new(self, key, outcome)
+    }
+
+    /// Returns the place of the hold `serial` in the group of `key`, which the caller must have. Dropping it takes the hold
+    /// out of the group with `outcome`.
+    pub(crate) fn membership(
+        self: &Arc<Self>,
+        key: &LockKey,
+        serial: u64,
+        outcome: GrantOutcome,
+    ) -> Permit<V> {
+        Permit::new(self, key, outcome).of_member(serial)
     }
 
     /// Passes the permit of `key` to the first waiter, or ends the slot. The caller must have the permit.
@@ -369,6 +386,14 @@ impl<V: SlotOwner> Queues<V> {
     }
 }
 
+/// Returns the number of waiters that a request in `mode` waits for as well.
+fn others_in<V: SlotOwner>(queue: &WaitQueue<V>, mode: Mode) -> usize {
+    match mode {
+        Mode::Exclusive => queue.len(),
+        _ => queue.values().filter(|(value, _)| value.mode() != mode).count(),
+    }
+}
+
 fn hash_of(key: &LockKey) -> u64 {
     KeyHasher::hash_of(key)
 }
@@ -396,11 +421,8 @@ impl<V: SlotOwner> Shard<V> {
         self.slots.find_mut(hash_of(key), |slot| slot.value.key() == key)
     }
 
-    fn end_yield(&mut self, key: &LockKey) {
-        self.yields.remove(key);
-        if self.yields.is_empty() {
-            self.yields.shrink_to_fit();
-        }
+    fn has_slot(&self, key: &LockKey) -> bool {
+        self.slots.find(hash_of(key), |slot| slot.value.key() == key).is_some()
     }
 
     fn draw(&mut self, key: &LockKey) -> u64 {
@@ -412,16 +434,22 @@ impl<V: SlotOwner> Shard<V> {
         self.slots.insert_unique(hash_of(key), Slot::new(value), |slot| hash_of(slot.value.key()));
     }
 
-    /// Passes the key's permit to the first waiter, or ends the slot. Returns the waker to call and the value
-    /// of the former owner, to be dropped outside the lock.
-    fn pass_on(&mut self, key: &LockKey, outcome: GrantOutcome) -> (Option<Waker>, Option<V>) {
+    fn count_ended(&mut self, outcome: GrantOutcome) {
         self.ended.all += u64::from(outcome != GrantOutcome::NotGranted);
         self.ended.released += u64::from(outcome == GrantOutcome::Released);
+    }
+
+    /// Passes the key's permit to the first waiter, or ends the slot. If that waiter does not fit the key's group, ends
+    /// the slot too, and parks the waiters in the group. Returns the waker to call and the value of the former owner, to
+    /// be dropped outside the lock.
+    fn pass_on(&mut self, key: &LockKey, outcome: GrantOutcome) -> (Option<Waker>, Option<V>) {
+        self.count_ended(outcome);
         let Ok(mut entry) = self.slots.find_entry(hash_of(key), |slot| slot.value.key() == key) else {
             return (None, None);
         };
         let slot = entry.get_mut();
-        match slot.queue.pop_first() {
+        let fits = group::first_fits(&self.groups, key, &slot.queue);
+        match fits.then(|| slot.queue.pop_first()).flatten() {
             Some((number, (value, waker))) => {
                 slot.called = Some(number);
                 (waker, Some(std::mem::replace(&mut slot.value, value)))
@@ -429,6 +457,9 @@ impl<V: SlotOwner> Shard<V> {
             None => {
                 let (slot, _) = entry.remove();
                 self.shrink();
+                if !slot.queue.is_empty() {
+                    self.park_all(key, slot.queue, slot.next_waiter);
+                }
                 (None, Some(slot.value))
             }
         }

@@ -5,14 +5,14 @@ use std::pin::Pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use leasehold_api::{Error, ErrorKind, LockKey, OnCooldown};
+use leasehold_api::{Error, ErrorKind, LockKey, Mode, OnCooldown};
 use tokio::sync::Notify;
 use tokio::time::sleep;
 
 use crate::acquire::budget::{Limit, Refusal};
 use crate::acquire::owner::Owner;
 use crate::acquire::owner::Permit;
-use crate::acquire::queue::{QueuesClosed, Waiter};
+use crate::acquire::queue::{QueuesClosed, SlotOwner as _, Waiter};
 use crate::clock::scaled;
 use crate::core::Core;
 use crate::store::backend::Contended;
@@ -44,14 +44,23 @@ pub(crate) fn not_due(core: &Core, key: &LockKey, policy: OnCooldown) -> Option<
     (!left.is_zero()).then(|| core.name_error(Error::not_due(left), Some(key)))
 }
 
-/// Waits for the permit. Fails with `NotDue` if this caller does not wait for cooldowns and the owner learns
-/// of a cooldown, and with the owner's failure if this caller gives up on failures.
+/// Returns the error of a request for permits whose key this client uses with another number of permits.
+pub(crate) fn mismatch(core: &Core, key: &LockKey, mode: Mode) -> Option<Error> {
+    let Mode::Permit { of: wanted } = mode else { return None };
+    match core.queues.group_mode(key)? {
+        Mode::Permit { of } if of != wanted => {
+            Some(core.name_error(Error::mode_mismatch(of, wanted), Some(key)))
+        }
+        _ => None,
+    }
+}
+
+/// Waits for the permit, or until `leaves` returns a reason to wait no longer.
 pub(crate) async fn permitted(
     core: &Core,
     waiter: Waiter<Owner>,
     key: &LockKey,
-    policy: OnCooldown,
-    gives_up: bool,
+    leaves: impl Fn() -> Option<Refusal>,
 ) -> Result<Permit, Refusal> {
     let mut waiter = waiter;
     poll_fn(|cx| {
@@ -60,11 +69,7 @@ pub(crate) async fn permitted(
                 permit.map_err(|QueuesClosed| core.name_error(Error::closed(), Some(key)).into()),
             );
         }
-        let failure = || gives_up.then(|| failure_of(core, key)).flatten();
-        match not_due(core, key, policy).or_else(failure) {
-            Some(error) => Poll::Ready(Err(error.into())),
-            None => Poll::Pending,
-        }
+        leaves().map_or(Poll::Pending, |refusal| Poll::Ready(Err(refusal)))
     })
     .await
 }

@@ -76,7 +76,7 @@ impl Core {
         self.queues.for_each_with_baton(|owner, baton| {
             // Takes the holds that no caller has picked up, because they are in doubt.
             batons.extend(baton.take());
-            let hold = &owner.hold;
+            let hold = owner.hold.stored_hold();
             // Under the lock, and also for a hold that is about to pass to the next caller, which takes over its times.
             let is_stored = hold.is_live() || hold.place().is_some();
             let distrust = |lease: &LeaseClock| lease.distrust(now, lost, hold.phase.is_renewing());

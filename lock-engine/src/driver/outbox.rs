@@ -24,6 +24,7 @@ use crate::acquire::unconfirmed::UnconfirmedAttempt;
 use crate::driver::MAX_PARTS;
 use crate::driver::retries::{CallResult, FRESH_PAUSE, Retries, Unanswered};
 use crate::hold::Hold;
+use crate::hold::lease_clock::LeaseClock;
 use crate::hold::tenure::StoredId;
 use crate::store::backend::{Backend, Granted, HoldRef, ReleaseReply};
 use crate::store::late::is_late_copy;
@@ -68,7 +69,7 @@ impl PendingRelease {
     }
 
     fn of(hold: &Hold, reference: HoldRef, permit: Option<Permit>) -> Self {
-        let lasts = hold.lease.as_ref().and_then(|lease| lease.longest());
+        let lasts = hold.stored_lease().and_then(LeaseClock::longest);
         // Includes a cooldown that ends with the release, because it may outlast the lease.
         let cooldown = hold.request().cooldown.filter(|_| reference.unused).unwrap_or_default();
         let lasts = lasts.map(|lasts| lasts.max(cooldown));

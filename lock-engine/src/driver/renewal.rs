@@ -120,7 +120,12 @@ impl Core {
             waiting.add(RenewalRequest { hold, ttl, replies, gives_out });
             return None;
         }
-        let window = ttl.unwrap_or_else(|| lease.window());
+        let window = match ttl {
+            // Decided here, because an earlier renewal of another reader has ended now.
+            Some(ttl) if hold.is_carrier() => ttl.max(lease.window()),
+            Some(ttl) => ttl,
+            None => lease.window(),
+        };
         Some(vec![Renewal { hold, window, replies, gives_out }])
     }
 

@@ -16,7 +16,7 @@ impl Hold {
         let changed = async {
             loop {
                 // Registers before the check, because a change between the two would be missed.
-                let moved = self.lease.as_ref().map(|lease| lease.moved.notified());
+                let moved = self.stored_lease().map(|lease| lease.moved.notified());
                 let now = self.current_validity();
                 if now != seen || !now.is_held() {
                     return now;
@@ -36,10 +36,11 @@ impl Hold {
     /// Sleeps until the clock can change the validity `now`, or for the longest sleep, because timers might not run
     /// during suspend.
     async fn next_change(&self, now: Validity) {
-        let next = self.lease.as_ref().map_or(Moment::NEVER, |lease| match now {
+        let nexts = self.leases().map(|lease| match now {
             Validity::Valid => lease.doubt().min(lease.end()),
             _ => lease.end(),
         });
+        let next = nexts.min().unwrap_or(Moment::NEVER);
         if next == Moment::NEVER {
             return pending().await;
         }

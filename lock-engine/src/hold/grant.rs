@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use leasehold_api::{
-    BoxFuture, Error, ErrorKind, FencingToken, Grant, HolderId, LockKey, LossReason, Lost, Operation,
+    BoxFuture, Error, ErrorKind, FencingToken, Grant, HolderId, LockKey, LossReason, Lost, Mode, Operation,
     PortableHold, Release, Validity,
 };
 use tokio::sync::oneshot;
@@ -24,6 +24,7 @@ use crate::clock::Moment;
 use crate::driver::outbox::PendingRelease;
 use crate::driver::renewal::RenewalRequest;
 use crate::hold::Hold;
+use crate::hold::lease_clock::LeaseClock;
 use crate::metrics::Event;
 use crate::store::backend::ReleaseReply;
 use crate::store::missing_replies_error;
@@ -45,6 +46,14 @@ impl Grant for Hold {
         Self::token(self)
     }
 
+    fn mode(&self) -> Mode {
+        Self::mode(self)
+    }
+
+    fn permit(&self) -> Option<u32> {
+        self.permit_number()
+    }
+
     fn validity(&self) -> Validity {
         self.current_validity()
     }
@@ -53,7 +62,7 @@ impl Grant for Hold {
         if !self.current_validity().is_held() {
             return Some(Duration::ZERO);
         }
-        let end = self.lease.as_ref()?.end();
+        let end = self.leases().map(LeaseClock::end).min()?;
         (end != Moment::NEVER).then(|| end.since(self.core.clock.now()))
     }
 
@@ -66,7 +75,7 @@ impl Grant for Hold {
     }
 
     fn asked(self: Arc<Self>) -> BoxFuture<'static, ()> {
-        Box::pin(async move { *self.asked.wait().await })
+        Box::pin(async move { *self.stored_hold().asked.wait().await })
     }
 
     fn extension(&self, id: TypeId) -> Option<&(dyn Any + Send + Sync)> {
@@ -75,17 +84,29 @@ impl Grant for Hold {
 
     fn renew(self: Arc<Self>, ttl: Option<Duration>) -> BoxFuture<'static, Result<(), Error>> {
         Box::pin(async move {
-            self.renew_now(ttl, Operation::Renew).await?;
-            Ok(())
+            match self.carrier().cloned() {
+                Some(carrier) => self.renew_carrier(carrier, ttl).await,
+                None => self.renew_now(ttl, Operation::Renew).await.map(drop),
+            }
         })
     }
 
     fn confirm(self: Arc<Self>) -> BoxFuture<'static, Result<(), Error>> {
-        Box::pin(self.confirm_now())
+        Box::pin(async move {
+            match self.carrier().cloned() {
+                Some(carrier) => self.while_held(carrier.confirm_now(), Operation::Confirm).await,
+                None => self.confirm_now().await,
+            }
+        })
     }
 
     fn relabel(self: Arc<Self>, label: Arc<str>) -> BoxFuture<'static, Result<(), Error>> {
-        Box::pin(self.relabel_now(label))
+        Box::pin(async move {
+            let Some(carrier) = self.carrier().cloned() else { return self.relabel_now(label).await };
+            // Later readers have another label, so they call the store.
+            carrier.end_chain();
+            self.while_held(carrier.relabel_now(label), Operation::Relabel).await
+        })
     }
 
     fn into_ref(self: Arc<Self>, ttl: Duration) -> BoxFuture<'static, Result<PortableHold, Error>> {

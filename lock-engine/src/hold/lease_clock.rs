@@ -1,6 +1,6 @@
 //! The times of a hold that ends unless it is renewed or confirmed, or that has a maximum hold.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -12,6 +12,8 @@ use crate::store::backend::Timing;
 /// them.
 pub(crate) struct LeaseClock {
     kept_by: KeptBy,
+    /// Whether another clock has the times of the store's hold, and this one has the maximum hold alone.
+    is_detached: AtomicBool,
     /// The lease's TTL, or the time after which an unconfirmed hold counts as lost, in nanoseconds.
     window: AtomicU64,
     /// The shortest TTL whose renewal got no answer. That renewal may arrive at the store after later ones,
@@ -65,6 +67,7 @@ impl LeaseClock {
         };
         Some(Self {
             kept_by,
+            is_detached: AtomicBool::new(false),
             window: AtomicU64::new(nanos(window)),
             shortest_unknown: AtomicU64::new(u64::MAX),
             longest: AtomicU64::new(nanos(window)),
@@ -91,7 +94,7 @@ impl LeaseClock {
 
     /// Notes that the store has renewed or confirmed the hold by a request sent at `sent`.
     pub(crate) fn confirmed(&self, sent: Moment, window: Duration) {
-        if self.kept_by == KeptBy::Nothing {
+        if self.kept_by() == KeptBy::Nothing {
             return;
         }
         let window = window.min(Duration::from_nanos(self.shortest_unknown.load(Ordering::Acquire)));
@@ -122,7 +125,7 @@ impl LeaseClock {
     /// Notes that the clock has lost `lost` by `now`. If that is more than the lease's margin, puts the hold in
     /// doubt, schedules a query of the store unless a renewal is under way, and returns `true`.
     pub(crate) fn distrust(&self, now: Moment, lost: Duration, is_renewing: bool) -> bool {
-        if self.kept_by != KeptBy::Lease || lost <= self.window() / 10 {
+        if self.kept_by() != KeptBy::Lease || lost <= self.window() / 10 {
             return false;
         }
         self.distrusted.store(now.as_nanos(), Ordering::Release);
@@ -173,7 +176,7 @@ impl LeaseClock {
     /// Notes that the outcome of a renewal for `window`, sent at `sent`, is not known. The store may already
     /// count from that renewal, so a shorter window applies at once and stays.
     pub(crate) fn renewal_outcome_unknown(&self, sent: Moment, window: Duration) {
-        if self.kept_by != KeptBy::Lease {
+        if self.kept_by() != KeptBy::Lease {
             return;
         }
         self.shortest_unknown.fetch_min(nanos(window), Ordering::AcqRel);
@@ -194,21 +197,21 @@ impl LeaseClock {
     }
 
     pub(crate) fn ttl(&self) -> Option<Duration> {
-        (self.kept_by == KeptBy::Lease).then(|| self.window())
+        (self.kept_by() == KeptBy::Lease).then(|| self.window())
     }
 
     /// Notes that a renewal for `window` is about to be sent. The store may start a shorter lease before its
     /// answer arrives.
     pub(crate) fn note_sent(&self, sent: Moment, window: Duration) {
         self.longest.fetch_max(nanos(window), Ordering::AcqRel);
-        if self.kept_by == KeptBy::Lease {
+        if self.kept_by() == KeptBy::Lease {
             self.ends_sooner(sent, window);
         }
     }
 
     /// Returns how long the store may keep the hold after its last request. `None` without a lease.
     pub(crate) fn longest(&self) -> Option<Duration> {
-        (self.kept_by == KeptBy::Lease).then(|| Duration::from_nanos(self.longest.load(Ordering::Acquire)))
+        (self.kept_by() == KeptBy::Lease).then(|| Duration::from_nanos(self.longest.load(Ordering::Acquire)))
     }
 
     /// Returns whether the store surely counts `ttl` after an answered renewal for it: each earlier renewal was answered,
@@ -233,7 +236,7 @@ impl LeaseClock {
     /// every renewal.
     pub(crate) fn may_pass_to(&self, next: &Self, now: Moment, ends: Moment) -> bool {
         let window = self.window.load(Ordering::Acquire);
-        let is_alike = self.kept_by == next.kept_by && window == next.window.load(Ordering::Acquire);
+        let is_alike = self.kept_by() == next.kept_by() && window == next.window.load(Ordering::Acquire);
         let is_sure = self.shortest_unknown.load(Ordering::Acquire) == u64::MAX
             && self.longest.load(Ordering::Acquire) == window;
         let is_fresh = !self.is_renewed() || now.after(self.interval()) < self.doubt();
@@ -258,9 +261,23 @@ impl LeaseClock {
         self.batch.store(from.batch.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
+    /// Leaves the times of the store's hold to another clock, which has taken them over. The maximum hold stays.
+    pub(crate) fn detach(&self) {
+        self.is_detached.store(true, Ordering::Release);
+        let never = Moment::NEVER.as_nanos();
+        for time in [&self.deadline, &self.doubt, &self.distrusted, &self.renew_at, &self.look_at] {
+            time.store(never, Ordering::Release);
+        }
+        self.moved.notify_waiters();
+    }
+
+    fn kept_by(&self) -> KeptBy {
+        if self.is_detached.load(Ordering::Acquire) { KeptBy::Nothing } else { self.kept_by }
+    }
+
     /// Returns whether the hold is renewed or confirmed.
     pub(crate) fn is_renewed(&self) -> bool {
-        self.kept_by != KeptBy::Nothing
+        self.kept_by() != KeptBy::Nothing
     }
 
     /// Returns whether the hold's last renewal was in a call without any answer.
@@ -294,7 +311,7 @@ impl LeaseClock {
 
     /// Returns the time between renewals: a third of a lease, because two more tries then fit before its end.
     fn interval_of(&self, window: Duration) -> Duration {
-        match self.kept_by {
+        match self.kept_by() {
             KeptBy::Lease => window / 3,
             KeptBy::Confirmation(every) => every,
             KeptBy::Nothing => Duration::MAX,
@@ -303,7 +320,7 @@ impl LeaseClock {
 
     /// Returns the deadline. A lease's is early by a tenth of the TTL, because clocks do not run alike.
     fn deadline_of(&self, sent: Moment, window: Duration) -> Moment {
-        let margin = if self.kept_by == KeptBy::Lease { window / 10 } else { Duration::ZERO };
+        let margin = if self.kept_by() == KeptBy::Lease { window / 10 } else { Duration::ZERO };
         sent.after(window.saturating_sub(margin))
     }
 }

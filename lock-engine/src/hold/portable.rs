@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_api::{Error, ErrorKind, LockKey, LossReason, Operation, PortableHold, Validity};
+use leasehold_api::{Error, ErrorKind, LockKey, LossReason, Mode, Operation, PortableHold, Validity};
 
 use crate::acquire::queue::GrantOutcome;
 use crate::acquire::unconfirmed::UnconfirmedAttempt;
@@ -32,9 +32,12 @@ impl Hold {
 
     /// Passes on the permit of a released hold.
     pub(crate) fn pass_on(&self, outcome: GrantOutcome) {
-        self.core.queues.pass_on(self.slot(), outcome);
+        match self.mode() {
+            Mode::Exclusive => self.core.queues.pass_on(self.slot(), outcome),
+            _ => self.core.queues.leave(self.key(), self.id().serial(), outcome),
+        }
         // A caller with the key's own permit can be waiting for this hold.
-        if self.slot.is_some() {
+        if self.slot.is_some() || self.mode() != Mode::Exclusive {
             self.core.wake_owner(self.key());
         }
     }
@@ -80,6 +83,9 @@ impl Hold {
         }
         if self.has_cooldown() {
             return Err(stays("it has a cooldown"));
+        }
+        if self.mode() != Mode::Exclusive {
+            return Err(stays("it is not exclusive"));
         }
         self.check_held()?;
         if self.phase.is_pinned() {

@@ -1,5 +1,5 @@
 //! One grant of the store, and the local grants that have it one after another: a released hold passes to the next
-//! caller of the key here, without a call of the store.
+//! caller of the key here, without a call of the store. Readers have it beside each other (`carrier.rs`).
 //!
 //! ```text
 //!   the store grants      release           the waiter is polled        release
@@ -13,7 +13,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use leasehold_api::{FencingToken, HolderId};
@@ -56,7 +56,7 @@ impl fmt::Display for StoredId {
     }
 }
 
-/// One grant of the store that callers may pass to each other.
+/// One grant of the store that callers may pass to each other, or that readers share.
 #[derive(Debug)]
 pub(crate) struct Tenure {
     id: StoredId,
@@ -69,6 +69,8 @@ pub(crate) struct Tenure {
     /// Whether no further caller gets the hold, because another client waits for the key or the store has ended the
     /// hold.
     is_over: AtomicBool,
+    /// The number of readers that share the hold, changed under the lock of the key's shard.
+    readers: AtomicU64,
 }
 
 /// The place of one local grant in its tenure. The store's own grant has place 0.
@@ -76,6 +78,8 @@ pub(crate) struct Tenure {
 pub(crate) struct Place {
     pub(crate) tenure: Arc<Tenure>,
     pub(crate) number: u64,
+    /// The hold that stands for the store's hold, in the place of a reader that shares it.
+    pub(crate) carrier: Option<Arc<Hold>>,
 }
 
 impl Place {
@@ -93,13 +97,14 @@ impl Place {
             until: sent.after(lasts - lasts / LAST_PART),
             ends: sent.after(lasts),
             is_over: AtomicBool::new(false),
+            readers: AtomicU64::new(0),
         };
-        Some(Self { tenure: Arc::new(tenure), number: 0 })
+        Some(Self { tenure: Arc::new(tenure), number: 0, carrier: None })
     }
 
     /// Returns the next place.
     fn next(&self) -> Self {
-        Self { tenure: Arc::clone(&self.tenure), number: self.number + 1 }
+        Self { tenure: Arc::clone(&self.tenure), number: self.number + 1, carrier: None }
     }
 
     pub(crate) fn token(&self) -> Option<FencingToken> {
@@ -115,6 +120,41 @@ impl Place {
 }
 
 impl Tenure {
+    /// Makes the tenure of the store's hold `id`, which its first reader has and others share until `until`.
+    pub(crate) fn shared(id: StoredId, token: Option<FencingToken>, until: Moment) -> Self {
+        Self {
+            id,
+            token,
+            reserved: Reserved::default(),
+            until,
+            ends: until,
+            is_over: AtomicBool::new(false),
+            readers: AtomicU64::new(1),
+        }
+    }
+
+    /// Returns whether a further reader can share the hold at `now`.
+    pub(crate) fn is_shared_at(&self, now: Moment) -> bool {
+        now < self.until && !self.is_over.load(Ordering::Acquire)
+    }
+
+    /// Counts a further reader, and returns how many came before it and are left. Call it under the lock of the key's
+    /// shard.
+    pub(crate) fn add_reader(&self) -> u64 {
+        self.readers.fetch_add(1, Ordering::AcqRel)
+    }
+
+    /// Takes one of several readers out. If it is the last one, closes the hold to further readers instead, and returns
+    /// `false`. Call it under the lock of the key's shard.
+    pub(crate) fn remove_reader(&self) -> bool {
+        if self.readers.load(Ordering::Acquire) > 1 {
+            self.readers.fetch_sub(1, Ordering::AcqRel);
+            return true;
+        }
+        self.end_chain();
+        false
+    }
+
     pub(crate) fn id(&self) -> StoredId {
         self.id
     }

@@ -47,11 +47,12 @@ use crate::store::token::Reserved;
 ///   [`Attempt::Contended`]. After an error the engine releases by holder id until the store confirms. If the
 ///   store knows that it has started nothing, for example because it was not connected, return
 ///   [`Attempt::Refused`]. The engine then releases nothing.
-/// - **Local exclusion.** For each key the engine has at most one live request or hold at a time. An abandoned
-///   hold of an earlier holder id may still await its release, so find holds by holder id, never by key alone.
-///   Each request is [`Mode::Exclusive`]. This engine returns
-///   [`Unsupported`](leasehold_api::ErrorKind::Unsupported) for the other modes, even if
-///   [`Capabilities::modes`] declares them.
+/// - **Local exclusion.** For each key the engine has at most one live request at a time. An exclusive one has no live
+///   hold beside it. Another one only has holds of the same mode beside it, and fewer than N for a permit of N. A hold of an
+///   earlier holder id can still await its release, so find holds by holder id, never by key alone. If a session is
+///   granted everything that it has already, refuse by your own records while such a hold excludes the request.
+/// - **Modes.** A request has a mode that [`Capabilities::modes`] declares. A key that is in use with another number of
+///   permits is [`Attempt::Refused`] with [`Error::mode_mismatch`], also from [`wait`](Self::wait).
 #[async_trait]
 pub trait Backend: Debug + Display + Send + Sync + 'static {
     /// Returns the features and bounds of the store. The engine calls this once, when it is built. Each bound
@@ -195,7 +196,7 @@ pub struct Request {
     pub key: LockKey,
     /// The holder id of the grant.
     pub holder: HolderId,
-    /// The mode of the grant. Always [`Mode::Exclusive`], because this engine refuses the others.
+    /// The mode of the grant.
     pub mode: Mode,
     /// The TTL of the lease, within the declared bounds. `None` if the hold has no lease, by the store's nature
     /// or by its default.
@@ -277,6 +278,8 @@ pub enum Attempt {
 pub struct Granted {
     /// The fencing token.
     pub token: Option<FencingToken>,
+    /// The number of a permit of N, from 0 to N - 1, which no other live permit of the key has.
+    pub permit: Option<u32>,
     /// The time on the engine's clock ([`Events::now`]) from which the deadline of a lease counts: just before the
     /// request was sent from which the store counts the lease. Set if this is not the start of the engine's call:
     /// later in a wait that polls or queues, earlier if an earlier request has renewed a lease that the hold shares.
@@ -426,12 +429,20 @@ pub struct Timing {
     /// request was sent. [`Events::awaited`] ends it at once. Zero for a store that grants each hold itself.
     /// The engine declares it as [`Capabilities::handover_for`].
     pub handover_for: Duration,
+    /// How long readers of this client join one hold of the store without a call of the store, counted from when the
+    /// granted request was sent. A call that takes longer is not shared. [`Events::awaited`] ends it at once. With zero
+    /// each reader has a separate hold. Declared as [`Capabilities::share_for`] if the store has shared grants.
+    pub share_for: Duration,
     /// The time limit of `close`.
     pub close: Duration,
 }
 
+/// The default of [`Timing::share_for`]: longer than a usual call of a store, and short against the polls of a writer.
+const SHARE_FOR: Duration = Duration::from_millis(50);
+
 impl Default for Timing {
-    /// Returns 10 s for a call, polling every 100 ms, no look, confirmation or hand-over, and 10 s for closing.
+    /// Returns 10 s for a call, polling every 100 ms, no look, confirmation or hand-over, 50 ms for sharing, and 10 s for
+    /// closing.
     fn default() -> Self {
         Self {
             request_timeout: Duration::from_secs(10),
@@ -440,6 +451,7 @@ impl Default for Timing {
             look: None,
             confirm: None,
             handover_for: Duration::ZERO,
+            share_for: SHARE_FOR,
             close: Duration::from_secs(10),
         }
     }

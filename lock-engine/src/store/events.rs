@@ -68,6 +68,8 @@ impl Events {
         let Some(core) = self.core.upgrade() else { return };
         if let Some(hold) = core.end_chain(key, StoredId::new(holder)) {
             let _ = hold.asked.set(());
+            // Reads the carrier after the signal, because the hold gets its carrier before it reads its signal.
+            let _ = hold.stored_hold().asked.set(());
         }
     }
 
@@ -80,13 +82,16 @@ impl Events {
     }
 
     /// Reports that another client waits for the key. Callers of this client then no longer pass the present
-    /// hold of the key to each other, and its next release goes to the store.
+    /// hold of the key to each other or share it, and its next release goes to the store.
     pub fn awaited(&self, key: &LockKey) {
         let Some(core) = self.hinted() else { return };
         core.queues.with_baton(key, |owner, baton| {
             owner.hold.end_chain();
             baton.iter().for_each(|baton| baton.tenure().end_chain());
         });
+        if let Some(carrier) = core.queues.shared_by(key) {
+            carrier.end_chain();
+        }
     }
 
     /// Reports that hints were possibly missed or that the clock was moved. All waiting callers poll at once,

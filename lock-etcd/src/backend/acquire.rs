@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use leasehold_api::{Error, ErrorKind, LockKey};
+use leasehold_api::{Error, ErrorKind, LockKey, Mode};
 use leasehold_engine::token::Reserved;
 use leasehold_engine::{Attempt, Contended, Granted, Request};
 
@@ -27,6 +27,8 @@ pub(super) enum Tried {
     Queued(Contended),
     /// The request must leave nothing in the store.
     Contended(Contended),
+    /// The key is in use with this many permits. The request must leave nothing in the store.
+    Mismatch(u32),
 }
 
 impl Shared {
@@ -49,6 +51,10 @@ impl Shared {
                 self.withdraw(&request, limit).await?;
                 Ok(Attempt::Contended(contended))
             }
+            Ok(Tried::Mismatch(in_use)) => {
+                self.withdraw(&request, limit).await?;
+                Ok(Attempt::Refused(mismatch(&request, in_use)))
+            }
             Err(error) => self.refuse(&request, error),
         }
     }
@@ -64,7 +70,7 @@ impl Shared {
     }
 
     async fn attempts(self: &Arc<Self>, request: &Request, limit: TimeLimit) -> Result<Tried, Error> {
-        let at = self.at(&request.key, request.holder);
+        let at = self.at(&request.key, request.holder, request.mode);
         let value = Entry::new(&self.owner, request.label.as_deref()).write();
         if request.cooldown.is_some()
             && let Some(blocked) = self.blocked(request, &at, limit).await?
@@ -72,10 +78,12 @@ impl Shared {
             return Ok(Tried::Contended(blocked));
         }
         for _ in 0..ROUNDS {
-            let session = self.usable_session(request, limit).await?;
-            if let Some(session) = session
-                && let Some(tried) = self.attempt(request, &at, &value, &session, limit).await?
-            {
+            let Some(session) = self.usable_session(request, limit).await? else { continue };
+            let tried = match request.mode {
+                Mode::Permit { of } => self.attempt_permit(request, &at, of, &value, &session, limit).await?,
+                _ => self.attempt(request, &at, &value, &session, limit).await?,
+            };
+            if let Some(tried) = tried {
                 return Ok(tried);
             }
         }
@@ -155,8 +163,7 @@ impl Shared {
             };
             self.enter(request, &session, own.create_revision)?;
             let is_cooling = seen.cooldown().is_some_and(|cooldown| cooldown.key != at.own_cooldown);
-            let is_first = seen.first().is_some_and(|first| first.key == at.entry);
-            if is_first && !is_cooling {
+            if seen.is_first(own) && !is_cooling {
                 self.refresh(&session, limit.left()).await;
                 let base = self.bases.known();
                 let is_believed = self.believes(&reply, false, base, limit.left()).await.map_err(failed)?;
@@ -178,7 +185,7 @@ impl Shared {
 
     /// Notes that the request has a place in the queue, with the entry that was created at revision `created`. The place
     /// lasts for the TTL, unless a wait continues it. Fails if the request was released.
-    fn enter(&self, request: &Request, session: &Arc<Session>, created: i64) -> Result<(), Error> {
+    pub(super) fn enter(&self, request: &Request, session: &Arc<Session>, created: i64) -> Result<(), Error> {
         let until = self.now().after(self.ttl(request.ttl));
         let is_noted = self.requests.queued(request.holder, session, created, Some(until));
         if is_noted { Ok(()) } else { Err(being_released(&request.key)) }
@@ -201,7 +208,7 @@ impl Shared {
         Ok(is_moved.then(|| Arc::clone(session)))
     }
 
-    /// Makes the grant of an entry that is the first of its queue. `is_alone` is whether the queue had no other entry.
+    /// Makes the grant of an entry that no older rival excludes. `is_alone` is whether the queue had no other entry.
     /// Fails if the request was released.
     pub(super) fn grant(
         self: &Arc<Self>,
@@ -220,7 +227,7 @@ impl Shared {
         let mut granted = Granted::with_token(Some(token));
         granted.asked_at = Some(session.confirmed());
         granted.extension = Some(Box::new(EtcdFence::new(self, &request.key, at.entry.clone(), created)));
-        if is_alone && request.reserve > 0 {
+        if is_alone && request.reserve > 0 && request.mode == Mode::Exclusive {
             granted.reserved = Reserved::rest_of(token);
             self.watch_waiters(request, at, created);
         }
@@ -242,6 +249,12 @@ pub(super) fn contended(cooldown: Option<&KeyValue>) -> Contended {
     let mut contended = Contended::new();
     contended.cooling_for = cooldown.map(|cooldown| Cooldown::rest(&cooldown.value));
     contended
+}
+
+/// Returns the error of a request for a permit whose key is in use with another number of permits.
+pub(super) fn mismatch(request: &Request, in_use: u32) -> Error {
+    let wanted = if let Mode::Permit { of } = request.mode { of } else { 0 };
+    Error::mode_mismatch(in_use, wanted).with_key(&request.key)
 }
 
 pub(super) fn being_released(key: &LockKey) -> Error {

@@ -53,14 +53,12 @@ impl Shared {
     /// Handles one note. A repeated note changes nothing.
     pub(crate) fn note_arrived(&self, note: &KeyValue) {
         let Some((key, holder)) = self.names.parse_note(&note.key) else { return };
-        if !self.requests.noted(holder) {
-            return;
-        }
+        let Some(mode) = self.requests.noted(holder) else { return };
         let Some(events) = self.events.get().cloned() else { return };
         if note.value == ASKED {
             events.asked(&key, holder);
         } else if note.value == FORCED {
-            let (lane, at) = (self.lane.clone(), self.at(&key, holder));
+            let (lane, at) = (self.lane.clone(), self.at(&key, holder, mode));
             self.in_background(async move {
                 // Reads the entry, because only the store knows whether the hold has ended.
                 let read = TxnRequest::of_all(vec![RangeRequest::key(at.entry.clone()).op()]);

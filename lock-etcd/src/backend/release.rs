@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
-use leasehold_api::{Error, ErrorKind};
+use leasehold_api::{Error, ErrorKind, Mode};
 use leasehold_engine::{HoldRef, ReleaseReply, Request};
 
 use super::Shared;
 use super::limit::TimeLimit;
-use super::statements::{At, Guarded, Released};
+use super::statements::{At, Guarded, Leaves, Released};
 use crate::lane::{NoReply, Reply};
 use crate::session::Session;
-use crate::wire::TxnRequest;
 
 /// The way on which a release goes to the store.
 #[derive(Clone, Copy, Debug)]
@@ -27,19 +26,21 @@ impl Shared {
         let (key, holder, limit) = (&hold.key, hold.holder, TimeLimit::start(hold.limit));
         let was_held_here = self.requests.hold(holder, self.now()).is_some();
         let departure = self.requests.release(holder, hold.unused, self.now());
-        let at = self.at(key, holder);
+        let at = self.at(key, holder, hold.mode);
         // Under a sealed session no copy is granted.
         let suspects: Vec<_> =
             departure.suspects.into_iter().filter(|session| !session.is_sealed()).collect();
-        let guarded: Vec<_> = suspects.iter().map(guarded).collect();
-        let note = departure.is_noted.then(|| self.names.note(key, holder));
-        let txn = at.release(hold.unused, note.clone(), &guarded, false);
-        let reply = match self.send(&at, &guarded, txn, limit, way).await {
+        let leaves = Leaves {
+            unused: hold.unused,
+            note: departure.is_noted.then(|| self.names.note(key, holder)),
+            numbers: departure.numbers,
+            suspects: suspects.iter().map(guarded).collect(),
+        };
+        let reply = match self.send(&at, &leaves, false, limit, way).await {
             // A full server refuses to write the new guard. It still deletes the session's key, which refuses the copies
             // too.
             Err(none) if none.is_no_space() && !suspects.is_empty() => {
-                let txn = at.release(hold.unused, note, &guarded, true);
-                let reply = self.send(&at, &guarded, txn, limit, way).await;
+                let reply = self.send(&at, &leaves, true, limit, way).await;
                 if reply.is_ok() {
                     suspects.iter().for_each(|session| session.seal());
                 }
@@ -48,7 +49,7 @@ impl Shared {
             reply => reply,
         };
         let reply = reply.map_err(|no_reply| no_reply.error(key))?;
-        let released = Released(&reply.txn);
+        let released = Released { txn: &reply.txn, numbers: leaves.numbers.len() };
         for (place, session) in suspects.iter().enumerate() {
             if !session.is_sealed() && released.was_changed(place) {
                 session.learn_guard(reply.header.revision);
@@ -60,8 +61,11 @@ impl Shared {
             let message = "the first request to release got no reply, and the second one found no hold, so the lock possibly ended before the release; check the work that it protected";
             return Err(Error::new(ErrorKind::OutcomeUnknown, message).with_key(key));
         }
-        let was_held = released.was_deleted() && released.was_first(&at.entry);
-        Ok(ReleaseReply::new(was_held).waiters(released.has_waiters()))
+        // A holder of a permit has a number, and the others of its key can hold the other permits.
+        let is_permit = matches!(hold.mode, Mode::Permit { .. });
+        let held = if is_permit { released.had_number() } else { released.was_first() };
+        let was_held = released.was_deleted() && held;
+        Ok(ReleaseReply::new(was_held).waiters(!is_permit && released.has_rivals()))
     }
 
     /// Deletes the entry and the cooldown of a request, and refuses its late copies. A request that ends as contended
@@ -79,15 +83,16 @@ impl Shared {
     async fn send(
         &self,
         at: &At,
-        guarded: &[Guarded],
-        txn: TxnRequest,
+        leaves: &Leaves,
+        seals: bool,
         limit: TimeLimit,
         way: Way,
     ) -> Result<Reply, NoReply> {
+        let txn = at.release(leaves, seals);
         match way {
             Way::Lane => {
                 let mut touches = at.touches();
-                touches.extend(guarded.iter().map(|session| session.key.clone()));
+                touches.extend(leaves.suspects.iter().map(|session| session.key.clone()));
                 self.lane.call(touches, txn, limit.left()).await
             }
             Way::Direct => {

@@ -72,7 +72,7 @@ impl Shared {
             return Ok(Some(known.session));
         }
         let failed = |no_reply: NoReply| no_reply.error(&hold.key);
-        let at = self.at(&hold.key, hold.holder);
+        let at = self.at(&hold.key, hold.holder, hold.mode);
         for _ in 0..ROUNDS {
             let session = self.session(ttl, limit.left()).await.map_err(failed)?;
             let read = TxnRequest::of_all(vec![RangeRequest::key(at.entry.clone()).op()]);
@@ -102,7 +102,8 @@ impl Shared {
         limit: TimeLimit,
     ) -> Result<bool, Error> {
         let guard = self.requests.sending(holder, session).ok_or_else(|| being_released(key))?;
-        let txn = at.take_over(entry, &self.conditions(session, guard, self.bases.known()));
+        let numbers = self.requests.numbers(holder);
+        let txn = at.take_over(entry, &numbers, &self.conditions(session, guard, self.bases.known()));
         let reply = self.lane.call(at.touches(), txn, limit.left()).await;
         let unsure = reply.as_ref().map_or_else(NoReply::sent, |reply| reply.unsure);
         self.requests.replied(holder, session, unsure);
@@ -129,21 +130,27 @@ impl Shared {
             Ok(Proof::Unproven) => return all(Err(changing_leader())),
             Err(none) => return holds.iter().map(|hold| Err(none.error(&hold.key))).collect(),
         };
-        let entries: Vec<_> = holds.iter().map(|hold| self.names.entry(&hold.key, hold.holder)).collect();
-        // Reads the entries that were not listed, because an entry might have been moved here after the list was made.
-        let missing: Vec<_> = entries.iter().filter(|entry| !names.contains(*entry)).cloned().collect();
+        let kept: Vec<_> = holds.iter().map(|hold| self.names_of(hold)).collect();
+        // Reads the keys that were not listed, because a key might have been moved here after the list was made.
+        let missing: Vec<_> = kept.iter().flatten().filter(|name| !names.contains(*name)).cloned().collect();
         let found = match self.find(session, missing, limit.left()).await {
             Ok(found) => found,
             Err(none) => return holds.iter().map(|hold| Err(none.error(&hold.key))).collect(),
         };
         let now = self.now();
-        let reply = |(hold, entry): (&&HoldRef, &Vec<u8>)| {
-            if !names.contains(entry) && !found.contains(entry) {
+        let reply = |(hold, kept): (&&HoldRef, &Vec<Vec<u8>>)| {
+            if !kept.iter().all(|name| names.contains(name) || found.contains(name)) {
                 return Ok(Renewed::Gone(LossReason::Gone));
             }
             Ok(self.renewed(hold, extends, from, now))
         };
-        holds.iter().zip(&entries).map(reply).collect()
+        holds.iter().zip(&kept).map(reply).collect()
+    }
+
+    /// Returns the names of the keys of a hold: its entry, and the number of its permit.
+    fn names_of(&self, hold: &HoldRef) -> Vec<Vec<u8>> {
+        let number = self.requests.permit(hold.holder).map(|number| self.names.number(&hold.key, number));
+        std::iter::once(self.names.entry(&hold.key, hold.holder, hold.mode)).chain(number).collect()
     }
 
     fn renewed(&self, hold: &HoldRef, extends: bool, from: Moment, now: Moment) -> Renewed {
@@ -177,7 +184,7 @@ impl Shared {
     /// Replaces the label of the hold. Compares the revision of its entry, so the server refuses a late copy.
     pub(super) async fn relabel(&self, hold: &HoldRef, label: &str) -> Reply {
         let failed = |no_reply: NoReply| no_reply.error(&hold.key);
-        let (at, limit) = (self.at(&hold.key, hold.holder), TimeLimit::start(hold.limit));
+        let (at, limit) = (self.at(&hold.key, hold.holder, hold.mode), TimeLimit::start(hold.limit));
         let Some(known) = self.requests.hold(hold.holder, self.now()) else {
             return Ok(Renewed::Gone(LossReason::Expired));
         };

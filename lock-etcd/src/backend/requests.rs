@@ -9,7 +9,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use leasehold_api::{HolderId, LockKey};
+use leasehold_api::{HolderId, LockKey, Mode};
 use leasehold_engine::{Moment, Request};
 use tokio::sync::Notify;
 
@@ -31,6 +31,11 @@ pub(crate) struct Requests {
 #[derive(Debug)]
 struct Record {
     key: LockKey,
+    mode: Mode,
+    /// The numbers of permits that copies of the request take.
+    numbers: Vec<u32>,
+    /// The number that the request has.
+    permit: Option<u32>,
     /// The session under whose lease the entry is, or will be.
     session: Option<Arc<Session>>,
     /// The copies of the request that can still arrive, by the session with which they were sent.
@@ -90,7 +95,9 @@ pub(crate) struct Known {
 pub(crate) struct Ended {
     pub(crate) key: LockKey,
     pub(crate) holder: HolderId,
+    pub(crate) mode: Mode,
     pub(crate) created: i64,
+    pub(crate) numbers: Vec<u32>,
 }
 
 /// A release that failed and that the engine has not repeated.
@@ -98,6 +105,7 @@ pub(crate) struct Ended {
 pub(crate) struct Abandoned {
     pub(crate) key: LockKey,
     pub(crate) holder: HolderId,
+    pub(crate) mode: Mode,
     pub(crate) unused: bool,
 }
 
@@ -115,6 +123,7 @@ pub(crate) struct Work {
 pub(crate) struct Departure {
     /// The sessions with which a copy can still arrive.
     pub(crate) suspects: Vec<Arc<Session>>,
+    pub(crate) numbers: Vec<u32>,
     pub(crate) is_noted: bool,
 }
 
@@ -127,6 +136,9 @@ impl Requests {
         }
         let record = records.entry(request.holder).or_insert_with(|| Record {
             key: request.key.clone(),
+            mode: request.mode,
+            numbers: Vec::new(),
+            permit: None,
             session: None,
             copies: Vec::new(),
             stage: Stage::Asked,
@@ -155,6 +167,30 @@ impl Requests {
             record.set_session(Some(session));
         }
         Some(session.guard())
+    }
+
+    /// Notes that the next copy takes this number of a permit. Returns `false` if the request was released.
+    pub(crate) fn taking(&self, holder: HolderId, number: u32) -> bool {
+        self.update(holder, |record| {
+            if !record.numbers.contains(&number) {
+                record.numbers.push(number);
+            }
+        })
+    }
+
+    /// Notes that the request has this number of a permit.
+    pub(crate) fn numbered(&self, holder: HolderId, number: u32) {
+        self.update(holder, |record| record.permit = Some(number));
+    }
+
+    /// Returns the number of the hold's permit.
+    pub(crate) fn permit(&self, holder: HolderId) -> Option<u32> {
+        self.lock().get(&holder)?.permit
+    }
+
+    /// Returns the numbers that copies of the request have taken, or can still take.
+    pub(crate) fn numbers(&self, holder: HolderId) -> Vec<u32> {
+        self.lock().get(&holder).map(|record| record.numbers.clone()).unwrap_or_default()
     }
 
     /// Notes that a copy has ended. `unsure` is whether it or an earlier copy can still arrive and be carried out.
@@ -194,6 +230,7 @@ impl Requests {
     pub(crate) fn lost_place(&self, holder: HolderId) {
         self.update(holder, |record| {
             record.set_session(None);
+            record.permit = None;
             record.stage = Stage::Asked;
         });
     }
@@ -254,10 +291,13 @@ impl Requests {
         self.update(holder, |record| record.watched = Some(watched));
     }
 
-    /// Notes that an operator has left a note for this holder. Returns `false` if the holder is unknown here or is being
-    /// released.
-    pub(crate) fn noted(&self, holder: HolderId) -> bool {
-        self.update(holder, |record| record.is_noted = true)
+    /// Notes that an operator has left a note for this holder. Returns the mode of its request. `None` if the holder is
+    /// unknown here or is being released.
+    pub(crate) fn noted(&self, holder: HolderId) -> Option<Mode> {
+        let mut records = self.lock();
+        let record = records.get_mut(&holder).filter(|record| record.released.is_none())?;
+        record.is_noted = true;
+        Some(record.mode)
     }
 
     /// Returns whether the entry of the request is unknown and all of its copies are done. A release then has no work.
@@ -269,13 +309,13 @@ impl Requests {
     pub(crate) fn release(&self, holder: HolderId, unused: bool, now: Moment) -> Departure {
         let mut records = self.lock();
         let Some(record) = records.get_mut(&holder) else {
-            return Departure { suspects: Vec::new(), is_noted: false };
+            return Departure { suspects: Vec::new(), numbers: Vec::new(), is_noted: false };
         };
         let is_repeated = record.released.is_some_and(|call| call.is_repeated);
         record.released = Some(ReleaseCall { at: now, unused, is_repeated });
         record.watched = None;
         let suspects = record.copies.iter().map(|copies| Arc::clone(&copies.session)).collect();
-        Departure { suspects, is_noted: record.is_noted }
+        Departure { suspects, numbers: record.numbers.clone(), is_noted: record.is_noted }
     }
 
     /// Removes the request from the table. Its entry must be deleted, and its copies done or refused.
@@ -287,6 +327,11 @@ impl Requests {
 
     pub(crate) fn knows(&self, holder: HolderId) -> bool {
         self.lock().contains_key(&holder)
+    }
+
+    /// Returns whether a request for `key` has this number of a permit, or takes it.
+    pub(crate) fn knows_number(&self, key: &LockKey, number: u32) -> bool {
+        self.lock().values().any(|record| record.key == *key && record.numbers.contains(&number))
     }
 
     /// Waits until a request arrives in an empty table.
@@ -306,8 +351,8 @@ impl Requests {
             if let Some(call) = &mut record.released {
                 if !call.is_repeated && now.since(call.at) >= ABANDONED_AFTER {
                     call.is_repeated = true;
-                    let (key, unused) = (record.key.clone(), call.unused);
-                    work.abandoned.push(Abandoned { key, holder: *holder, unused });
+                    let (key, mode, unused) = (record.key.clone(), record.mode, call.unused);
+                    work.abandoned.push(Abandoned { key, holder: *holder, mode, unused });
                 }
                 continue;
             }
@@ -318,7 +363,8 @@ impl Requests {
             };
             if is_over {
                 record.stage = Stage::Over;
-                work.ended.push(Ended { key: record.key.clone(), holder: *holder, created });
+                let (key, mode, numbers) = (record.key.clone(), record.mode, record.numbers.clone());
+                work.ended.push(Ended { key, holder: *holder, mode, created, numbers });
             } else if matches!(record.stage, Stage::Queued { .. }) {
                 work.awaited.extend(record.session.as_ref().map(|session| session.lease));
             }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
-use leasehold_api::{Error, HolderId, LockKey};
+use leasehold_api::{Error, HolderId, LockKey, Mode};
 use leasehold_engine::{Events, Moment};
 use tokio::runtime::Handle;
 use tokio_util::sync::CancellationToken;
@@ -81,8 +81,8 @@ impl Shared {
         if self.closed.is_cancelled() { Err(Error::closed()) } else { Ok(()) }
     }
 
-    pub(crate) fn at(&self, key: &LockKey, holder: HolderId) -> At {
-        At::new(&self.names, key, holder)
+    pub(crate) fn at(&self, key: &LockKey, holder: HolderId, mode: Mode) -> At {
+        At::new(&self.names, key, holder, mode)
     }
 
     pub(super) fn ttl(&self, ttl: Option<Duration>) -> Duration {

@@ -1,17 +1,27 @@
 //! The transactions of this store. Each is safe if a copy of it arrives late.
 
-use leasehold_api::{HolderId, LockKey};
+mod permits;
+
+use leasehold_api::{HolderId, LockKey, Mode};
 
 use crate::names::{Names, Span};
 use crate::wire::{Compare, KeyValue, RangeRequest, RequestOp, Target, TxnRequest, TxnResponse, delete, put};
+
+pub(crate) use self::permits::Number;
 
 /// The names of the keys in etcd for one request.
 #[derive(Clone, Debug)]
 pub(crate) struct At {
     pub(crate) queue: Span,
+    /// The part of the queue whose older entries exclude the request: all of it, or for a shared request the entries that
+    /// are not shared.
+    pub(crate) rivals: Span,
     pub(crate) entry: Vec<u8>,
     pub(crate) cooldown: Span,
     pub(crate) own_cooldown: Vec<u8>,
+    pub(crate) numbers: Span,
+    /// The value of the number of the request's permit, which names the holder.
+    pub(crate) holder: Vec<u8>,
 }
 
 /// The session and the base that a grant compares.
@@ -33,12 +43,15 @@ pub(crate) struct StartsCooldown {
 }
 
 impl At {
-    pub(crate) fn new(names: &Names, key: &LockKey, holder: HolderId) -> Self {
+    pub(crate) fn new(names: &Names, key: &LockKey, holder: HolderId, mode: Mode) -> Self {
         Self {
             queue: names.queue(key),
-            entry: names.entry(key, holder),
+            rivals: if mode == Mode::Shared { names.not_shared(key) } else { names.queue(key) },
+            entry: names.entry(key, holder, mode),
             cooldown: names.cooldown(key),
             own_cooldown: names.cooldown_of(key, holder),
+            numbers: names.numbers(key),
+            holder: holder.to_string().into_bytes(),
         }
     }
 
@@ -72,8 +85,8 @@ impl At {
         Self::range(&self.cooldown).oldest(1).op()
     }
 
-    /// Acquires if the queue is empty and no cooldown lasts. Otherwise reads the queue and the cooldown, and with
-    /// `may_queue` also enters the queue.
+    /// Acquires an exclusive or shared hold if rivals and cooldowns are absent. Otherwise reads the oldest
+    /// rival and the cooldown, and with `may_queue` also enters the queue.
     pub(crate) fn acquire(
         &self,
         value: &[u8],
@@ -86,7 +99,7 @@ impl At {
         success.extend(cooldown.map(|new| put(self.own_cooldown.clone(), new.value, new.lease)));
         let [session, base] = self.conditions(conditions);
         let mut failure = vec![
-            Self::range(&self.queue).oldest(1).op(),
+            Self::range(&self.rivals).oldest(1).op(),
             session,
             base,
             self.oldest_cooldown(),
@@ -100,12 +113,14 @@ impl At {
             };
             failure.push(enter.op());
         }
-        let compare = vec![
-            Self::is_empty(&self.queue),
+        let mut compare = vec![
+            Self::is_empty(&self.rivals),
             conditions.session.clone(),
             conditions.base.clone(),
             Self::is_empty(&self.cooldown),
         ];
+        // The entry of a shared request is none of its rivals. A repeated request must keep its create revision.
+        compare.extend((self.rivals != self.queue).then(|| self.entry_is(0)));
         TxnRequest { compare, success, failure }
     }
 
@@ -120,22 +135,31 @@ impl At {
         }
     }
 
-    /// Reads the entry and the one directly ahead of it, up to the create revision `created`, with session, base,
-    /// cooldown and the length of the queue.
+    /// Reads the entry that was created at revision `created`, session, base, cooldown, the length of the queue, and the
+    /// rival directly ahead of the entry.
     pub(crate) fn prove(&self, created: i64, conditions: &Conditions) -> TxnRequest {
-        let mut ahead = Self::range(&self.queue).newest(2);
-        ahead.max_create_revision = created;
-        let [session, base] = self.conditions(conditions);
-        let whole = Self::range(&self.queue).count_only();
-        TxnRequest::of_all(vec![ahead.op(), session, base, self.oldest_cooldown(), whole.op()])
+        let mut ahead = Self::range(&self.rivals).newest(1);
+        ahead.max_create_revision = created.saturating_sub(1);
+        let mut reads = self.own_state(conditions);
+        reads.extend([Self::range(&self.queue).count_only().op(), ahead.op()]);
+        TxnRequest::of_all(reads)
     }
 
-    /// Moves the entry under the lease of another session. It keeps its create revision, so also its place and its token.
-    pub(crate) fn take_over(&self, entry: &KeyValue, conditions: &Conditions) -> TxnRequest {
+    /// Returns the reads of the entry, session, base and cooldown.
+    fn own_state(&self, conditions: &Conditions) -> Vec<RequestOp> {
+        let [session, base] = self.conditions(conditions);
+        vec![RangeRequest::key(self.entry.clone()).op(), session, base, self.oldest_cooldown()]
+    }
+
+    /// Moves the entry under the lease of another session, and each of `numbers` that the request has. It keeps its create
+    /// revision, so also its place and its token.
+    pub(crate) fn take_over(&self, entry: &KeyValue, numbers: &[u32], conditions: &Conditions) -> TxnRequest {
         let unchanged = Compare::is(self.entry.clone(), Target::Mod(entry.mod_revision));
+        let mut success = vec![put(self.entry.clone(), entry.value.clone(), conditions.lease)];
+        success.extend(numbers.iter().map(|number| self.move_number(*number, conditions.lease)));
         TxnRequest {
             compare: vec![self.entry_is(entry.create_revision), unchanged, conditions.session.clone()],
-            success: vec![put(self.entry.clone(), entry.value.clone(), conditions.lease)],
+            success,
             failure: self.conditions(conditions).into(),
         }
     }
@@ -154,13 +178,11 @@ impl At {
         }
     }
 
-    /// Deletes the entry that was created at this revision.
-    pub(crate) fn end(&self, created: i64) -> TxnRequest {
-        TxnRequest {
-            compare: vec![self.entry_is(created)],
-            success: vec![delete(self.entry.clone())],
-            failure: Vec::new(),
-        }
+    /// Deletes the entry that was created at this revision, and each of `numbers` that the request has.
+    pub(crate) fn end(&self, created: i64, numbers: &[u32]) -> TxnRequest {
+        let mut success = vec![delete(self.entry.clone())];
+        success.extend(numbers.iter().map(|number| self.end_number(*number)));
+        TxnRequest { compare: vec![self.entry_is(created)], success, failure: Vec::new() }
     }
 
     /// Deletes the cooldown that this grant started.
@@ -176,23 +198,31 @@ pub(crate) struct Guarded {
     pub(crate) lease: i64,
 }
 
+/// The keys that a release deletes or changes beside the entry.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Leaves {
+    /// Whether no caller had the guard. The cooldown of the grant then ends too.
+    pub(crate) unused: bool,
+    pub(crate) note: Option<Vec<u8>>,
+    /// The numbers of permits that the request has, or tried to take.
+    pub(crate) numbers: Vec<u32>,
+    /// The sessions with which a copy of the request can still arrive.
+    pub(crate) suspects: Vec<Guarded>,
+}
+
 impl At {
-    /// Deletes the entry at any place in the queue. Also writes the key of each session in `suspects`, because a late
+    /// Deletes the entry at any place in the queue. Also writes the key of each session in the suspects, because a late
     /// copy with that session then compares an old guard. With `seals` deletes these keys instead, which a full server
     /// still does.
-    pub(crate) fn release(
-        &self,
-        unused: bool,
-        note: Option<Vec<u8>>,
-        suspects: &[Guarded],
-        seals: bool,
-    ) -> TxnRequest {
+    pub(crate) fn release(&self, leaves: &Leaves, seals: bool) -> TxnRequest {
         let mut success = vec![
-            Self::range(&self.queue).oldest(1).op(),
+            Self::range(&self.rivals).oldest(1).op(),
+            RangeRequest::key(self.entry.clone()).op(),
             delete(self.entry.clone()),
-            Self::range(&self.queue).count_only().op(),
+            Self::range(&self.rivals).count_only().op(),
         ];
-        success.extend(suspects.iter().map(|session| {
+        success.extend(leaves.numbers.iter().map(|number| self.end_number(*number)));
+        success.extend(leaves.suspects.iter().map(|session| {
             let change = if seals {
                 delete(session.key.clone())
             } else {
@@ -202,8 +232,8 @@ impl At {
             TxnRequest { compare: vec![stands], success: vec![change], failure: Vec::new() }.op()
         }));
         // Deletes the cooldown too, if the hold was unused. The deletion of a missing key writes nothing.
-        success.extend(unused.then(|| delete(self.own_cooldown.clone())));
-        success.extend(note.map(delete));
+        success.extend(leaves.unused.then(|| delete(self.own_cooldown.clone())));
+        success.extend(leaves.note.clone().map(delete));
         TxnRequest::of_all(success)
     }
 }
@@ -213,9 +243,14 @@ impl At {
 pub(crate) struct NotFree<'a>(pub(crate) &'a TxnResponse);
 
 impl<'a> NotFree<'a> {
-    /// Returns the oldest entry of the queue.
+    /// Returns the oldest rival of the request. For an exclusive request that has an entry, possibly its own.
     pub(crate) fn first(&self) -> Option<&'a KeyValue> {
         self.0.range(0).first()
+    }
+
+    /// Returns whether no rival is older than `own`, the entry of the request.
+    pub(crate) fn is_first(&self, own: &KeyValue) -> bool {
+        self.first().is_none_or(|first| first.create_revision >= own.create_revision)
     }
 
     pub(crate) fn session(&self) -> Option<&'a KeyValue> {
@@ -241,19 +276,19 @@ impl<'a> NotFree<'a> {
     }
 }
 
-/// The reply to [`At::prove`].
+/// The reply to [`At::prove`], or to [`At::survey`], which reads the first four keys too.
 #[derive(Debug)]
 pub(crate) struct Proven<'a>(pub(crate) &'a TxnResponse);
 
 impl<'a> Proven<'a> {
-    /// Returns the entry of the request, whose name is `entry`. `None` if it does not exist.
-    pub(crate) fn own(&self, entry: &[u8]) -> Option<&'a KeyValue> {
-        self.0.range(0).first().filter(|kv| kv.key == entry)
+    /// Returns the entry of the request. `None` if it does not exist.
+    pub(crate) fn own(&self) -> Option<&'a KeyValue> {
+        self.0.range(0).first()
     }
 
-    /// Returns the entry directly ahead in the queue. `None` for the first one.
+    /// Returns the rival directly ahead in the queue. `None` for the first one.
     pub(crate) fn ahead(&self) -> Option<&'a KeyValue> {
-        self.0.range(0).get(1)
+        self.0.range(5).first()
     }
 
     pub(crate) fn session(&self) -> Option<&'a KeyValue> {
@@ -274,26 +309,43 @@ impl<'a> Proven<'a> {
     }
 }
 
-/// The reply to [`At::release`].
+/// The reply to [`At::release`] with this many numbers.
 #[derive(Debug)]
-pub(crate) struct Released<'a>(pub(crate) &'a TxnResponse);
+pub(crate) struct Released<'a> {
+    pub(crate) txn: &'a TxnResponse,
+    pub(crate) numbers: usize,
+}
 
 impl Released<'_> {
     pub(crate) fn was_deleted(&self) -> bool {
-        self.0.deleted(1) == 1
+        self.txn.deleted(2) == 1
     }
 
-    pub(crate) fn was_first(&self, entry: &[u8]) -> bool {
-        self.0.range(0).first().is_some_and(|first| first.key == entry)
+    /// Returns whether the entry existed, and no rival was older.
+    pub(crate) fn was_first(&self) -> bool {
+        let own = self.txn.range(1).first();
+        own.is_some_and(|own| {
+            self.txn.range(0).first().is_none_or(|first| first.create_revision >= own.create_revision)
+        })
     }
 
-    pub(crate) fn has_waiters(&self) -> bool {
-        self.0.count(2) > 0
+    /// Returns whether rivals of the request remain.
+    pub(crate) fn has_rivals(&self) -> bool {
+        self.txn.count(3) > 0
     }
 
-    /// Returns whether the release changed the key of the session at this place of `suspects`.
+    /// Returns whether the request had a number.
+    pub(crate) fn had_number(&self) -> bool {
+        (0..self.numbers).any(|at| self.was_done(at))
+    }
+
+    /// Returns whether the release changed the key of the session at this place of the suspects.
     pub(crate) fn was_changed(&self, suspect: usize) -> bool {
-        self.0.txn(3 + suspect).is_some_and(|changed| changed.succeeded)
+        self.was_done(self.numbers.saturating_add(suspect))
+    }
+
+    fn was_done(&self, at: usize) -> bool {
+        self.txn.txn(at.saturating_add(4)).is_some_and(|done| done.succeeded)
     }
 }
 

@@ -4,17 +4,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_api::{Error, OnCooldown};
+use leasehold_api::{Error, Mode, OnCooldown};
 use leasehold_engine::{Attempt, CancellationToken, Contended, Granted, Request};
 use tokio::sync::Notify;
 
 use super::Shared;
-use super::acquire::{ROUNDS, being_released, changes_all_the_time, contended};
+use super::acquire::{ROUNDS, being_released, changes_all_the_time, contended, mismatch};
 use super::limit::TimeLimit;
+use super::permits::{Seat, Taker};
 use super::requests::Known;
-use super::statements::{At, Proven};
+use super::statements::{At, Number, Proven};
 use crate::entry::Entry;
 use crate::lane::{NoReply, Reply};
+use crate::names::Span;
 use crate::watcher::On;
 
 /// The interval in which a waiter reads its queue without an event, or a quarter of the TTL if that is shorter.
@@ -28,13 +30,18 @@ enum Waited {
     Granted(Granted),
     /// The wait was stopped, or is not due. The request must leave nothing in the store.
     Left(Contended),
+    /// The key is in use with this many permits. The request must leave nothing in the store.
+    Mismatch(u32),
 }
 
 /// The place of a waiter, as it was read at one revision.
 enum Seen {
-    First,
-    /// The key whose deletion can let the request in, and the revision from which to watch it.
-    Behind(Vec<u8>, i64),
+    /// No older entry excludes the request. A request for a permit can take this number.
+    First(Option<Number>),
+    /// The keys whose deletion can let the request in, and the revision from which to watch them.
+    Behind(Span, i64),
+    /// The key is in use with this many permits.
+    Mismatch(u32),
     /// A cooldown lasts, and the caller does not wait for its end.
     NotDue(Contended),
     /// The entry is missing, was created again, or is under another lease.
@@ -81,12 +88,16 @@ impl Shared {
                 self.withdraw(request, TimeLimit::of_each_request()).await?;
                 Ok(Attempt::Contended(contended))
             }
+            Ok(Waited::Mismatch(in_use)) => {
+                self.withdraw(request, TimeLimit::of_each_request()).await?;
+                Ok(Attempt::Refused(mismatch(request, in_use)))
+            }
             Err(error) => self.refuse(request, error),
         }
     }
 
     async fn queue(self: &Arc<Self>, request: &Request, stop: &CancellationToken) -> Result<Waited, Error> {
-        let at = self.at(&request.key, request.holder);
+        let at = self.at(&request.key, request.holder, request.mode);
         let mut entered = 0;
         loop {
             if stop.is_cancelled() {
@@ -155,14 +166,15 @@ impl Shared {
             match seen {
                 Seen::Gone => return Ok(None),
                 Seen::NotDue(contended) => return Ok(Some(Waited::Left(contended))),
-                Seen::Behind(key, from) => {
-                    if self.watch_until(key, from, session.ttl, stop).await.is_err() {
+                Seen::Mismatch(in_use) => return Ok(Some(Waited::Mismatch(in_use))),
+                Seen::Behind(span, from) => {
+                    if self.watch_until(span, from, session.ttl, stop).await.is_err() {
                         return Ok(Some(Waited::Left(Contended::new())));
                     }
                 }
-                Seen::First => {
-                    let limit = TimeLimit::of_each_request().left();
-                    let is_believed = self.believes(&reply, false, base, limit).await;
+                Seen::First(number) => {
+                    let limit = TimeLimit::of_each_request();
+                    let is_believed = self.believes(&reply, false, base, limit.left()).await;
                     if !is_believed.map_err(|no_reply| no_reply.error(&request.key))? {
                         continue;
                     }
@@ -174,6 +186,13 @@ impl Shared {
                         && !self.start_cooldown(request, at, session, place.created, base, cooldown).await?
                     {
                         continue;
+                    }
+                    if let Some(number) = number {
+                        let taker = Taker { request, at, session, base, limit };
+                        match self.take_permit(taker, place.created, number).await? {
+                            Some(granted) => return Ok(Some(Waited::Granted(granted))),
+                            None => continue,
+                        }
                     }
                     let is_alone = !Proven(&reply.txn).has_others();
                     let granted = self.grant(request, at, session, place.created, base, is_alone)?;
@@ -188,7 +207,11 @@ impl Shared {
         let (session, limit) = (&place.session, TimeLimit::of_each_request().left());
         let failed = |no_reply: NoReply| no_reply.error(&request.key);
         let (guard, answered) = (session.guard(), session.answered());
-        let txn = at.prove(place.created, &self.conditions(session, guard, self.bases.known()));
+        let conditions = self.conditions(session, guard, self.bases.known());
+        let txn = match request.mode {
+            Mode::Permit { of } => at.survey(of, &conditions),
+            _ => at.prove(place.created, &conditions),
+        };
         let reply = self.lane.call(at.touches(), txn, limit).await.map_err(failed)?;
         let proven = Proven(&reply.txn);
         session.learn(proven.session(), guard);
@@ -198,33 +221,41 @@ impl Shared {
         let stands = |kv: &&crate::wire::KeyValue| {
             kv.create_revision == place.created && kv.lease == session.lease && !session.has_ended()
         };
-        if proven.own(&at.entry).filter(stands).is_none() {
+        if proven.own().filter(stands).is_none() {
             return Ok((reply, Seen::Gone));
         }
         session.prove(answered, reply.header.raft_term);
         let cooldown = proven.cooldown().filter(|cooldown| cooldown.key != at.own_cooldown);
         let from = reply.header.revision.saturating_add(1);
-        let seen = match (proven.ahead(), cooldown) {
-            (_, Some(_)) if request.on_cooldown == OnCooldown::NotDue => Seen::NotDue(contended(cooldown)),
-            (Some(ahead), _) => Seen::Behind(ahead.key.clone(), from),
-            (None, Some(cooldown)) => Seen::Behind(cooldown.key.clone(), from),
-            (None, None) => Seen::First,
+        let behind = |kv: &crate::wire::KeyValue| Seen::Behind(Span::key(kv.key.clone()), from);
+        let first = |number| cooldown.map_or(Seen::First(number), behind);
+        let seen = match request.mode {
+            _ if cooldown.is_some() && request.on_cooldown == OnCooldown::NotDue => {
+                Seen::NotDue(contended(cooldown))
+            }
+            Mode::Permit { of } => match self.seat(at, of, Some(place.created), &reply.txn) {
+                Seat::Mismatch(in_use) => Seen::Mismatch(in_use),
+                // The release of any permit can let the request in.
+                Seat::Behind => Seen::Behind(at.queue.clone(), from),
+                Seat::Free(number) => first(Some(number)),
+            },
+            _ => proven.ahead().map_or_else(|| first(None), behind),
         };
         Ok((reply, seen))
     }
 
-    /// Waits until an event shows that `key` was deleted after revision `from`, but not longer than until the next poll.
-    /// Fails if `stop` fires.
+    /// Waits until an event shows that a key of `span` was deleted after revision `from`, but not longer than until the
+    /// next poll. Fails if `stop` fires.
     async fn watch_until(
         &self,
-        key: Vec<u8>,
+        span: Span,
         from: i64,
         ttl: Duration,
         stop: &CancellationToken,
     ) -> Result<(), ()> {
         let hint = Arc::new(Notify::new());
         let (signal, events) = (Arc::clone(&hint), self.events.get().cloned());
-        let _watched = self.watcher.key(key, from, On::Delete, move || {
+        let _watched = self.watcher.span(span, from, On::Delete, move || {
             if !events.is_some_and(|events| events.loses_hints()) {
                 signal.notify_one();
             }

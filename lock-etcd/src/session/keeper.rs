@@ -60,9 +60,9 @@ impl Shared {
     /// request.
     async fn end(&self, ended: &Ended) {
         tracing::debug!(store = %self.cluster.store(), key = %ended.key, "ends a hold that was not renewed");
-        let at = self.at(&ended.key, ended.holder);
+        let at = self.at(&ended.key, ended.holder, ended.mode);
         while self.requests.knows(ended.holder) {
-            if self.lane.call(at.touches(), at.end(ended.created), LIMIT).await.is_ok() {
+            if self.lane.call(at.touches(), at.end(ended.created, &ended.numbers), LIMIT).await.is_ok() {
                 return;
             }
             tokio::time::sleep(AGAIN).await;
@@ -72,7 +72,7 @@ impl Shared {
     /// Repeats a release that the engine no longer repeats, until the store confirms it.
     async fn repeat_release(&self, abandoned: Abandoned) {
         let mut hold = Request::new(abandoned.key, abandoned.holder).hold();
-        (hold.unused, hold.limit) = (abandoned.unused, LIMIT);
+        (hold.mode, hold.unused, hold.limit) = (abandoned.mode, abandoned.unused, LIMIT);
         while self.requests.knows(hold.holder) {
             if let Err(error) = self.release(&hold, Way::Lane).await {
                 tracing::debug!(store = %self.cluster.store(), key = %hold.key, %error, "a release is repeated");

@@ -191,11 +191,16 @@ impl Shared {
         }
     }
 
-    /// Returns whether a request or a hold of this client has the entry, the cooldown or the note with this name.
+    /// Returns whether a request or a hold of this client has the entry, the number, the cooldown or the note with this
+    /// name.
     fn knows(&self, name: &[u8]) -> bool {
-        let named = self.names.parse(name).or_else(|| self.names.parse_note(name));
+        if let Some((key, number)) = self.names.parse_number(name) {
+            return self.requests.knows_number(&key, number);
+        }
+        let entry = self.names.parse_entry(name).map(|entry| entry.holder);
+        let other = || self.names.parse_cooldown(name).or_else(|| self.names.parse_note(name));
         // Leaves names of other programs alone.
-        named.is_none_or(|(_, holder)| self.requests.knows(holder))
+        entry.or_else(|| Some(other()?.1)).is_none_or(|holder| self.requests.knows(holder))
     }
 
     /// Handles the notes of operators that a read has found.

@@ -301,6 +301,12 @@ impl Compare {
         Self { target: kind.into(), key: key.into(), target_union: Some(target), ..Self::default() }
     }
 
+    /// Changes the condition from "equals" to "is less than".
+    pub(crate) fn less(mut self) -> Self {
+        self.set_result(CompareResult::Less);
+        self
+    }
+
     /// Extends the condition to each key from its key to before `end`.
     pub(crate) fn up_to(mut self, end: impl Into<Vec<u8>>) -> Self {
         self.range_end = end.into();

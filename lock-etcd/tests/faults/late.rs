@@ -7,6 +7,7 @@ use leasehold_api::{ErrorKind, Lock as _, LockExt as _, Validity};
 use leasehold_engine::Engine;
 use test_servers::{Etcd, EtcdOptions};
 
+use crate::modes::numbers;
 use crate::support::{MINUTES, acquired, client, client_of, cycle, idle, key, queue, queue_of, soon, until};
 use crate::ways::Ways;
 
@@ -103,6 +104,38 @@ async fn a_late_acquire_is_refused() {
         cycle(&late.b, "k").await;
     }
     assert_eq!(queue(late.etcd, &late.prefix, "k").await, []);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_permit_is_refused_with_its_number() {
+    let late = Late::new().await;
+    late.ways.hold_back();
+    if let Ok(Some(guard)) = late.a.key("k").permits(2).try_acquire().await {
+        let _ = guard.release().await;
+    }
+    idle(&late.a).await;
+    late.deliver().await;
+    assert_eq!(queue(late.etcd, &late.prefix, "k").await, []);
+    assert_eq!(numbers(late.etcd, &late.prefix, "k").await, []);
+    let all = [
+        late.b.key("k").permits(2).acquire().await.unwrap(),
+        late.a.key("k").permits(2).acquire().await.unwrap(),
+    ];
+    assert_eq!(all.each_ref().map(leasehold_api::LockGuard::permit), [Some(0), Some(1)]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_late_place_in_the_queue_for_permits_is_refused() {
+    let late = Late::new().await;
+    let held = late.b.key("k").permits(1).acquire().await.unwrap();
+    late.ways.hold_back();
+    let error = late.a.key("k").permits(1).wait(Duration::from_secs(2)).acquire().await.unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Timeout | ErrorKind::OutcomeUnknown), "{error:?}");
+    held.release().await.unwrap();
+    idle(&late.a).await;
+    late.deliver().await;
+    assert_eq!(queue(late.etcd, &late.prefix, "k").await, []);
+    assert_eq!(numbers(late.etcd, &late.prefix, "k").await, []);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -10,6 +10,7 @@ mod encryption;
 mod fence;
 mod late;
 mod members;
+mod modes;
 mod race;
 mod restores;
 mod sessions;

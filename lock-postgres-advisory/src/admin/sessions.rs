@@ -9,6 +9,7 @@ use leasehold_api::{Error, ErrorKind, KeyInfo, LockKey};
 use sqlx::Row as _;
 
 use crate::admin::sql::END_SESSION;
+use crate::admin::{ObservedLock, described};
 use crate::common::Common;
 use crate::registry::names::space_of;
 
@@ -46,7 +47,7 @@ pub struct SessionInfo {
     pub id: String,
     /// User, address, application and process of the session.
     pub owner: Option<String>,
-    /// Every advisory lock that the session holds exclusively, each with one holder.
+    /// Every advisory lock that the session holds. A shared lock is listed with this session's holders only.
     pub holds: Vec<KeyInfo>,
 }
 
@@ -69,22 +70,42 @@ impl Sessions {
     ///
     /// If dropped, no lock is affected.
     pub async fn session_of(&self, key: &LockKey) -> Result<Option<SessionInfo>, Error> {
+        Ok(self.sessions_of(key).await?.into_iter().next())
+    }
+
+    /// Returns every session that holds `key`, each with all its locks. More than one only if they share the key.
+    /// Sessions that the role cannot see are left out.
+    ///
+    /// # Errors
+    ///
+    /// See [`session_of`](Self::session_of).
+    ///
+    /// # Cancel safety
+    ///
+    /// If dropped, no lock is affected.
+    pub async fn sessions_of(&self, key: &LockKey) -> Result<Vec<SessionInfo>, Error> {
         let common = &self.common;
-        let number = common.number(key)?;
+        let identity = (space_of(common.space()), common.number(key)?);
+        let mut by_session: Vec<(i32, Vec<ObservedLock>)> = Vec::new();
         let locks = common.look(None).await?;
-        let space = space_of(common.space());
-        let of_key = locks.iter().find(|lock| (lock.space, lock.number) == (space, number));
-        if of_key.is_some_and(|lock| lock.pid.is_none()) {
-            return Err(Error::new(ErrorKind::Unsupported, PREPARED).with_key(key));
+        let of_key = locks.iter().filter(|lock| (lock.space, lock.number) == identity);
+        for lock in of_key {
+            let Some(pid) = lock.pid else {
+                return Err(Error::new(ErrorKind::Unsupported, PREPARED).with_key(key));
+            };
+            by_session.push((pid, Vec::new()));
         }
-        let Some((pid, started, owner)) =
-            of_key.and_then(|lock| Some((lock.pid?, lock.started?, lock.owner())))
-        else {
-            return Ok(None);
+        for lock in locks {
+            if let Some((_, locks)) = by_session.iter_mut().find(|(pid, _)| lock.pid == Some(*pid)) {
+                locks.push(lock);
+            }
+        }
+        let session = |(pid, locks): (i32, Vec<ObservedLock>)| {
+            let lock = locks.first()?;
+            let (id, owner) = (format!("{pid}-{}", lock.started?), Some(lock.owner()));
+            Some(SessionInfo { id, owner, holds: described(locks, common, None) })
         };
-        let holds = locks.into_iter().filter(|lock| lock.pid == Some(pid));
-        let holds = holds.filter_map(|lock| lock.describe(common, None)).collect();
-        Ok(Some(SessionInfo { id: format!("{pid}-{started}"), owner: Some(owner), holds }))
+        Ok(by_session.into_iter().filter_map(session).collect())
     }
 
     /// Ends a session found by [`session_of`](Self::session_of), and with it all its locks. Returns whether the session

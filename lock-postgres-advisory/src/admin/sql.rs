@@ -11,6 +11,28 @@ ON CONFLICT (space, number) DO UPDATE
 SET key = excluded.key, pid = excluded.pid, holder = excluded.holder, token = excluded.token,
     granted_at = excluded.granted_at, label = excluded.label";
 
+/// Writes the holders of shared numbers into the dictionary, which has one row for each number. The row's holder is
+/// then one line for each holder of every session (`registry/names/lines.rs`). Keeps the lines of other sessions (not
+/// in `$5`) that still share the number. Process 0 marks such a row, because it describes no exclusive holder.
+pub(crate) const NAME_SHARED: &str = "
+WITH live AS MATERIALIZED (
+    SELECT (l.classid::bigint << 32) | l.objid::bigint AS number, l.pid::text AS pid FROM pg_locks AS l
+    WHERE l.locktype = 'advisory' AND l.granted AND l.mode = 'ShareLock' AND l.objsubid = $1::smallint
+      AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
+)
+INSERT INTO {schema}.advisory_name AS n (space, number, key, pid, holder, token, granted_at, label)
+SELECT $1::smallint, v.number, v.key, 0, v.lines, 0, clock_timestamp(), NULL
+FROM unnest($2::bigint[], $3::text[], $4::text[]) AS v(number, key, lines)
+ORDER BY v.number
+ON CONFLICT (space, number) DO UPDATE
+SET key = excluded.key, pid = 0, token = 0, granted_at = excluded.granted_at, label = NULL,
+    holder = concat_ws(E'\n', excluded.holder, (
+        SELECT string_agg(o.line, E'\n')
+        FROM regexp_split_to_table(CASE WHEN n.pid = 0 THEN n.holder ELSE '' END, E'\n') AS o(line)
+        WHERE split_part(o.line, ' ', 1) <> ALL ($5::text[])
+          AND EXISTS (SELECT FROM live AS l
+                      WHERE l.number = n.number AND l.pid = split_part(o.line, ' ', 1))))";
+
 /// Deletes from the dictionary, among the first `$3` rows after the position `($1, $2)`, the rows unused for
 /// 30 days. Returns their number and the position of row number `$3`, if there are that many rows.
 pub(crate) const FORGET: &str = "
@@ -34,9 +56,8 @@ WITH page AS MATERIALIZED (
 SELECT (SELECT count(*) FROM gone), p.space, p.number
 FROM (SELECT) AS one LEFT JOIN page AS p ON p.n = $3::bigint";
 
-/// Lists the exclusively held advisory locks of this database, or one of them (`$1`, `$2`), with their dictionary
-/// entries. A holder from an earlier session of the number is not shown. An infinite or extreme time, written by hand,
-/// reads as NULL.
+/// Lists the held advisory locks of this database, or of one number (`$1`, `$2`) and of its permits (in the key space `$3`,
+/// from `$4` to `$5`), with their dictionary entries. A holder from an earlier session of the number is not shown. An infinite or extreme time, written by hand, reads as NULL.
 pub(crate) const LIST: &str = "
 WITH locks AS MATERIALIZED (
     SELECT l.objsubid AS space, (l.classid::bigint << 32) | l.objid::bigint AS number, l.pid, l.mode, l.granted
@@ -44,9 +65,10 @@ WITH locks AS MATERIALIZED (
     WHERE l.locktype = 'advisory'
       AND l.database = (SELECT d.oid FROM pg_database AS d WHERE d.datname = current_database())
       AND ($1::smallint IS NULL
-           OR l.objsubid = $1 AND (l.classid::bigint << 32) | l.objid::bigint = $2)
+           OR l.objsubid = $1 AND (l.classid::bigint << 32) | l.objid::bigint = $2
+           OR l.objsubid = $3 AND (l.classid::bigint << 32) | l.objid::bigint BETWEEN $4 AND $5)
 )
-SELECT l.space, l.number, l.pid, n.key, n.pid = l.pid AS current, n.holder, n.token, n.label,
+SELECT l.space, l.number, l.pid, l.mode = 'ShareLock' AS shared, n.key, n.pid = l.pid AS current, n.holder, n.token, n.label,
        CASE WHEN isfinite(n.granted_at) AND n.granted_at < '200000-01-01 00:00:00+00'
            THEN (extract(epoch FROM n.granted_at) * 1000000)::bigint END AS since,
        coalesce(w.waiters, 0) AS waiters,
@@ -58,8 +80,8 @@ LEFT JOIN (
 ) AS w ON w.space = l.space AND w.number = l.number
 LEFT JOIN {schema}.advisory_name AS n ON n.space = l.space AND n.number = l.number
 LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
-WHERE l.granted AND l.mode = 'ExclusiveLock'
-ORDER BY l.space, l.number";
+WHERE l.granted AND l.mode IN ('ExclusiveLock', 'ShareLock')
+ORDER BY l.space, l.number, l.pid";
 
 /// Ends one session if it is still the same one.
 pub(crate) const END_SESSION: &str = "

@@ -1,6 +1,9 @@
 //! The dictionary from numbers to names. It is written in the background, only for longer holds, so acquires never wait
 //! for it. Short-lived keys leave no row. The writing session holds no locks, so it cannot delay or lose any.
 
+pub(crate) mod lines;
+
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, UNIX_EPOCH};
@@ -15,7 +18,9 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::common::Common;
 use crate::error::interrupted;
+use crate::registry::names::lines::HolderLine;
 use crate::registry::{Location, LockEntry};
+use crate::sql::LockMode;
 
 /// Maximum time after a grant until other clients see its name.
 pub(crate) const LAG: Duration = Duration::from_secs(2);
@@ -79,10 +84,24 @@ async fn write(common: &Arc<Common>) {
 }
 
 async fn save(common: &Common, holds: &[(i64, LockEntry)]) -> Result<(), Error> {
-    let rows = NameRows::new(common, holds);
-    let text = Arc::clone(&common.statements.name);
-    let saving =
-        common.query("write the names of locks", move |connection| rows.write(connection, text).boxed());
+    const DOING: &str = "write the names of locks";
+    let sessions = OwnSessions::of(common);
+    let rows = NameRows::new(common, holds, &sessions);
+    let shared = SharedRows::new(common, holds, &sessions);
+    let (text, text_of_shared) =
+        (Arc::clone(&common.statements.name), Arc::clone(&common.statements.name_shared));
+    let saving = common.query(DOING, move |connection| {
+        async move {
+            if !rows.numbers.is_empty() {
+                rows.write(connection, text).await?;
+            }
+            if !shared.numbers.is_empty() {
+                shared.write(connection, text_of_shared).await?;
+            }
+            Ok::<_, sqlx::Error>(())
+        }
+        .boxed()
+    });
     timeout(SAVE_LIMIT, saving).await.unwrap_or_else(|_| Err(interrupted()))
 }
 
@@ -150,6 +169,27 @@ fn parse(after: &str) -> Option<(i16, i64)> {
     Some((space.parse().ok()?, number.parse().ok()?))
 }
 
+/// The server processes of this client's sessions.
+struct OwnSessions {
+    shared: Vec<i32>,
+    waiting: HashMap<u64, i32>,
+}
+
+impl OwnSessions {
+    fn of(common: &Common) -> Self {
+        Self { shared: common.shared_pids(), waiting: common.wait_pids() }
+    }
+
+    fn pid(&self, location: Location) -> Option<i32> {
+        match location {
+            Location::Shared(index) => self.shared.get(index).copied(),
+            Location::Own(id) => self.waiting.get(&id).copied(),
+            Location::Nowhere => None,
+        }
+    }
+}
+
+/// The names of exclusive holds.
 #[derive(Default)]
 struct NameRows {
     space: i16,
@@ -163,24 +203,16 @@ struct NameRows {
 }
 
 impl NameRows {
-    fn new(common: &Common, holds: &[(i64, LockEntry)]) -> Self {
-        let shared_sessions = common.shared_pids();
-        let wait_sessions = common.wait_pids();
+    fn new(common: &Common, holds: &[(i64, LockEntry)], sessions: &OwnSessions) -> Self {
         let mut rows = Self { space: space_of(common.space()), ..Self::default() };
-        for (number, entry) in holds {
-            let pid = match entry.location {
-                Location::Shared(index) => shared_sessions.get(index).copied(),
-                Location::Own(id) => wait_sessions.get(&id).copied(),
-                Location::Nowhere => None,
-            };
-            let (Some(pid), Some(grant)) = (pid, entry.grant) else { continue };
-            let since = grant.since.duration_since(UNIX_EPOCH).unwrap_or_default().as_micros();
+        for (number, entry) in holds.iter().filter(|(_, entry)| entry.mode == LockMode::Exclusive) {
+            let (Some(pid), Some(grant)) = (sessions.pid(entry.location), entry.grant) else { continue };
             rows.numbers.push(*number);
             rows.keys.push(entry.key.as_str().to_owned());
             rows.pids.push(pid);
             rows.holders.push(entry.holder.to_string());
             rows.tokens.push(grant.token.as_i64());
-            rows.since.push(i64::try_from(since).unwrap_or(0));
+            rows.since.push(micros_of(entry));
             rows.labels.push(entry.label.as_deref().map(str::to_owned));
         }
         rows
@@ -192,6 +224,73 @@ impl NameRows {
         let query = query.bind(self.holders).bind(self.tokens).bind(self.since).bind(self.labels);
         query.execute(connection).await.map(drop)
     }
+}
+
+/// The names of shared holds, by number. Each has the lines of all holds of this client.
+#[derive(Default)]
+struct SharedRows {
+    space: i16,
+    numbers: Vec<i64>,
+    keys: Vec<String>,
+    lines: Vec<String>,
+    /// The server processes of this client, whose earlier lines are replaced.
+    pids: Vec<String>,
+}
+
+impl SharedRows {
+    fn new(common: &Common, holds: &[(i64, LockEntry)], sessions: &OwnSessions) -> Self {
+        let mut numbers: Vec<i64> = holds
+            .iter()
+            .filter(|(_, entry)| entry.mode == LockMode::Shared)
+            .map(|(number, _)| *number)
+            .collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        let mut rows = Self { space: space_of(common.space()), ..Self::default() };
+        if numbers.is_empty() {
+            return rows;
+        }
+        let pids = sessions.shared.iter().chain(sessions.waiting.values());
+        rows.pids = pids.map(ToString::to_string).collect();
+        let mut by_number: HashMap<i64, Vec<LockEntry>> = HashMap::new();
+        for (number, entry) in common.registry.holds(|entry| entry.mode == LockMode::Shared) {
+            by_number.entry(number).or_default().push(entry);
+        }
+        for number in numbers {
+            // A number whose holds have ended in the meantime is not written.
+            let Some(entries) = by_number.get(&number) else { continue };
+            let lines = entries.iter().filter_map(|entry| {
+                Some(HolderLine {
+                    pid: sessions.pid(entry.location)?,
+                    holder: entry.holder,
+                    token: entry.grant?.token,
+                    since: micros_of(entry),
+                    permit: entry.grant?.permit,
+                    label: entry.label.clone(),
+                })
+            });
+            let lines: Vec<String> = lines.map(|line| line.text()).collect();
+            if let (Some(entry), false) = (entries.first(), lines.is_empty()) {
+                rows.numbers.push(number);
+                rows.keys.push(entry.key.as_str().to_owned());
+                rows.lines.push(lines.join("\n"));
+            }
+        }
+        rows
+    }
+
+    async fn write(self, connection: &mut PgConnection, text: Arc<str>) -> Result<(), sqlx::Error> {
+        let query = sqlx::query(AssertSqlSafe(text)).persistent(false);
+        let query =
+            query.bind(self.space).bind(self.numbers).bind(self.keys).bind(self.lines).bind(self.pids);
+        query.execute(connection).await.map(drop)
+    }
+}
+
+/// Returns the time of the grant, in microseconds of Unix time.
+fn micros_of(entry: &LockEntry) -> i64 {
+    let since = entry.grant.map(|grant| grant.since.duration_since(UNIX_EPOCH).unwrap_or_default());
+    since.map_or(0, |since| i64::try_from(since.as_micros()).unwrap_or(0))
 }
 
 /// Returns the value of `pg_locks.objsubid` for a key space.

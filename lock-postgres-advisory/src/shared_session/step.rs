@@ -4,12 +4,14 @@ use leasehold_api::{Error, FencingToken, HolderId};
 use leasehold_engine::ReleaseReply;
 
 use crate::reply::ReplySender;
+use crate::sql::LockMode;
 use crate::try_outcome::{TryOutcome, token_of};
 
 /// An attempt or an unlock in a statement.
 pub(super) struct Step {
     pub(super) number: i64,
     pub(super) holder: HolderId,
+    pub(super) mode: LockMode,
     pub(super) kind: StepKind,
 }
 

@@ -15,6 +15,13 @@ pub(crate) type CallerStatements =
 /// A job of the side session.
 pub(crate) enum SideJob {
     Statements(CallerStatements),
+    /// Returns whether another session could share the number at once, because no session waits for it exclusively, and
+    /// for a caller that `reads` no session keeps readers out.
+    Probe {
+        number: i64,
+        reads: bool,
+        answer: ReplySender<bool>,
+    },
     /// Returns how the server process `pid` waits for an advisory lock.
     WaitStatus {
         pid: i32,
@@ -40,6 +47,7 @@ impl Job for SideJob {
         match self {
             // Calls the caller's function with the error. It completes at once, because it has no connection.
             Self::Statements(call) => drop(call(Err(error)).now_or_never()),
+            Self::Probe { answer, .. } => drop(answer.send(Err(error))),
             Self::WaitStatus { answer, .. } => drop(answer.send(Err(error))),
         }
     }

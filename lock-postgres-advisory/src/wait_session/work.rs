@@ -18,7 +18,7 @@ use crate::error::{elsewhere, ended, is_cancelled};
 use crate::registry::Location;
 use crate::reply::ReplySender;
 use crate::server::process;
-use crate::sql;
+use crate::sql::{self, LockMode};
 use crate::try_outcome::TryOutcome;
 use crate::wait_session::pool::WaitSessions;
 use crate::wait_session::{ENDED, IDLE, LockScope, TAKEN, WaitJob, WaitSessionState};
@@ -88,7 +88,8 @@ impl Work for WaitSessionWork {
     }
 
     fn limit(&self, jobs: &[WaitJob], usual: Duration) -> Option<Duration> {
-        let waits = jobs.iter().any(|job| matches!(job, WaitJob::Take { wait: true, .. }));
+        let waits =
+            jobs.iter().any(|job| matches!(job, WaitJob::Take { wait: true, .. } | WaitJob::TakeTurn { .. }));
         let confirms = jobs.iter().all(|job| matches!(job, WaitJob::Confirm { .. }));
         let limit = if confirms { self.common.config.confirmation_limit() } else { usual };
         (!waits).then_some(limit)
@@ -122,15 +123,15 @@ impl WaitSessionWork {
 
     async fn carry_out(&self, connection: &mut PgConnection, job: WaitJob) -> Result<(), Error> {
         match job {
-            WaitJob::Take { number, wait, answer } => {
-                let outcome = match self.take(connection, number, wait).await {
+            WaitJob::Take { number, mode, wait, answer } => {
+                let outcome = match self.take(connection, number, mode, wait).await {
                     Ok(token) => Ok(token.map_or(TryOutcome::Contended, TryOutcome::Granted)),
-                    Err(error) => self.refused(connection, number, error).await,
+                    Err(error) => self.refused(connection, number, mode, error).await,
                 };
                 self.settle(answer, outcome, "ask for a lock")
             }
-            WaitJob::Release { number, answer } => {
-                let outcome = self.release(connection, number).await;
+            WaitJob::Release { number, mode, answer } => {
+                let outcome = self.release(connection, number, mode).await;
                 match outcome {
                     // Reports the lock as released: the session has ended, and the lock with it. The phase
                     // changes before the reply, because the session must not return to the pool.
@@ -145,6 +146,14 @@ impl WaitSessionWork {
             WaitJob::Confirm { answer } => {
                 let outcome = self.confirm(connection).await;
                 self.settle(answer, outcome, "confirm the session")
+            }
+            WaitJob::TakeTurn { turn, answer } => {
+                let outcome = self.take_turn(connection, turn).await;
+                self.settle(answer, outcome, "wait for a permit")
+            }
+            WaitJob::EndTurn { turn, answer } => {
+                let outcome = self.end_turn(connection, turn).await;
+                self.settle(answer, outcome, "end the wait for a permit")
             }
         }
     }
@@ -176,21 +185,28 @@ impl WaitSessionWork {
         &self,
         connection: &mut PgConnection,
         number: i64,
+        mode: LockMode,
         error: sqlx::Error,
     ) -> Result<TryOutcome, sqlx::Error> {
-        if ends_session(&error) || self.give_back(connection, number).await.is_err() {
+        if ends_session(&error) || self.give_back(connection, number, mode).await.is_err() {
             return Err(error);
         }
         Ok(TryOutcome::Refused(store_error(error, "ask for a lock")))
     }
 
     /// Releases a lock that a failed or cancelled statement might have taken.
-    async fn give_back(&self, connection: &mut PgConnection, number: i64) -> Result<(), sqlx::Error> {
+    async fn give_back(
+        &self,
+        connection: &mut PgConnection,
+        number: i64,
+        mode: LockMode,
+    ) -> Result<(), sqlx::Error> {
         match self.scope {
             LockScope::Session => {
                 let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.common.statements.clean_up)));
                 let pid = self.state.process().pid;
-                let freed = query.bind(vec![number]).bind(pid).execute(connection).await?;
+                let query = query.bind(vec![number]).bind(pid).bind(vec![mode == LockMode::Shared]);
+                let freed = query.execute(connection).await?;
                 // Fails without a row, because then another process replied, behind a pooler.
                 if freed.rows_affected() == 1 { Ok(()) } else { Err(elsewhere()) }
             }
@@ -220,33 +236,35 @@ impl WaitSessionWork {
         &self,
         connection: &mut PgConnection,
         number: i64,
+        mode: LockMode,
         wait: bool,
     ) -> Result<Option<FencingToken>, sqlx::Error> {
         let statements = &self.common.statements;
         let pid = self.state.process().pid;
+        self.state.has_turn.store(false, Ordering::Release);
         self.state.number.store(number, Ordering::Release);
         let drawn: Option<i64> = match self.scope {
             LockScope::Session if wait => {
-                let text = statements.wait(number, Some(pid));
+                let text = statements.wait(number, mode, Some(pid));
                 match self.answered(last_row(connection, text)).await? {
                     // Releases the lock, because a cancelled wait might have been granted just before.
                     Ok(row) if row.try_get::<i64, _>(0)? == 0 => {
-                        self.give_back(connection, number).await?;
+                        self.give_back(connection, number, mode).await?;
                         return Ok(None);
                     }
                     Ok(row) => Some(row.try_get(0)?),
                     Err(error) if is_cancelled(&error) => {
-                        self.give_back(connection, number).await?;
+                        self.give_back(connection, number, mode).await?;
                         return Ok(None);
                     }
                     Err(error) => return Err(error),
                 }
             }
             LockScope::Session => {
-                let query = sqlx::query(AssertSqlSafe(Arc::clone(&statements.try_one)));
+                let query = sqlx::query(AssertSqlSafe(Arc::clone(statements.try_one.of(mode))));
                 Some(query.bind(number).bind(pid).fetch_one(connection).await?.try_get(0)?)
             }
-            LockScope::Transaction => self.take_in_transaction(connection, number, wait).await?,
+            LockScope::Transaction => self.take_in_transaction(connection, number, mode, wait).await?,
         };
         match drawn {
             None | Some(0) => Ok(None),
@@ -259,7 +277,7 @@ impl WaitSessionWork {
     }
 
     /// Returns the server's reply to a waiting attempt, once no cancel request is under way.
-    async fn answered(
+    pub(super) async fn answered(
         &self,
         attempt: impl Future<Output = Result<PgRow, sqlx::Error>>,
     ) -> Result<Result<PgRow, sqlx::Error>, sqlx::Error> {
@@ -287,6 +305,7 @@ impl WaitSessionWork {
         &self,
         connection: &mut PgConnection,
         number: i64,
+        mode: LockMode,
         wait: bool,
     ) -> Result<Option<i64>, sqlx::Error> {
         let statements = &self.common.statements;
@@ -307,9 +326,9 @@ impl WaitSessionWork {
                 () = self.state.cancels.given_up() => return Err(given_up()),
             }
             let answered = if wait {
-                self.answered(last_row(connection, statements.wait(number, None))).await?
+                self.answered(last_row(connection, statements.wait(number, mode, None))).await?
             } else {
-                let query = sqlx::query(AssertSqlSafe(Arc::clone(&statements.try_in_transaction)));
+                let query = sqlx::query(AssertSqlSafe(Arc::clone(statements.try_in_transaction.of(mode))));
                 query.persistent(!self.pooled).bind(number).fetch_one(&mut *connection).await
             };
             let (drawn, has_id): (i64, bool) = match answered {
@@ -334,11 +353,17 @@ impl WaitSessionWork {
         Err(sqlx::Error::Protocol("the server loses its memory again and again".into()))
     }
 
-    async fn release(&self, connection: &mut PgConnection, number: i64) -> Result<ReleaseReply, sqlx::Error> {
+    async fn release(
+        &self,
+        connection: &mut PgConnection,
+        number: i64,
+        mode: LockMode,
+    ) -> Result<ReleaseReply, sqlx::Error> {
         match self.scope {
             LockScope::Session => {
                 let pid = self.state.process().pid;
-                let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.common.statements.unlock_one)));
+                let query =
+                    sqlx::query(AssertSqlSafe(Arc::clone(self.common.statements.unlock_one.of(mode))));
                 let query = query.bind(number).bind(pid).bind(&*self.common.channel);
                 let code: i32 = query.fetch_one(connection).await?.try_get(0)?;
                 if code < 0 { Err(elsewhere()) } else { Ok(ReleaseReply::new(code > 0).waiters(code > 1)) }
@@ -354,7 +379,7 @@ impl WaitSessionWork {
 }
 
 /// Returns the last row of a message of several statements.
-async fn last_row(connection: &mut PgConnection, text: String) -> Result<PgRow, sqlx::Error> {
+pub(super) async fn last_row(connection: &mut PgConnection, text: String) -> Result<PgRow, sqlx::Error> {
     let rows = connection.fetch_all(sqlx::raw_sql(AssertSqlSafe(text))).await?;
     rows.into_iter().next_back().ok_or(sqlx::Error::RowNotFound)
 }

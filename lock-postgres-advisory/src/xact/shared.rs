@@ -12,9 +12,9 @@ use crate::xact::{XactLocks, XactProof, contended};
 /// Shared locks: any number of transactions hold a key shared at once, and none while another holds it exclusively. A
 /// reader waits behind a writer that already waits, so readers do not starve writers.
 ///
-/// A transaction that holds a key shared can also take it exclusively, once no other transaction holds it. Two
-/// transactions that both do so wait for each other, and the server ends one wait with a deadlock. So take the key
-/// exclusively at first if the transaction might write.
+/// A transaction that holds a key shared is refused it exclusively, because two transactions that both wait for that would
+/// wait for each other. So take the key exclusively at first if the transaction might write. A key with permits of the
+/// session store counts as held, and a wait for it ends at once.
 impl XactLocks {
     /// Takes `key` shared in the transaction of `connection`, waiting at most `wait`.
     ///

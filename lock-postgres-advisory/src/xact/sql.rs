@@ -8,6 +8,8 @@ use std::fmt::Write as _;
 
 use leasehold_postgres::{KeySpace, unpack};
 
+use crate::derived::{GATE_BITS, other};
+
 /// Which other transactions a lock excludes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum XactMode {
@@ -91,15 +93,16 @@ DECLARE
 BEGIN
     FOREACH k SLICE 1 IN ARRAY pg_catalog.current_setting('leasehold.keys')::pg_catalog.int8[] LOOP
         position_of_k := position_of_k + 1;
-        CONTINUE WHEN pg_catalog.pg_try_advisory_xact_lock{shared}({args});
-        budget := total - 1000 * pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() - started);
-        IF budget <= 0 THEN
-            RAISE EXCEPTION USING ERRCODE = '55P03', MESSAGE = 'another session holds the lock';
+{before}        IF NOT pg_catalog.pg_try_advisory_xact_lock{shared}({args}) THEN
+            budget := total - 1000 * pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() - started);
+            IF budget <= 0 THEN
+                RAISE EXCEPTION USING ERRCODE = '55P03', MESSAGE = 'another session holds the lock';
+            END IF;
+            PERFORM pg_catalog.set_config(
+                'lock_timeout', pg_catalog.ceil(LEAST(budget, total))::pg_catalog.int4::pg_catalog.text, true);
+            PERFORM pg_catalog.pg_advisory_xact_lock{shared}({args});
         END IF;
-        PERFORM pg_catalog.set_config(
-            'lock_timeout', pg_catalog.ceil(LEAST(budget, total))::pg_catalog.int4::pg_catalog.text, true);
-        PERFORM pg_catalog.pg_advisory_xact_lock{shared}({args});
-    END LOOP;
+{after}    END LOOP;
     PERFORM pg_catalog.set_config('lock_timeout', saved, true),
         pg_catalog.set_config('leasehold.outcome', 'granted', true);
 EXCEPTION WHEN OTHERS OR query_canceled THEN
@@ -107,6 +110,37 @@ EXCEPTION WHEN OTHERS OR query_canceled THEN
 END
 $leasehold$;
 ";
+
+/// The numbers that this transaction shares, each in `<>`. The setting ends with the locks, also at a savepoint, and
+/// costs less than a look at the server's lock table.
+const SHARED: &str = "pg_catalog.current_setting('leasehold.shared', true)";
+
+/// The code of the refusal to take a number exclusively that the transaction shares.
+pub(crate) const UPGRADE: &str = "LH001";
+
+/// Runs before an exclusive lock.
+const BEFORE_EXCLUSIVE: &str = "\
+        IF pg_catalog.strpos({list}, '<' || {tag} || '>') > 0 THEN
+            RAISE EXCEPTION USING ERRCODE = '{code}', MESSAGE = 'the transaction shares the lock';
+        END IF;
+";
+
+/// Runs after a shared lock. The wait does not last until the permits of the key are released, because permits let each
+/// other in while it lasts.
+const AFTER_SHARED: &str = "\
+        IF NOT ({is_open}) THEN
+            RAISE EXCEPTION USING ERRCODE = '55P03', MESSAGE = 'the key has permits, or a writer polls for it';
+        END IF;
+        PERFORM pg_catalog.set_config('leasehold.shared', pg_catalog.concat({list}, '<', {tag}, '>'), true);
+";
+
+/// Returns whether no session shares the gate of the number. The store's readers test it in the same way.
+const IS_OPEN: &str = "\
+CASE WHEN pg_catalog.pg_try_advisory_lock({gate_args}) THEN pg_catalog.pg_advisory_unlock({gate_args})
+ELSE NOT EXISTS (SELECT FROM pg_catalog.pg_locks l
+    WHERE l.locktype = 'advisory' AND l.granted AND l.mode = 'ShareLock' AND l.objsubid = {gate_space}
+    AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())
+    AND (l.classid::pg_catalog.int8 << 32) | l.objid::pg_catalog.int8 = {gate}) END";
 
 /// Returns the outcome of the wait, and restores the limits.
 const FINISH: &str = "\
@@ -147,18 +181,43 @@ pub(crate) fn checks() -> String {
     format!("{CHECKS}{INSIDE}ELSE 'fine' END")
 }
 
-/// Renders the checks and one attempt: `granted`, `contended`, or a result of [`checks`].
+/// Renders the checks and one attempt: `granted`, `contended`, `shared` if the transaction shares the number that it tries
+/// exclusively, or a result of [`checks`].
 pub(crate) fn attempt(number: i64, space: KeySpace, mode: XactMode) -> String {
-    format!("{CHECKS}{INSIDE}{}", try_one(number, space, mode))
+    let tag = tag_of(number, space);
+    match mode {
+        XactMode::Exclusive => {
+            let shares = format!("WHEN pg_catalog.strpos({SHARED}, '<{tag}>') > 0 THEN 'shared'\n");
+            format!("{CHECKS}{INSIDE}{shares}{}", try_one(number, space))
+        }
+        // Tests the gate also before the lock, because the lock would last until the end of the transaction.
+        XactMode::Shared => {
+            let is_open = is_open(&format!("'{}'::pg_catalog.int8", number ^ GATE_BITS), space);
+            let args = arguments(number, space);
+            format!(
+                "{CHECKS}{INSIDE}WHEN NOT ({is_open}) THEN 'contended'
+WHEN NOT pg_catalog.pg_try_advisory_xact_lock_shared({args}) THEN 'contended'
+WHEN NOT ({is_open}) THEN 'contended'
+WHEN pg_catalog.set_config('leasehold.shared', pg_catalog.concat({SHARED}, '<{tag}>'), true) IS NULL THEN 'contended'
+ELSE 'granted' END"
+            )
+        }
+    }
 }
 
 /// Renders the checks and one attempt in a new transaction.
 pub(crate) fn begin(number: i64, space: KeySpace) -> String {
-    format!("{BEGIN}; {CHECKS}{}", try_one(number, space, XactMode::Exclusive))
+    format!("{BEGIN}; {CHECKS}{}", try_one(number, space))
 }
 
-fn try_one(number: i64, space: KeySpace, mode: XactMode) -> String {
-    let args = match space {
+fn try_one(number: i64, space: KeySpace) -> String {
+    let args = arguments(number, space);
+    format!("WHEN pg_catalog.pg_try_advisory_xact_lock({args}) THEN 'granted' ELSE 'contended' END")
+}
+
+/// Returns a number as arguments of the server's functions.
+fn arguments(number: i64, space: KeySpace) -> String {
+    match space {
         // Puts the number in quotes, because the server parses the smallest number as the negation of a
         // number that is too large.
         KeySpace::Big => format!("'{number}'::pg_catalog.int8"),
@@ -166,9 +225,29 @@ fn try_one(number: i64, space: KeySpace, mode: XactMode) -> String {
             let (first, second) = unpack(number);
             format!("'{first}'::pg_catalog.int4, '{second}'::pg_catalog.int4")
         }
+    }
+}
+
+/// Returns the number as the list of shared numbers has it.
+fn tag_of(number: i64, space: KeySpace) -> String {
+    match space {
+        KeySpace::Big => number.to_string(),
+        KeySpace::Pair => {
+            let (first, second) = unpack(number);
+            format!("{first},{second}")
+        }
+    }
+}
+
+/// Renders [`IS_OPEN`] for the gate with the number `gate`, of a key in `space`.
+fn is_open(gate: &str, space: KeySpace) -> String {
+    let (args, column) = match other(space) {
+        KeySpace::Big => (gate.to_owned(), "1"),
+        KeySpace::Pair => {
+            (format!("({gate} >> 32)::pg_catalog.int4, (({gate} << 32) >> 32)::pg_catalog.int4"), "2")
+        }
     };
-    let shared = mode.suffix();
-    format!("WHEN pg_catalog.pg_try_advisory_xact_lock{shared}({args}) THEN 'granted' ELSE 'contended' END")
+    IS_OPEN.replace("{gate_args}", &args).replace("{gate_space}", column).replace("{gate}", gate)
 }
 
 /// Renders a wait for all of `numbers`, in this order, within `budget` milliseconds in total. Returns `granted`, or
@@ -177,21 +256,21 @@ pub(crate) fn wait(numbers: &[i64], space: KeySpace, mode: XactMode, budget: i32
     let mut keys = String::from("{");
     for number in numbers {
         let comma = if keys.len() > 1 { "," } else { "" };
-        let _ = match space {
-            KeySpace::Big => write!(keys, "{comma}{{{number}}}"),
-            KeySpace::Pair => {
-                let (first, second) = unpack(*number);
-                write!(keys, "{comma}{{{first},{second}}}")
-            }
-        };
+        let (tag, gate) = (tag_of(*number, space), number ^ GATE_BITS);
+        let _ = write!(keys, "{comma}{{{tag},{gate}}}");
     }
     keys.push('}');
-    let args = match space {
-        KeySpace::Big => "k[1]",
-        KeySpace::Pair => "k[1]::pg_catalog.int4, k[2]::pg_catalog.int4",
+    let (args, tag, gate) = match space {
+        KeySpace::Big => ("k[1]", "k[1]", "k[2]"),
+        KeySpace::Pair => ("k[1]::pg_catalog.int4, k[2]::pg_catalog.int4", "k[1] || ',' || k[2]", "k[3]"),
+    };
+    let (before, after) = match mode {
+        XactMode::Exclusive => (BEFORE_EXCLUSIVE.replace("{code}", UPGRADE), String::new()),
+        XactMode::Shared => (String::new(), AFTER_SHARED.replace("{is_open}", &is_open(gate, space))),
     };
     let order = ORDER.replace("{keys}", &keys).replace("{budget}", &budget.to_string());
-    let wait = WAIT.replace("{args}", args).replace("{shared}", mode.suffix());
+    let wait = WAIT.replace("{before}", &before).replace("{after}", &after).replace("{list}", SHARED);
+    let wait = wait.replace("{tag}", tag).replace("{args}", args).replace("{shared}", mode.suffix());
     format!("{PREPARE}{order}{wait}{FINISH}")
 }
 

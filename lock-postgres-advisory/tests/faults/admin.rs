@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use crate::common::*;
 use leasehold_api::{
-    ErrorKind, HoldInfo, HolderId, KeyInfo, ListQuery, Lock as _, LockExt as _, LossReason, Validity,
+    ErrorKind, HoldInfo, HolderId, KeyInfo, ListQuery, Lock as _, LockExt as _, LossReason, Mode, Validity,
 };
 use leasehold_engine::Engine;
 use leasehold_postgres::{Identifier, PgConfig, schema};
@@ -60,7 +60,9 @@ async fn locks_of_other_programs_are_listed_by_their_numbers() {
 
     let keys = list(&lock).await;
     let names: Vec<_> = keys.iter().map(|info| (info.key.as_str(), info.named, info.waiters)).collect();
-    assert_eq!(names, [("-5", false, Some(1)), ("3,-4", false, Some(0))]);
+    assert_eq!(names, [("-5", false, Some(1)), ("3,-4", false, Some(0)), ("6", false, Some(0))]);
+    let modes: Vec<_> = keys.iter().map(|info| hold(info).mode).collect();
+    assert_eq!(modes, [Mode::Exclusive, Mode::Exclusive, Mode::Shared]);
     for hold in keys.iter().map(hold) {
         let owner = hold.owner.as_deref().unwrap();
         for part in ["postgres@127.0.0.1", "nightly vacuum", "server process"] {

@@ -140,6 +140,15 @@ pub async fn held(cluster: &Cluster, database: &str) -> Vec<i64> {
     locks.filter(|lock| lock.granted && lock.mode == "ExclusiveLock").map(|lock| lock.number()).collect()
 }
 
+/// Returns how many marks of pollers the database has, of numbers up to 2³².
+pub async fn marks(cluster: &Cluster, database: &str) -> usize {
+    let locks = cluster.advisory_locks(database).await.into_iter();
+    locks.filter(|lock| lock.mode == "ShareLock" && lock.class_id == MARKS).count()
+}
+
+/// The upper half of the number of a mark. A gate has another one.
+const MARKS: u32 = 0x6c65_6173;
+
 /// Returns how many sessions of the database wait for an advisory lock.
 pub async fn queued(cluster: &Cluster, database: &str) -> usize {
     cluster.advisory_locks(database).await.iter().filter(|lock| !lock.granted).count()

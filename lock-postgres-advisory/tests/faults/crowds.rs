@@ -7,11 +7,6 @@ use leasehold_api::{ErrorKind, Lock as _, LockExt as _};
 use leasehold_engine::Engine;
 use test_servers::{Cluster, Proxy, Signal};
 
-/// Returns how many waiters have set the mark of a poller.
-async fn marked(cluster: &Cluster, database: &str) -> usize {
-    cluster.advisory_locks(database).await.iter().filter(|lock| lock.mode == "ShareLock").count()
-}
-
 // docs/hazards.md H07: a connection that only reads never learns that its path is dead. So the client must stop
 // waiting for it and must stop sending requests to end it.
 #[tokio::test(flavor = "multi_thread")]
@@ -74,12 +69,12 @@ async fn marks_of_many_waiters_are_a_few_statements() {
     proxy.delay(ms(30));
     let before = proxy.traffic().round_trips;
     let waiters: Vec<_> = (0..KEYS).map(|n| waiter(&lock, &n.to_string())).collect();
-    until("all but one poll", async || marked(cluster, database.name()).await == KEYS - 1).await;
+    until("all but one poll", async || marks(cluster, database.name()).await == KEYS - 1).await;
     let taken = proxy.traffic().round_trips - before;
     // The count includes opening the session that waits in the queue.
     assert!(taken < KEYS as u64 * 3 / 4, "{taken} round trips");
     waiters.iter().for_each(tokio::task::JoinHandle::abort);
-    until("no mark is left", async || marked(cluster, database.name()).await == 0).await;
+    until("no mark is left", async || marks(cluster, database.name()).await == 0).await;
     proxy.delay(ms(0));
     lock.close().await.unwrap();
 }

@@ -280,11 +280,7 @@ async fn contended(waiting: usize) {
     let waiters: Vec<_> = (0..KEYS).map(|n| waiter(&lock, &n.to_string())).collect();
     until_queued(cluster, database.name(), waiting).await;
     // The pollers have set marks for their keys.
-    until("all others are marked", async || {
-        let locks = cluster.advisory_locks(database.name()).await;
-        locks.iter().filter(|lock| lock.mode == "ShareLock").count() == KEYS - waiting
-    })
-    .await;
+    until("all others are marked", async || marks(cluster, database.name()).await == KEYS - waiting).await;
     // Each of the two clients has a session for its locks and one for names and inspection.
     let sessions = cluster.backends(database.name()).await.len();
     assert!(sessions <= waiting + 4, "{sessions} sessions, of which {waiting} may wait in the queue");

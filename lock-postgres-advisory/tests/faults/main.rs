@@ -11,6 +11,8 @@ mod keys;
 mod limits;
 mod logs;
 mod loss;
+mod modes;
+mod permits;
 mod pooler;
 mod pretending;
 mod races;

@@ -78,7 +78,7 @@ async fn a_mark_that_meets_a_release_is_set_with_the_next_poll() {
     let tried = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE '%pg_try_advisory_lock_shared%'";
     until_true(&mut observer, &format!("({tried} AND pid <> pg_backend_pid()) > 0")).await;
     let marks = "(SELECT count(*) FROM pg_locks l JOIN pg_database d ON d.oid = l.database WHERE d.datname = current_database()
-        AND l.locktype = 'advisory' AND l.mode = 'ShareLock' AND l.granted)";
+        AND l.locktype = 'advisory' AND l.mode = 'ShareLock' AND l.granted AND l.classid = 1818583411)";
     assert_eq!(text(&mut observer, marks).await, "0");
     run(&mut releaser, "SELECT pg_advisory_unlock_all()").await;
     until_true(&mut observer, &format!("{marks} = 1")).await;

@@ -2,7 +2,7 @@
 
 use crate::common::*;
 use leasehold_api::ErrorKind;
-use leasehold_postgres::RawPair;
+use leasehold_postgres::{LockWait, RawPair};
 use leasehold_postgres_advisory::XactLocks;
 use sqlx::Connection as _;
 use test_servers::fresh_database;
@@ -70,35 +70,57 @@ async fn readers_do_not_overtake_a_writer_who_waits() {
 }
 
 #[tokio::test]
-async fn a_reader_can_become_a_writer_and_of_two_one_is_told_of_the_deadlock() {
+async fn a_reader_cannot_become_a_writer_and_its_transaction_goes_on() {
     let db = fresh_database().await;
-    let (mut a, mut b, mut observer) = (db.connect().await, db.connect().await, db.connect().await);
-    let (locks, key) = (locks(), key("k"));
-    let mut alone = a.begin().await.unwrap();
-    let shared = locks.lock_shared_in(&mut alone, &key, LONG).await.unwrap();
-    let exclusive = locks.try_lock_in(&mut alone, &key).await.unwrap().unwrap();
-    shared.check(&mut alone).await.unwrap();
-    exclusive.check(&mut alone).await.unwrap();
-    alone.commit().await.unwrap();
-
-    let (mut first, mut second) = (a.begin().await.unwrap(), b.begin().await.unwrap());
-    for tx in [&mut first, &mut second] {
-        locks.lock_shared_in(tx, &key, LONG).await.unwrap();
+    let (mut a, mut b) = (db.connect().await, db.connect().await);
+    let pairs = XactLocks::new("leasehold".parse().unwrap()).numbers(RawPair);
+    for (locks, key) in [(locks(), key("k")), (pairs, key("7,-3"))] {
+        // By an attempt, and by a wait in the server's queue, which records the lock elsewhere.
+        for waits in [false, true] {
+            let mut tx = a.begin().await.unwrap();
+            if waits {
+                let mut writer = b.begin().await.unwrap();
+                locks.lock_in(&mut writer, &key, LONG).await.unwrap();
+                let mut observer = db.connect().await;
+                let end = async {
+                    until_waiting(&mut observer, 1).await;
+                    writer.commit().await.unwrap();
+                };
+                tokio::join!(locks.lock_shared_in(&mut tx, &key, LONG), end).0.unwrap();
+            } else {
+                locks.lock_shared_in(&mut tx, &key, LONG).await.unwrap();
+            }
+            let both = [key.clone()];
+            for error in [
+                locks.try_lock_in(&mut tx, &key).await.unwrap_err(),
+                locks.lock_in(&mut tx, &key, LONG).await.unwrap_err(),
+                locks.lock_all_in(&mut tx, &both, LockWait::Block(LONG)).await.unwrap_err(),
+            ] {
+                assert_eq!((error.kind(), error.key()), (ErrorKind::Unsupported, Some(&key)), "{error}");
+            }
+            // The same transaction still reads, and can share again.
+            locks.lock_shared_in(&mut tx, &key, LONG).await.unwrap().check(&mut tx).await.unwrap();
+            tx.commit().await.unwrap();
+            // A later transaction of the session begins without it.
+            let mut tx = a.begin().await.unwrap();
+            locks.lock_in(&mut tx, &key, LONG).await.unwrap();
+            tx.commit().await.unwrap();
+        }
     }
-    let one = async {
-        let outcome = locks.lock_in(&mut first, &key, LONG).await;
-        first.rollback().await.unwrap();
-        outcome
-    };
-    let other = async {
-        until_waiting(&mut observer, 1).await;
-        let outcome = locks.lock_in(&mut second, &key, LONG).await;
-        second.rollback().await.unwrap();
-        outcome
-    };
-    let (one, other) = tokio::join!(one, other);
-    let failed: Vec<_> = [one, other].into_iter().filter_map(Result::err).map(|error| error.kind()).collect();
-    assert_eq!(failed, [ErrorKind::Deadlock]);
+}
+
+#[tokio::test]
+async fn a_reader_that_rolls_back_to_a_savepoint_before_its_lock_can_write() {
+    let db = fresh_database().await;
+    let mut a = db.connect().await;
+    let (locks, key) = (locks(), key("k"));
+    let mut tx = a.begin().await.unwrap();
+    run(&mut *tx, "SAVEPOINT s").await;
+    locks.lock_shared_in(&mut tx, &key, LONG).await.unwrap();
+    locks.try_lock_in(&mut tx, &key).await.unwrap_err();
+    run(&mut *tx, "ROLLBACK TO SAVEPOINT s").await;
+    locks.lock_in(&mut tx, &key, LONG).await.unwrap();
+    tx.commit().await.unwrap();
 }
 
 #[tokio::test]

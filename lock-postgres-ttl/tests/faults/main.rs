@@ -9,6 +9,7 @@ mod cells;
 mod chains;
 mod engine;
 mod fence;
+mod modes;
 mod network;
 mod portable;
 mod pretending;

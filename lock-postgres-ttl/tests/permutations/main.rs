@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod mutants;
+mod parts;
 
 #[allow(dead_code)]
 #[path = "../../src/sql.rs"]

@@ -1,7 +1,7 @@
 //! Inspection and administration for operators.
 
 use async_trait::async_trait;
-use leasehold_api::{Error, HoldState, HolderId, KeyInfo, ListQuery, LockAdmin, LockKey};
+use leasehold_api::{Error, HoldState, HolderId, KeyInfo, ListQuery, LockAdmin, LockKey, Mode};
 
 use super::backend::TableBackend;
 use super::job::{ListRequest, TableJob, only};
@@ -39,12 +39,12 @@ impl LockAdmin for TableBackend {
     }
 
     async fn force_release(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
-        let hold = HoldId { key: key.clone(), holder };
+        let hold = HoldId::new(key.clone(), holder, Mode::Exclusive);
         only(self.ask(TableJob::Force, vec![hold]).await).map_err(|error| error.with_key(key))
     }
 
     async fn ask(&self, key: &LockKey, holder: HolderId) -> Result<bool, Error> {
-        let hold = HoldId { key: key.clone(), holder };
+        let hold = HoldId::new(key.clone(), holder, Mode::Exclusive);
         only(Self::ask(self, TableJob::Ask, vec![hold]).await).map_err(|error| error.with_key(key))
     }
 }

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use leasehold_api::{Capabilities, Error, ErrorKind, HolderId, LockAdmin, LockKey, LossReason};
+use leasehold_api::{Capabilities, Error, ErrorKind, HolderId, LockAdmin, LockKey, LossReason, Mode};
 use leasehold_engine::{Attempt, Backend, Events, HoldRef, ReleaseReply, Renewed, Request, Timing, token};
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
@@ -98,6 +98,7 @@ impl TableBackend {
             pinned: Mutex::default(),
             known_rows: BloomFilter::new(),
             contention: ContentionHints::new(),
+            in_parts: ContentionHints::new(),
             process: process(config),
             closing: AtomicBool::new(false),
             may_only_read: AtomicBool::new(false),
@@ -204,7 +205,7 @@ fn release_request(hold: HoldRef) -> ReleaseRequest {
 }
 
 fn hold_id(hold: HoldRef) -> HoldId {
-    HoldId { key: hold.key, holder: hold.holder }
+    HoldId::new(hold.key, hold.holder, hold.mode)
 }
 
 #[async_trait]
@@ -268,7 +269,7 @@ impl Backend for TableBackend {
     }
 
     async fn was_served(&self, key: &LockKey, holder: HolderId) -> Option<bool> {
-        let hold = HoldId { key: key.clone(), holder };
+        let hold = HoldId::new(key.clone(), holder, Mode::Exclusive);
         // An error is no reply, and the engine queries again.
         Some(matches!(self.ask(TableJob::Served, vec![hold]).await[..], [Ok(true)]))
     }

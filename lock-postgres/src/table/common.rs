@@ -36,6 +36,8 @@ pub(super) struct Common {
     pub(super) pinned: Mutex<HashMap<LockKey, Instant>>,
     pub(super) known_rows: BloomFilter,
     pub(super) contention: ContentionHints,
+    /// Keys that several holders had at once when this client requested them last.
+    pub(super) in_parts: ContentionHints,
     /// Description of this process for operators, without the client's address.
     pub(super) process: String,
     pub(super) closing: AtomicBool,

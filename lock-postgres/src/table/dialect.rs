@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use leasehold_api::{HolderId, LockKey};
 
+use super::parts::{PartStatements, Parts};
 use crate::ident::Identifier;
 use crate::schema::Stores;
 use crate::upkeep;
@@ -76,8 +77,9 @@ pub struct Dialect {
     ///
     /// - Parameters: arrays `$1` keys, each once, `$2` holders, `$3` `ttl_us`, `$4` `cooldown_us`, `$5` labels. `$6`
     ///   owner. `$7` the microseconds a waiter's mark must still last to count.
-    /// - Returns: `key`, `token`, `live`, `live_us`, `cool_us`, `marked`. Each request has a row with the
-    ///   state before the statement, and each grant a further row with only `key` and `token`.
+    /// - Returns: `key`, `token`, `live`, `live_us`, `cool_us`, `marked`, `in_parts`. Each request has a row with the
+    ///   state before the statement, and each grant a further row with only `key` and `token`. `in_parts` is true if the
+    ///   key has [parts](Self::parts) in use.
     pub grant: &'static str,
     /// A part of the `WITH` clause of [`grant`](Self::grant) that locks free rows and skips rows locked by another
     /// transaction. No separate parameters.
@@ -161,9 +163,10 @@ pub struct Dialect {
     /// Lists a page of holds.
     ///
     /// - Parameters: `$1` the first key, `$2` the key before which the page ends, `$3` whether to list holds
-    ///   that have ended, `$4` the maximum number of rows.
+    ///   that have ended, `$4` the maximum number of keys.
     /// - Returns by key: `key`, `holder`, `token`, `label`, `owner`, `since_us`, `state`, `expires_us`, `cool_us`,
-    ///   `shown`, `last`, `asked`. Row number `$4` is always returned, with `last`, because more rows might follow it.
+    ///   `shown`, `last`, `asked`, `of`, `part`. Key number `$4` is always returned, with `last`, because more keys might
+    ///   follow it. A key with several holders has a row for each. The last two columns are NULL for other keys.
     pub list: &'static str,
     /// Removes old rows of a page.
     ///
@@ -171,11 +174,13 @@ pub struct Dialect {
     ///   starts, `$3` the maximum number of rows to read.
     /// - Returns: the number of rows removed, and the key of row number `$3`, or NULL if the page has fewer rows.
     pub purge: &'static str,
+    /// The statements for shared holds and permits, if the store has them.
+    pub parts: Option<Parts>,
 }
 
 /// Creates the value behind [`LockGuard::extension`](leasehold_api::LockGuard::extension) from a grant's key, holder
-/// and store number.
-pub type Extension = Arc<dyn Fn(&LockKey, HolderId, i64) -> Box<dyn Any + Send + Sync> + Send + Sync>;
+/// and store number, and from whether the grant has a [part](Dialect::parts).
+pub type Extension = Arc<dyn Fn(&LockKey, HolderId, i64, bool) -> Box<dyn Any + Send + Sync> + Send + Sync>;
 
 /// The statements of a store in its schema.
 #[derive(Debug)]
@@ -186,15 +191,10 @@ pub(super) struct Statements {
     pub(super) retake_one: Drawing,
     pub(super) grant_free: Drawing,
     pub(super) grant: WaitOrSkip,
-    pub(super) renew_early: Option<Arc<str>>,
-    pub(super) renew: WaitOrSkip,
-    pub(super) confirm: Arc<str>,
-    pub(super) relabel: Arc<str>,
+    /// The statements on holds that are the only ones of their key.
+    holds: HoldStatements,
     pub(super) give_out: Option<Arc<str>>,
     pub(super) adopt: Option<Arc<str>>,
-    pub(super) release_unawaited: Arc<str>,
-    pub(super) release_one: Arc<str>,
-    pub(super) release: WaitOrSkip,
     pub(super) mark: WaitOrSkip,
     pub(super) served: Arc<str>,
     pub(super) force: Arc<str>,
@@ -203,6 +203,19 @@ pub(super) struct Statements {
     pub(super) purge: Arc<str>,
     pub(super) claim_upkeep: Arc<str>,
     pub(super) note_upkeep: Arc<str>,
+    pub(super) parts: Option<PartStatements>,
+}
+
+/// The statements on existing holds.
+#[derive(Debug)]
+pub(super) struct HoldStatements {
+    pub(super) renew_early: Option<Arc<str>>,
+    pub(super) renew: WaitOrSkip,
+    pub(super) confirm: Arc<str>,
+    pub(super) relabel: Arc<str>,
+    pub(super) release_unawaited: Arc<str>,
+    pub(super) release_one: Arc<str>,
+    pub(super) release: WaitOrSkip,
 }
 
 /// The numbers that a grant draws beyond its own, if callers wait in this client. Together they have tokens for a chain of
@@ -230,6 +243,10 @@ pub(super) struct WaitOrSkip {
 }
 
 impl WaitOrSkip {
+    pub(super) fn new(waits: Arc<str>, skips: Arc<str>) -> Self {
+        Self { waits, skips }
+    }
+
     pub(super) fn text(&self, skips: bool) -> &Arc<str> {
         if skips { &self.skips } else { &self.waits }
     }
@@ -262,15 +279,17 @@ impl Statements {
             retake_one: drawing(dialect.retake_one),
             grant_free: drawing(dialect.grant_free),
             grant: WaitOrSkip { waits: grant("", ""), skips: grant(&free, &among) },
-            renew_early: dialect.renew_early.map(render),
-            renew: wait_or_skip(dialect.renew),
-            confirm: render(dialect.confirm),
-            relabel: render(dialect.relabel),
+            holds: HoldStatements {
+                renew_early: dialect.renew_early.map(render),
+                renew: wait_or_skip(dialect.renew),
+                confirm: render(dialect.confirm),
+                relabel: render(dialect.relabel),
+                release_unawaited: render(dialect.release_unawaited),
+                release_one: render(dialect.release_one),
+                release: WaitOrSkip::new(render(dialect.release), render(dialect.release_unlocked)),
+            },
             give_out: dialect.give_out.map(render),
             adopt: dialect.adopt.map(render),
-            release_unawaited: render(dialect.release_unawaited),
-            release_one: render(dialect.release_one),
-            release: WaitOrSkip { waits: render(dialect.release), skips: render(dialect.release_unlocked) },
             mark: wait_or_skip(dialect.mark),
             served: render(dialect.served),
             force: render(dialect.force),
@@ -279,7 +298,13 @@ impl Statements {
             purge: render(dialect.purge),
             claim_upkeep: render(upkeep::TAKE),
             note_upkeep: render(upkeep::NOTE),
+            parts: dialect.parts.as_ref().map(|parts| PartStatements::new(parts, &render, &wait_or_skip)),
         }
+    }
+
+    /// Returns the statements on holds that have a part, or on holds without others beside them.
+    pub(super) fn of_holds(&self, in_parts: bool) -> &HoldStatements {
+        self.parts.as_ref().filter(|_| in_parts).map_or(&self.holds, |parts| &parts.holds)
     }
 }
 

@@ -1,16 +1,20 @@
 //! Grants: batches, waiters' marks, and rows locked by other transactions.
 
+mod beside;
+mod marks;
+
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_api::{Error, ErrorKind, LockKey};
+use leasehold_api::{Error, ErrorKind, HolderId, Mode};
 use leasehold_engine::token::{self, Reserved};
 use leasehold_engine::{Attempt, Contended, Granted, Request};
 use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 use tokio::time::Instant;
 
+use self::marks::Mark;
 use super::common::Common;
 use super::db::{Db, Statement, StatementFailure, locked_error};
 use super::holds;
@@ -34,18 +38,21 @@ enum GrantReply {
     Granted(Drawn),
     Contended(Contended),
     /// The key is held, and its row has no waiter's mark (a note that a client waits) that lasts long enough.
-    Unmarked(Contended),
+    Unmarked(Contended, Mark),
+    /// The key has parts in use, about which the statement does not decide.
+    InParts,
     /// The key was free but not granted, because another client was quicker or has locked the row.
     Passed,
     /// The statement failed, and was rolled back by the server or never sent.
     Refused(Error),
 }
 
-/// The numbers of one grant: the number in its row, and further numbers for hand-overs.
+/// The numbers of one grant: the number in its row, further numbers for hand-overs, and the number of its permit.
 #[derive(Clone, Debug)]
 pub(super) struct Drawn {
     number: i64,
     further: Vec<i64>,
+    permit: Option<u32>,
 }
 
 impl Drawn {
@@ -53,7 +60,7 @@ impl Drawn {
     pub(super) fn read(row: &PgRow, at: usize, draws_more: bool) -> Result<Self, StatementFailure> {
         let number = row.try_get(at).map_err(unreadable)?;
         let further = if draws_more { row.try_get(at + 1).map_err(unreadable)? } else { Vec::new() };
-        Ok(Self { number, further })
+        Ok(Self { number, further, permit: None })
     }
 }
 
@@ -69,13 +76,17 @@ pub(super) async fn grant(
 ) -> Result<(), Error> {
     let requests: Vec<&Request> = calls.iter().flat_map(|call| &call.items).collect();
     let named = requests.iter().map(|request| name(request)).collect();
+    let repeated = beside::repeated(common, &requests);
     let in_flight = common.registry.in_flight(named, requester.doubt_period);
     let asked = Instant::now();
-    let answers = Grants { db, common, owner: &requester.owner }.grant_in_rounds(&requests).await?;
+    let mut grants = Grants { db, common, owner: &requester.owner, repeated };
+    let answers = grants.grant_in_rounds(&requests).await?;
     for (request, answer) in requests.iter().zip(&answers) {
         if matches!(answer, Ok(Attempt::Granted(_))) {
             common.registry.granted(name(request), asked);
-            common.known_rows.insert(&request.key);
+            if request.mode == Mode::Exclusive {
+                common.known_rows.insert(&request.key);
+            }
         }
     }
     in_flight.answered();
@@ -122,7 +133,10 @@ pub(super) fn granted(common: &Common, request: &Request, drawn: &Drawn) -> Resu
     let further = drawn.further.iter().filter_map(|number| u64::try_from(*number).ok());
     let reserved = Reserved::rest_of(token).and_numbers(further);
     let mut granted = Granted::with_token(Some(token)).reserved(reserved);
-    granted.extension = common.extension.as_ref().map(|make| make(&request.key, request.holder, number));
+    granted.permit = drawn.permit;
+    let in_part = request.mode != Mode::Exclusive;
+    granted.extension =
+        common.extension.as_ref().map(|make| make(&request.key, request.holder, number, in_part));
     Ok(Attempt::Granted(granted))
 }
 
@@ -134,13 +148,15 @@ pub(super) struct Requester {
 }
 
 pub(super) fn name(request: &Request) -> HoldId {
-    HoldId { key: request.key.clone(), holder: request.holder }
+    HoldId::new(request.key.clone(), request.holder, request.mode)
 }
 
 struct Grants<'g, 'c> {
     db: &'g mut Db<'c>,
     common: &'g Common,
     owner: &'g str,
+    /// The holders whose request for a part was possibly granted already.
+    repeated: Vec<HolderId>,
 }
 
 impl Grants<'_, '_> {
@@ -154,37 +170,33 @@ impl Grants<'_, '_> {
             let (now, later) = each_key_once(open, requests);
             open = later;
             let asked: Vec<&Request> = now.iter().map(|at| requests[*at]).collect();
-            let results = self.grant_round(&asked).await?;
+            let results = self.grant_by_mode(&asked).await?;
             let mut unmarked = Vec::new();
             for (at, result) in now.into_iter().zip(results) {
                 let request = requests[at];
-                if matches!(result, Ok(GrantReply::Contended(_) | GrantReply::Unmarked(_))) {
+                if matches!(result, Ok(GrantReply::Contended(_) | GrantReply::Unmarked(..))) {
                     self.common.contention.add(&request.key);
                 }
                 answers[at] = Some(match result {
                     Ok(GrantReply::Granted(drawn)) => granted(self.common, request, &drawn),
-                    Ok(GrantReply::Unmarked(contended)) if request.waits && round < ROUNDS => {
-                        unmarked.push(at);
+                    Ok(GrantReply::Unmarked(contended, mark)) if request.waits && round < ROUNDS => {
+                        unmarked.push((at, mark));
                         Ok(Attempt::Contended(contended))
                     }
-                    Ok(GrantReply::Contended(contended) | GrantReply::Unmarked(contended)) => {
+                    Ok(GrantReply::Contended(contended) | GrantReply::Unmarked(contended, _)) => {
                         Ok(Attempt::Contended(contended))
                     }
                     Ok(GrantReply::Refused(error)) => Ok(Attempt::Refused(error)),
-                    Ok(GrantReply::Passed) if round < ROUNDS => {
+                    Ok(GrantReply::Passed | GrantReply::InParts) if round < ROUNDS => {
                         open.push(at);
                         continue;
                     }
-                    Ok(GrantReply::Passed) => Ok(Attempt::Contended(Contended::new())),
+                    Ok(GrantReply::Passed | GrantReply::InParts) => Ok(Attempt::Contended(Contended::new())),
                     Err(error) => Err(error),
                 });
             }
             if !unmarked.is_empty() {
-                let keys: Vec<&LockKey> = unmarked.iter().map(|at| &requests[*at].key).collect();
-                let freed = self.mark_waiters(&keys).await?;
-                // Requests a key again if it was released before its row was marked, because such a release
-                // sends no notification.
-                open.extend(unmarked.into_iter().filter(|at| freed.contains(&requests[*at].key)));
+                open.extend(self.mark_and_find_released(requests, unmarked).await?);
             }
         }
         let missing = || {
@@ -195,7 +207,7 @@ impl Grants<'_, '_> {
 
     /// Grants keys with free rows, which is nearly always all of them. Requests the rest by the statement that inserts
     /// rows and returns why a key was not granted.
-    async fn grant_round(&mut self, requests: &[&Request]) -> Result<Vec<GrantResult>, Error> {
+    async fn grant_exclusively(&mut self, requests: &[&Request]) -> Result<Vec<GrantResult>, Error> {
         let mut skips = self.common.is_any_pinned(requests.iter().map(|r| &r.key));
         let mut drawn = Vec::new();
         if !skips {
@@ -354,26 +366,6 @@ impl Grants<'_, '_> {
             .await;
         row?.map(|row| Drawn::read(&row, 0, draws_more)).transpose()
     }
-
-    /// Notes in the rows of `keys` that a client waits. Returns the keys that are free now.
-    async fn mark_waiters(&mut self, keys: &[&LockKey]) -> Result<Vec<LockKey>, Error> {
-        let lasts = micros(self.common.poll).saturating_mul(2);
-        let text = self.common.statements.mark.text(false);
-        let rows = self
-            .db
-            .rows("note a waiter", text, &|query| {
-                query.bind(keys.iter().map(|k| k.as_str()).collect::<Vec<_>>()).bind(lasts)
-            })
-            .await;
-        let rows = match rows {
-            Ok(rows) => rows,
-            Err(StatementFailure::ConnectionUnusable(error)) => return Err(error),
-            // Continues without the mark, which is only for speed: without it the waiter polls.
-            Err(_) => return Ok(Vec::new()),
-        };
-        let live: Vec<&str> = rows.iter().filter_map(|row| row.try_get(0).ok()).collect();
-        Ok(keys.iter().filter(|k| !live.contains(&k.as_str())).map(|k| (*k).clone()).collect())
-    }
 }
 
 fn keys<'r>(requests: &[&'r Request]) -> Vec<&'r str> {
@@ -402,7 +394,7 @@ fn read(rows: &[PgRow]) -> Result<HashMap<String, GrantReply>, sqlx::Error> {
     for row in rows {
         let key: String = row.try_get(0)?;
         let outcome = match row.try_get(1)? {
-            Some(number) => GrantReply::Granted(Drawn { number, further: Vec::new() }),
+            Some(number) => GrantReply::Granted(Drawn { number, further: Vec::new(), permit: None }),
             None => refusal(row)?,
         };
         // Keeps the grant: it has two rows, and the row with the earlier state does not count.
@@ -417,8 +409,10 @@ fn refusal(row: &PgRow) -> Result<GrantReply, sqlx::Error> {
     let live: bool = row.try_get(2)?;
     let expires: Option<i64> = row.try_get(3)?;
     let cooling: Option<i64> = row.try_get(4)?;
-    let marked: bool = row.try_get(5)?;
-    let duration = |micros: i64| Duration::from_micros(u64::try_from(micros).unwrap_or(0));
+    let (marked, in_parts): (bool, bool) = (row.try_get(5)?, row.try_get(6)?);
+    if in_parts {
+        return Ok(GrantReply::InParts);
+    }
     let mut contended = Contended::new();
     contended.cooling_for = cooling.map(duration);
     contended.retry_after = if live {
@@ -427,7 +421,7 @@ fn refusal(row: &PgRow) -> Result<GrantReply, sqlx::Error> {
         contended.cooling_for
     };
     Ok(match (live, cooling) {
-        (true, _) if !marked => GrantReply::Unmarked(contended),
+        (true, _) if !marked => GrantReply::Unmarked(contended, Mark::Waiter),
         (true, _) | (false, Some(_)) => GrantReply::Contended(contended),
         (false, None) => GrantReply::Passed,
     })
@@ -450,6 +444,10 @@ fn unreadable(error: sqlx::Error) -> StatementFailure {
     StatementFailure::OutcomeUnknown(store_error(error, "acquire"))
 }
 
+fn duration(micros: i64) -> Duration {
+    Duration::from_micros(u64::try_from(micros).unwrap_or(0))
+}
+
 pub(super) fn ttl(request: &Request) -> i64 {
     request.ttl.map_or(0, micros)
 }
@@ -457,7 +455,7 @@ pub(super) fn ttl(request: &Request) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use leasehold_api::HolderId;
+    use leasehold_api::LockKey;
 
     #[test]
     fn a_statement_has_each_key_once_and_in_order() {

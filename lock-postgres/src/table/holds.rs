@@ -29,15 +29,16 @@ pub(super) async fn renew(
     let items: Vec<&(HoldId, i64)> = calls.iter().flat_map(|call| &call.items).collect();
     // Sends each hold once, because the statement replies once per hold. The last requested TTL counts.
     let (once, which) = each_hold_once(items.iter().map(|(hold, _)| hold));
-    let mut by_ttl: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
+    let mut alike: BTreeMap<(bool, i64), Vec<usize>> = BTreeMap::new();
     for (place, at) in once.iter().enumerate() {
-        by_ttl.entry(items[*at].1).or_default().push(place);
+        let (hold, ttl) = items[*at];
+        alike.entry((hold.in_parts, *ttl)).or_default().push(place);
     }
     let mut answers: Vec<Option<Result<Renewed, Error>>> = once.iter().map(|_| None).collect();
-    for (ttl, places) in by_ttl {
+    for ((in_parts, ttl), places) in alike {
         for part in places.chunks(MOST_ROWS) {
             let holds: Vec<&HoldId> = part.iter().map(|place| &items[once[*place]].0).collect();
-            for (place, answer) in part.iter().zip(renew_part(db, common, &holds, ttl).await?) {
+            for (place, answer) in part.iter().zip(renew_part(db, common, &holds, in_parts, ttl).await?) {
                 answers[*place] = Some(answer);
             }
         }
@@ -50,12 +51,14 @@ async fn renew_part(
     db: &mut Db<'_>,
     common: &Common,
     part: &[&HoldId],
+    in_parts: bool,
     ttl: i64,
 ) -> Result<Vec<Result<Renewed, Error>>, Error> {
     let asked = Instant::now();
     let bind = |query| bind_holds(query, part).bind(ttl);
     let mut waits = true;
-    if let Some(text) = &common.statements.renew_early {
+    let statements = common.statements.of_holds(in_parts);
+    if let Some(text) = &statements.renew_early {
         match db.rows("renew", text, &bind).await {
             Ok(rows) if count(&rows) == part.len() => {
                 part.iter().for_each(|hold| common.registry.confirmed(hold.holder, asked));
@@ -66,7 +69,7 @@ async fn renew_part(
             Err(failure) => return Ok(failure.for_each(part.len())?.into_iter().map(Err).collect()),
         }
     }
-    let text = &common.statements.renew;
+    let text = &statements.renew;
     let rows = wait_then_skip(db, part.len(), "renew", text, waits, &bind).await;
     let (rows, skipped) = match rows? {
         Ok(found) => found,
@@ -94,21 +97,36 @@ pub(super) async fn confirm(
 ) -> Result<(), Error> {
     let items: Vec<&HoldId> = calls.iter().flat_map(|call| &call.items).collect();
     let mut answers = Vec::with_capacity(items.len());
-    for part in items.chunks(MOST_ROWS) {
-        let text = &common.statements.confirm;
-        match db.rows("confirm", text, &|query| bind_holds(query, part)).await {
+    for places in same_statements(&items) {
+        let part: Vec<&HoldId> = places.iter().map(|place| items[*place]).collect();
+        let text = &common.statements.of_holds(part.iter().any(|hold| hold.in_parts)).confirm;
+        let given: Vec<_> = match db.rows("confirm", text, &|query| bind_holds(query, &part)).await {
             Ok(rows) => {
-                let found = by_name(&rows, part);
-                for (row, hold) in found.iter().zip(part).filter_map(|(row, hold)| Some(((*row)?, hold))) {
+                let found = by_name(&rows, &part);
+                for (row, hold) in found.iter().zip(&part).filter_map(|(row, hold)| Some(((*row)?, hold))) {
                     report_asked(common, row, hold);
                 }
-                answers.extend(found.iter().map(|row| Ok(row.is_some())));
+                found.iter().map(|row| Ok(row.is_some())).collect()
             }
-            Err(failure) => answers.extend(failure.for_each(part.len())?.into_iter().map(Err)),
-        }
+            Err(failure) => failure.for_each(part.len())?.into_iter().map(Err).collect(),
+        };
+        answers.extend(places.into_iter().zip(given));
     }
-    hand_out(calls, answers, |_, _| ());
+    hand_out(calls, in_order(answers), |_, _| ());
     Ok(())
+}
+
+/// Returns the positions in `holds`, in portions whose holds are of the same kind and fit into one statement.
+fn same_statements(holds: &[&HoldId]) -> Vec<Vec<usize>> {
+    let of_kind = |in_parts| (0..holds.len()).filter(move |at| holds[*at].in_parts == in_parts);
+    let kinds = [false, true].map(|in_parts| of_kind(in_parts).collect::<Vec<_>>());
+    kinds.iter().flat_map(|kind| kind.chunks(MOST_ROWS)).map(<[usize]>::to_vec).collect()
+}
+
+/// Returns the values in the order of their positions.
+fn in_order<T>(mut answers: Vec<(usize, T)>) -> Vec<T> {
+    answers.sort_by_key(|(place, _)| *place);
+    answers.into_iter().map(|(_, answer)| answer).collect()
 }
 
 /// Checks whether another client was served after each hold of `call` was released.
@@ -166,13 +184,16 @@ async fn free(
     releases: &[&ReleaseRequest],
 ) -> Result<Vec<Result<ReleaseReply, Error>>, Error> {
     let mut answers = Vec::with_capacity(releases.len());
-    for part in releases.chunks(MOST_ROWS) {
-        match part {
-            [release] => answers.push(release_one(db, common, release).await?),
-            _ => answers.extend(release_many(db, common, part).await?),
-        }
+    let holds: Vec<&HoldId> = releases.iter().map(|release| &release.hold).collect();
+    for places in same_statements(&holds) {
+        let part: Vec<&ReleaseRequest> = places.iter().map(|place| releases[*place]).collect();
+        let given = match part[..] {
+            [release] => vec![release_one(db, common, release).await?],
+            _ => release_many(db, common, &part).await?,
+        };
+        answers.extend(places.into_iter().zip(given));
     }
-    Ok(answers)
+    Ok(in_order(answers))
 }
 
 /// Releases one hold with one statement. A second one follows if the hold has a new waiter or is not held.
@@ -194,15 +215,16 @@ async fn release_alone(
     release: &ReleaseRequest,
 ) -> Result<ReleaseReply, StatementFailure> {
     let ReleaseRequest { hold, unused } = release;
+    let statements = common.statements.of_holds(hold.in_parts);
     let bind = |query: Statement| query.bind(hold.key.as_str()).bind(HolderText(hold.holder)).bind(*unused);
     if !common.contention.contains(&hold.key)
-        && db.execute("release", &common.statements.release_unawaited, &bind).await? > 0
+        && db.execute("release", &statements.release_unawaited, &bind).await? > 0
     {
         common.registry.ended(hold.holder);
         return Ok(ReleaseReply::new(true));
     }
     let before = common.registry.before_release(&[hold]);
-    let row = db.row("release", &common.statements.release_one, &bind).await?;
+    let row = db.row("release", &statements.release_one, &bind).await?;
     freed(common, hold, row.as_ref(), 0, &before).map_err(StatementFailure::OutcomeUnknown)
 }
 
@@ -211,7 +233,7 @@ async fn release_many(
     common: &Common,
     part: &[&ReleaseRequest],
 ) -> Result<Vec<Result<ReleaseReply, Error>>, Error> {
-    let text = &common.statements.release;
+    let text = &common.statements.of_holds(part.iter().any(|release| release.hold.in_parts)).release;
     let holds: Vec<&HoldId> = part.iter().map(|release| &release.hold).collect();
     let bind = |query| {
         let unused = part.iter().filter(|release| release.unused);

@@ -236,7 +236,7 @@ impl Job for TableJob {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use leasehold_api::LockKey;
+    use leasehold_api::{LockKey, Mode};
 
     fn acquire(name: &str, serial: u64) -> TableJob {
         let request = Request::new(LockKey::new(name).unwrap(), HolderId::from_parts(1, serial));
@@ -244,7 +244,7 @@ mod tests {
     }
 
     fn release(name: &str, serial: u64) -> TableJob {
-        let hold = HoldId { key: LockKey::new(name).unwrap(), holder: HolderId::from_parts(1, serial) };
+        let hold = HoldId::new(LockKey::new(name).unwrap(), HolderId::from_parts(1, serial), Mode::Exclusive);
         TableJob::Release(PendingCall::new(vec![ReleaseRequest { hold, unused: false }]).0)
     }
 

@@ -13,6 +13,7 @@ use tokio::time::timeout;
 use super::common::Common;
 use super::db::{Db, Statement, StatementFailure};
 use super::job::{ListPage, ListRequest, PendingCall, PurgeRequest, PurgedPage};
+use super::parts;
 use super::registry::{HoldId, Process};
 use super::sql;
 use super::values::HolderText;
@@ -23,7 +24,7 @@ use crate::upkeep::{Note, Progress};
 const MOST_BYTES: usize = 1024;
 
 /// Number of rows that one statement of a purge reads. It is small enough not to delay other statements.
-const PAGE: i64 = 1000;
+pub(super) const PAGE: i64 = 1000;
 
 /// The same of a list. It is larger, because a list only reads, and a statement alone costs the time of hundreds of
 /// rows.
@@ -37,7 +38,7 @@ pub(super) async fn list(
     let bind = |list: &ListRequest, query: Statement| {
         query.bind(list.from.clone()).bind(list.to.clone()).bind(list.ended).bind(list.rows)
     };
-    one_by_one(db, "list", &common.statements.list, call, bind, page).await
+    one_by_one(db, "list", &[&common.statements.list], call, bind, page).await
 }
 
 pub(super) async fn force(
@@ -45,8 +46,9 @@ pub(super) async fn force(
     common: &Common,
     call: PendingCall<HoldId, bool>,
 ) -> Result<(), Error> {
-    one_by_one(db, "force a release", &common.statements.force, call, bind_hold, |rows| Ok(!rows.is_empty()))
-        .await
+    let part = common.statements.parts.as_ref().map(|parts| &parts.force);
+    let texts: Vec<_> = std::iter::once(&common.statements.force).chain(part).collect();
+    one_by_one(db, "force a release", &texts, call, bind_hold, |rows| Ok(!rows.is_empty())).await
 }
 
 pub(super) async fn ask(
@@ -54,8 +56,9 @@ pub(super) async fn ask(
     common: &Common,
     call: PendingCall<HoldId, bool>,
 ) -> Result<(), Error> {
-    one_by_one(db, "ask for a release", &common.statements.ask, call, bind_hold, |rows| Ok(!rows.is_empty()))
-        .await
+    let part = common.statements.parts.as_ref().map(|parts| &parts.ask);
+    let texts: Vec<_> = std::iter::once(&common.statements.ask).chain(part).collect();
+    one_by_one(db, "ask for a release", &texts, call, bind_hold, |rows| Ok(!rows.is_empty())).await
 }
 
 fn bind_hold(hold: &HoldId, query: Statement) -> Statement {
@@ -71,7 +74,9 @@ pub(super) async fn relabel(
         query.bind(hold.key.to_string()).bind(HolderText(hold.holder)).bind(label.to_string())
     };
     let read = |rows: Vec<PgRow>| Ok(!rows.is_empty());
-    one_by_one(db, "change a label", &common.statements.relabel, call, bind, read).await
+    let texts = [false, true].map(|in_parts| &common.statements.of_holds(in_parts).relabel);
+    let texts = if common.statements.parts.is_some() { &texts[..] } else { &texts[..1] };
+    one_by_one(db, "change a label", texts, call, bind, read).await
 }
 
 /// Renews holds and marks them as given out.
@@ -85,7 +90,7 @@ pub(super) async fn give_out(
         return Ok(());
     };
     let bind = |(hold, ttl): &(HoldId, i64), query: Statement| bind_hold(hold, query).bind(*ttl);
-    one_by_one(db, "give a hold out", text, call, bind, |rows| Ok(!rows.is_empty())).await
+    one_by_one(db, "give a hold out", &[text], call, bind, |rows| Ok(!rows.is_empty())).await
 }
 
 /// Ends this client's abandoned sessions. Replies for each whether it is gone.
@@ -111,15 +116,39 @@ pub(super) async fn purge(
     common: &Common,
     call: PendingCall<PurgeRequest, PurgedPage>,
 ) -> Result<(), Error> {
-    let bind =
-        |purge: &PurgeRequest, query: Statement| query.bind(purge.age).bind(purge.after.clone()).bind(PAGE);
-    let read = |rows: Vec<PgRow>| {
-        let Some(row) = rows.first() else { return Ok(PurgedPage { removed: 0, next: None }) };
+    let mut answers = Vec::with_capacity(call.items.len());
+    for purge in &call.items {
+        answers.push(match purge_page(db, common, purge).await {
+            Ok(page) => Ok(page),
+            Err(StatementFailure::ConnectionUnusable(error)) => return Err(error),
+            Err(failure) => Err(failure.into_error()),
+        });
+    }
+    let _ = call.answer(answers);
+    Ok(())
+}
+
+async fn purge_page(
+    db: &mut Db<'_>,
+    common: &Common,
+    purge: &PurgeRequest,
+) -> Result<PurgedPage, StatementFailure> {
+    let parts = common.statements.parts.as_ref();
+    if let Some(parts) = parts {
+        parts::open_idle(db, common, parts, purge).await?;
+    }
+    let bind = |query: Statement| query.bind(purge.age).bind(purge.after.as_str()).bind(PAGE);
+    let mut page = PurgedPage { removed: 0, next: None };
+    if let Some(row) = db.row(REMOVE, &common.statements.purge, &bind).await? {
         let read = || Ok((row.try_get::<i64, _>(0)?, row.try_get(1)?));
-        let (removed, next) = read().map_err(|error| store_error(error, REMOVE))?;
-        Ok(PurgedPage { removed: removed.unsigned_abs(), next })
-    };
-    one_by_one(db, REMOVE, &common.statements.purge, call, bind, read).await
+        let (removed, next) =
+            read().map_err(|error| StatementFailure::OutcomeUnknown(store_error(error, REMOVE)))?;
+        page = PurgedPage { removed: removed.unsigned_abs(), next };
+    }
+    if let Some(parts) = parts {
+        page.removed += parts::purge(db, parts, purge, page.next.as_deref()).await?;
+    }
+    Ok(page)
 }
 
 pub(super) async fn claim_upkeep(
@@ -132,7 +161,7 @@ pub(super) async fn claim_upkeep(
         let progress = rows.first().map(Progress::read).transpose();
         progress.map_err(|error| store_error(error, REMOVE))
     };
-    one_by_one(db, REMOVE, &common.statements.claim_upkeep, call, bind, read).await
+    one_by_one(db, REMOVE, &[&common.statements.claim_upkeep], call, bind, read).await
 }
 
 pub(super) async fn note_upkeep(
@@ -143,16 +172,16 @@ pub(super) async fn note_upkeep(
     let bind = |note: &Note, query: Statement| {
         query.bind(common.statements.kind).bind(note.after.clone()).bind(note.pause_micros())
     };
-    one_by_one(db, REMOVE, &common.statements.note_upkeep, call, bind, |_| Ok(())).await
+    one_by_one(db, REMOVE, &[&common.statements.note_upkeep], call, bind, |_| Ok(())).await
 }
 
 const REMOVE: &str = "remove old rows";
 
-/// Runs one statement for each item of `call`.
+/// Runs one statement for each item of `call`, and the next of `texts` if it returned no row.
 async fn one_by_one<Q, A>(
     db: &mut Db<'_>,
     doing: &str,
-    text: &Arc<str>,
+    texts: &[&Arc<str>],
     call: PendingCall<Q, A>,
     bind: impl Fn(&Q, Statement) -> Statement + Sync,
     read: impl Fn(Vec<PgRow>) -> Result<A, Error>,
@@ -162,7 +191,14 @@ where
 {
     let mut answers = Vec::with_capacity(call.items.len());
     for item in &call.items {
-        answers.push(match db.rows(doing, text, &|query| bind(item, query)).await {
+        let mut outcome = Ok(Vec::new());
+        for text in texts {
+            outcome = db.rows(doing, text, &|query| bind(item, query)).await;
+            if !matches!(&outcome, Ok(rows) if rows.is_empty()) {
+                break;
+            }
+        }
+        answers.push(match outcome {
             Ok(rows) => read(rows),
             Err(StatementFailure::ConnectionUnusable(error)) => return Err(error),
             Err(failure) => Err(failure.into_error()),
@@ -178,7 +214,7 @@ fn page(rows: Vec<PgRow>) -> Result<ListPage, Error> {
     let mut page = ListPage::default();
     for row in &rows {
         if row.try_get(9).map_err(failed)? {
-            page.keys.push(info(row)?);
+            add(&mut page.keys, info(row)?);
         }
         if row.try_get(10).map_err(failed)? {
             let last: String = row.try_get(0).map_err(failed)?;
@@ -186,6 +222,14 @@ fn page(rows: Vec<PgRow>) -> Result<ListPage, Error> {
         }
     }
     Ok(page)
+}
+
+/// Adds the holder of a row to its key, which can have several.
+fn add(keys: &mut Vec<KeyInfo>, info: KeyInfo) {
+    match keys.last_mut().filter(|last| last.key == info.key) {
+        Some(last) => last.holders.extend(info.holders),
+        None => keys.push(info),
+    }
 }
 
 /// Returns the first text after `key` in byte order, because the server refuses NUL and no key contains it.
@@ -219,9 +263,10 @@ fn info(row: &PgRow) -> Result<KeyInfo, Error> {
         let (token, state): (i64, i16) = (row.try_get(2)?, row.try_get(6)?);
         let notes: (Option<String>, Option<String>, bool) =
             (row.try_get(3)?, row.try_get(4)?, row.try_get(11)?);
-        Ok((texts, token, notes, micros(5)?, state, micros(7)?, micros(8)?))
+        let part = row.try_get::<Option<i32>, _>(12)?.zip(row.try_get::<Option<i32>, _>(13)?);
+        Ok((texts, token, notes, micros(5)?, state, micros(7)?, micros(8)?, part))
     };
-    let ((key, holder), token, (label, owner, asked), since, state, expires_in, cooldown) =
+    let ((key, holder), token, (label, owner, asked), since, state, expires_in, cooldown, part) =
         read().map_err(|error| store_error(error, "list"))?;
     let mut info = KeyInfo::free(LockKey::new(key).map_err(|error| corrupt().with_source(error))?);
     info.cooldown = cooldown;
@@ -241,6 +286,9 @@ fn info(row: &PgRow) -> Result<KeyInfo, Error> {
     hold.asked = asked;
     hold.since = since.and_then(|since| SystemTime::UNIX_EPOCH.checked_add(since));
     hold.expires_in = expires_in;
+    if let Some((of, part)) = part {
+        (hold.mode, hold.permit) = parts::mode(of, part);
+    }
     info.holders.push(hold);
     Ok(info)
 }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use fnv::FnvHashMap;
-use leasehold_api::{HolderId, LockKey};
+use leasehold_api::{HolderId, LockKey, Mode};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -13,6 +13,14 @@ use tokio::time::Instant;
 pub(super) struct HoldId {
     pub(super) key: LockKey,
     pub(super) holder: HolderId,
+    /// Whether the hold is in a part, beside others of its key.
+    pub(super) in_parts: bool,
+}
+
+impl HoldId {
+    pub(super) fn new(key: LockKey, holder: HolderId, mode: Mode) -> Self {
+        Self { key, holder, in_parts: mode != Mode::Exclusive }
+    }
 }
 
 /// A request to release a hold.
@@ -57,6 +65,7 @@ struct RegistryState {
 #[derive(Debug)]
 struct OwnHold {
     key: LockKey,
+    in_parts: bool,
     /// When the last request that confirmed the hold was sent.
     confirmed: Instant,
 }
@@ -110,7 +119,8 @@ impl Registry {
     }
 
     pub(super) fn granted(&self, hold: HoldId, asked: Instant) {
-        self.state().held.insert(hold.holder, OwnHold { key: hold.key, confirmed: asked });
+        let HoldId { key, holder, in_parts } = hold;
+        self.state().held.insert(holder, OwnHold { key, in_parts, confirmed: asked });
     }
 
     pub(super) fn confirmed(&self, holder: HolderId, asked: Instant) {
@@ -138,7 +148,12 @@ impl Registry {
     pub(super) fn held(&self) -> Vec<HoldId> {
         let state = self.state();
         let held = state.held.iter().filter(|(_, held)| !self.is_lost(held));
-        held.map(|(holder, held)| HoldId { key: held.key.clone(), holder: *holder }).collect()
+        let id = |(holder, held): (&HolderId, &OwnHold)| HoldId {
+            key: held.key.clone(),
+            holder: *holder,
+            in_parts: held.in_parts,
+        };
+        held.map(id).collect()
     }
 
     fn is_lost(&self, held: &OwnHold) -> bool {
@@ -184,6 +199,12 @@ impl Registry {
     /// the hold was released.
     pub(super) fn is_undecided(&self, hold: &HoldId) -> bool {
         self.state().is_undecided(hold, Instant::now())
+    }
+
+    /// Returns whether the server might have granted an earlier request of this holder.
+    pub(super) fn may_have(&self, hold: &HoldId) -> bool {
+        let state = self.state();
+        state.held.contains_key(&hold.holder) || state.is_undecided(hold, Instant::now())
     }
 
     /// Returns whether only a session that a pooler hides might still run the request for this hold. This client cannot
@@ -255,9 +276,11 @@ impl Registry {
 
     /// Marks a hold to be checked after a notification of a forced release, or of a request to release. Ignored unless this client has
     /// the hold.
-    pub(super) fn suspect(&self, hold: HoldId) {
+    pub(super) fn suspect(&self, key: LockKey, holder: HolderId) {
         let mut state = self.state();
-        if state.held.contains_key(&hold.holder) && !state.suspects.contains(&hold) {
+        let Some(in_parts) = state.held.get(&holder).map(|held| held.in_parts) else { return };
+        let hold = HoldId { key, holder, in_parts };
+        if !state.suspects.contains(&hold) {
             state.suspects.push(hold);
             drop(state);
             self.suspected.notify_one();
@@ -342,7 +365,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_request_is_left_to_the_engine_and_undecided_for_its_time_if_its_caller_waits() {
         let registry = Registry::new(None);
-        let hold = HoldId { key: LockKey::new("k").unwrap(), holder: HolderId::from_parts(1, 1) };
+        let hold = HoldId::new(LockKey::new("k").unwrap(), HolderId::from_parts(1, 1), Mode::Exclusive);
         let time = Duration::from_secs(6);
         // A pooler hides the session.
         let period = DoubtPeriod { session: None, time };
@@ -371,8 +394,8 @@ mod tests {
     #[test]
     fn a_request_that_is_answered_during_its_release_may_be_granted_after_it() {
         let registry = Registry::new(None);
-        let hold = HoldId { key: LockKey::new("k").unwrap(), holder: HolderId::from_parts(1, 1) };
-        let other = HoldId { key: LockKey::new("l").unwrap(), holder: HolderId::from_parts(1, 2) };
+        let hold = HoldId::new(LockKey::new("k").unwrap(), HolderId::from_parts(1, 1), Mode::Exclusive);
+        let other = HoldId::new(LockKey::new("l").unwrap(), HolderId::from_parts(1, 2), Mode::Exclusive);
         let acquiring = registry.in_flight(vec![hold.clone()], DoubtPeriod::default());
         let before = registry.before_release(&[&hold, &other]);
         acquiring.answered();
@@ -390,7 +413,7 @@ mod tests {
     #[test]
     fn only_a_hidden_session_lets_a_release_fail_for_its_time() {
         let registry = Registry::new(None);
-        let hold = |n| HoldId { key: LockKey::new("k").unwrap(), holder: HolderId::from_parts(1, n) };
+        let hold = |n| HoldId::new(LockKey::new("k").unwrap(), HolderId::from_parts(1, n), Mode::Exclusive);
         let (session, time) = (Some(Process { pid: 1, started: 1 }), Duration::from_secs(60));
         registry.add_unconfirmed([hold(1)], DoubtPeriod { session, time });
         registry.add_unconfirmed([hold(2)], DoubtPeriod { session: None, time });
@@ -408,7 +431,7 @@ mod tests {
     #[test]
     fn a_request_under_way_is_undecided_until_its_answer_or_the_end_of_its_session() {
         let registry = Registry::new(None);
-        let hold = HoldId { key: LockKey::new("k").unwrap(), holder: HolderId::from_parts(1, 1) };
+        let hold = HoldId::new(LockKey::new("k").unwrap(), HolderId::from_parts(1, 1), Mode::Exclusive);
         let session = Process { pid: 1, started: 1 };
         let period = DoubtPeriod { session: Some(session), time: Duration::ZERO };
         let other = registry.in_flight(Vec::new(), period);

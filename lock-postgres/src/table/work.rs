@@ -258,7 +258,7 @@ impl Work for TableWork {
             Some(Notice::Awaited(key)) => self.common.events(|events| events.awaited(&key)),
             Some(Notice::Broken(holder, key)) => {
                 self.common.events(|events| events.wake(&key));
-                self.common.registry.suspect(HoldId { key, holder });
+                self.common.registry.suspect(key, holder);
             }
             None => {}
         }

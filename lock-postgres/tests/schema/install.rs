@@ -76,7 +76,7 @@ fn every_table_names_its_access_method() {
     let script = schema::script(&name("leasehold"), "");
     let tables: Vec<_> =
         script.split("\nCREATE ").filter(|part| part.contains("TABLE IF NOT EXISTS")).collect();
-    assert_eq!(tables.len(), 6);
+    assert_eq!(tables.len(), 8);
     for table in tables {
         let definition = table.split(';').next().unwrap();
         assert!(definition.contains("\n) USING heap"), "{definition}");
@@ -239,7 +239,7 @@ async fn a_schema_of_another_version() {
         "never downgraded"
     );
 
-    run(&mut conn, "UPDATE leasehold.version SET oldest_library = 4; DROP TABLE leasehold.lease").await;
+    run(&mut conn, "UPDATE leasehold.version SET oldest_library = 5; DROP TABLE leasehold.lease").await;
     for error in [refused(&mut conn, &schema).await, schema::install(&mut conn, &schema).await.unwrap_err()] {
         assert_eq!(error.kind(), ErrorKind::SchemaMissing, "{error}");
     }
@@ -265,7 +265,9 @@ async fn what_was_removed_is_completed_and_what_was_altered_is_named() {
     let mut conn = database.connect().await;
     let schema = name("leasehold");
     schema::install(&mut conn, &schema).await.unwrap();
-    for object in ["version", "incarnation", "mutex", "lease", "advisory_name", "upkeep"] {
+    for object in
+        ["version", "incarnation", "mutex", "lease", "mutex_part", "lease_part", "advisory_name", "upkeep"]
+    {
         run(&mut conn, format!("DROP TABLE leasehold.{object}")).await;
         let error = refused(&mut conn, &schema).await;
         assert_eq!(error.kind(), ErrorKind::SchemaMissing, "{error}");
@@ -406,7 +408,7 @@ async fn least_privileges_are_enough_and_each_that_is_missing_is_named() {
         }
         run(&mut conn, format!("RESET ROLE; {grant}; {as_role}")).await;
     }
-    assert_eq!(said.lines().count(), 21);
+    assert_eq!(said.lines().count(), 29);
     drop_role(&mut conn, &role).await;
 }
 

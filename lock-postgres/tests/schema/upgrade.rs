@@ -128,7 +128,7 @@ async fn every_object_says_what_it_is() {
     schema::install(&mut conn, &name("it's mine")).await.unwrap();
     let objects = "SELECT count(*) FROM pg_class c WHERE c.relnamespace = '\"it''s mine\"'::regnamespace
         AND c.relkind IN ('r', 'S', 'i')";
-    assert!(number(&mut conn, objects).await >= 13);
+    assert!(number(&mut conn, objects).await >= 17);
     let silent =
         format!("{objects} AND coalesce(obj_description(c.oid, 'pg_class'), '') NOT LIKE 'leasehold: %'");
     assert_eq!(number(&mut conn, silent).await, 0);

@@ -38,11 +38,7 @@ const TASKS: [(usize, Option<f64>, Option<f64>); 4] =
     [(1, Some(0.9), None), (8, None, None), (64, Some(1.2), Some(3.0)), (512, Some(2.0), Some(3.5))];
 
 pub(crate) async fn measure(sections: &Sections, group: &mut Group) {
-    // The start panics with advice if the program is missing.
-    let Ok(etcd) = std::panic::catch_unwind(|| Etcd::start(EtcdOptions::three().durable())) else {
-        group.note("etcd is missing here.");
-        return;
-    };
+    let Some(etcd) = cluster(group) else { return };
     // All contenders call the first member first.
     etcd.make_leader(0).await;
     let version = etcd.status(0).await.map_or_else(|refusal| refusal.to_string(), |status| status.version);
@@ -68,6 +64,16 @@ pub(crate) async fn measure(sections: &Sections, group: &mut Group) {
     if sections.want_long("gap") {
         gap::measure(&etcd, &mut group.rows).await;
     }
+}
+
+/// Starts three members that sync their disks. Returns `None` with a note if etcd is missing.
+pub(crate) fn cluster(group: &mut Group) -> Option<Etcd> {
+    // The start panics with advice if the program is missing.
+    let started = std::panic::catch_unwind(|| Etcd::start(EtcdOptions::three().durable())).ok();
+    if started.is_none() {
+        group.note("etcd is missing here.");
+    }
+    started
 }
 
 /// Returns the median time of a put, microseconds.

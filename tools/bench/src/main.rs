@@ -12,6 +12,7 @@ mod contest;
 mod etcd;
 mod files;
 mod memory;
+mod modes;
 mod peers;
 mod postgres;
 
@@ -32,6 +33,7 @@ const GROUPS: &[&str] = &[
     "postgres",
     #[cfg(feature = "etcd")]
     "etcd",
+    "modes",
     "claims",
     "companions",
     "peers",
@@ -69,6 +71,7 @@ async fn main() -> ExitCode {
             ["child", "waiter", url, kind] => postgres::waiter(url, kind).await,
             ["child", "held", url, more] => postgres::held(url, more.parse().unwrap()).await,
             ["child", "worker", url, mode, id] => claims::worker(url, mode, id.parse().unwrap()).await,
+            ["child", "readers", url, process] => modes::readers(url, process).await,
             ["child", "leader", url] => companions::leader(url).await,
             _ => return run(Options::parse()).await,
         }
@@ -149,6 +152,7 @@ async fn measured(name: &'static str, sections: Sections) -> Group {
         "postgres" => postgres::measure(&sections, &mut group).await,
         #[cfg(feature = "etcd")]
         "etcd" => etcd::measure(&sections, &mut group).await,
+        "modes" => modes::measure(&sections, &mut group).await,
         "claims" => claims::measure(&sections, &mut group).await,
         "companions" => companions::measure(&sections, &mut group).await,
         _ => peers::measure(&sections, &mut group).await,

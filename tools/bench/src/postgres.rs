@@ -23,6 +23,7 @@ use sqlx::{Connection as _, Executor as _, PgConnection};
 use test_servers::{Cluster, Database};
 
 use self::cycles::Store;
+pub(crate) use self::handover::order;
 use self::side::Kind;
 use crate::Sections;
 

@@ -7,6 +7,7 @@
 mod backend;
 mod connection;
 mod lock;
+mod modes;
 mod server;
 mod simulated;
 
@@ -23,6 +24,8 @@ use self::backend::{HAND_OVER, SmallBackend};
 use self::connection::Connection;
 use self::lock::SmallLock;
 use self::lock::fault::LockFault;
+use self::modes::ModesStore;
+use self::modes::fault::ModeFault;
 use self::server::Server;
 use self::server::fence::SmallFence;
 use leasehold_conformance::SkewedClock;
@@ -38,8 +41,13 @@ pub struct Mutant {
 
 #[derive(Clone, Copy, Debug)]
 enum MutantKind {
-    Backend { fault: BackendFault, queues: bool },
+    Backend {
+        fault: BackendFault,
+        queues: bool,
+    },
     Lock(LockFault),
+    /// The memory store with all modes.
+    Modes(ModeFault),
 }
 
 /// Returns every mutant, in a fixed order.
@@ -55,7 +63,12 @@ pub fn all_mutants() -> Vec<Mutant> {
         rules,
         kind: MutantKind::Lock(*fault),
     });
-    backends.chain(locks).collect()
+    let modes = ModeFault::ALL.iter().map(|(fault, name, rules)| Mutant {
+        name: format!("modes:{name}"),
+        rules,
+        kind: MutantKind::Modes(*fault),
+    });
+    backends.chain(locks).chain(modes).collect()
 }
 
 /// Returns the versions without a fault, which must pass every case.
@@ -77,7 +90,7 @@ pub fn unmutated() -> Vec<Mutant> {
 }
 
 /// Returns further versions without a fault, which must pass every case. The first declares that leases and cooldowns end
-/// late. The contended attempts of the second take their places in the queue at once.
+/// late. The contended attempts of the second take their places in the queue at once. The third has all modes.
 #[must_use]
 pub fn further_unmutated() -> Vec<Mutant> {
     let of = |name: &str, fault| {
@@ -87,6 +100,7 @@ pub fn further_unmutated() -> Vec<Mutant> {
     vec![
         of("backend-that-ends-late", BackendFault::EndsLate),
         of("backend-that-queues-at-once", BackendFault::QueuesAtOnce),
+        Mutant { name: "modes".into(), rules: &[], kind: MutantKind::Modes(ModeFault::None) },
     ]
 }
 
@@ -111,7 +125,11 @@ impl Factory for Mutant {
     }
 
     async fn open(&self) -> Result<Box<dyn Harness>, Error> {
-        Ok(Box::new(MutantStore::new(self.kind)))
+        let store: Box<dyn Harness> = match self.kind {
+            MutantKind::Modes(fault) => Box::new(ModesStore::new(fault)),
+            kind => Box::new(MutantStore::new(kind)),
+        };
+        Ok(store)
     }
 }
 
@@ -128,7 +146,7 @@ impl MutantStore {
             MutantKind::Backend { fault, .. } => fault,
             // The small lock undoes an attempt only after its reply, so a store that refuses late copies would hide a
             // mutant that undoes the attempt earlier.
-            MutantKind::Lock(_) => BackendFault::LateCopyIsGranted,
+            MutantKind::Lock(_) | MutantKind::Modes(_) => BackendFault::LateCopyIsGranted,
         };
         Self { server: Server::new(fault), kind }
     }
@@ -139,6 +157,7 @@ impl MutantStore {
             MutantKind::Lock(fault) => {
                 Arc::new(SmallLock::connect(&connection, fault, chain_of(fault, hands_over))?)
             }
+            MutantKind::Modes(_) => return Err(Error::unsupported("simulation of its modes")),
             MutantKind::Backend { queues, .. } => {
                 let backend = SmallBackend::new(Arc::clone(&connection), queues);
                 let clock = SkewedClock::new(TokioClock::new(), setup.skew);

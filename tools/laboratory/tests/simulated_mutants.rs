@@ -12,8 +12,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
-use laboratory::mutants::{Mutant, all_mutants, unmutated};
-use leasehold_conformance::simulation::{Coverage, Disturbances, Simulation, Situation};
+use laboratory::mutants::{Mutant, all_mutants, further_unmutated, unmutated};
+use leasehold_api::Mode;
+use leasehold_conformance::simulation::{Coverage, Disturbances, Scope, Simulation, Situation};
 
 /// Number of schedules of each mutant.
 const SCHEDULES: u64 = 1_000;
@@ -22,7 +23,7 @@ const SCHEDULES: u64 = 1_000;
 const OFTEN: u64 = 50;
 
 /// Mutants that the simulator cannot catch, with the reason. The suite catches all of them.
-const OUT_OF_REACH: [(&str, &[&str]); 24] = [
+const OUT_OF_REACH: [(&str, &[&str]); 26] = [
     (
         "the order between clients, and among the callers of one, is not judged",
         &[
@@ -165,6 +166,25 @@ const OUT_OF_REACH: [(&str, &[&str]); 24] = [
             "backend:token-saved-at-the-end",
         ],
     ),
+    (
+        "the simulator starts the engine itself, and the fault is in what the engine does with its readers",
+        &[
+            "modes:readers-join-beyond-share-for",
+            "modes:first-reader-releases-for-all",
+            "modes:loss-ends-one-reader-alone",
+        ],
+    ),
+    (
+        "the order between readers and writers, holds of the dead and of late copies, and looks are not judged",
+        &[
+            "modes:readers-starve-writer",
+            "modes:renew-lengthens-all-readers",
+            "modes:look-shows-one-of-many",
+            "modes:force-ends-all",
+            "modes:n-mismatch-is-contention",
+            "modes:same-id-takes-two",
+        ],
+    ),
     ("a request that arrives twice has its second answer lost", &["backend:same-id-is-contended"]),
     (
         "no hold with a cooldown is ended early while somebody asks for its key",
@@ -242,7 +262,10 @@ fn every_mutant_in_reach_dies() {
     let unknown: Vec<_> =
         out_of_reach.iter().filter(|name| mutants.iter().all(|m| m.name() != **name)).collect();
     assert!(unknown.is_empty(), "there are no mutants {unknown:?}");
-    let sound: Vec<Coverage> = in_parallel(&unmutated(), |mutant| {
+    // The last one is the memory store with all modes.
+    let mut sound = unmutated();
+    sound.extend(further_unmutated().into_iter().filter(|mutant| mutant.name() == "modes"));
+    let sound: Vec<Coverage> = in_parallel(&sound, |mutant| {
         let (seen, wrong) = play(mutant);
         assert_eq!(wrong, None, "{} has no fault", mutant.name());
         seen
@@ -256,7 +279,9 @@ fn every_mutant_in_reach_dies() {
     let outcomes = in_parallel(&wanted, |mutant| {
         let (seen, wrong) = play(mutant);
         let hands_over = mutant.rules().contains(&"C21");
+        let is_of_modes = mutant.name().starts_with("modes:");
         let sound = &sound[match mutant.name().starts_with("lock:") {
+            _ if is_of_modes => sound.len() - 1,
             true if hands_over => 6,
             true => 2,
             false if hands_over => 4,
@@ -288,6 +313,33 @@ fn an_engine_that_never_looks_dies() {
     });
     println!("{wrong:?}");
     assert!(wrong.is_some_and(|wrong| wrong.contains("C1")), "it survives {SCHEDULES} schedules");
+}
+
+/// Checks that the small scopes find these mutants, and that the version without a fault is correct.
+#[test]
+fn small_scopes_find_mutants_of_modes() {
+    let readers = Scope::new([[Mode::Shared, Mode::Exclusive]; 2]);
+    let permits = |of| Scope::new([[Mode::Permit { of }; 2]; 2]).together();
+    let mutants = [all_mutants(), further_unmutated()].concat();
+    for (name, scope) in [
+        ("modes:writer-joins-readers", readers.clone()),
+        ("modes:reader-joins-writer", readers.clone()),
+        ("modes:shared-token-below-last-writer", readers.clone()),
+        ("modes:exclusive-token-not-above-readers", readers.clone()),
+        ("modes:n-plus-one", permits(1)),
+        ("modes:permits-are-shared", permits(1)),
+        ("modes:number-is-constant", permits(2)),
+        ("modes:number-is-missing", permits(2)),
+    ] {
+        for name in [name, "modes"] {
+            let mutant = mutants.iter().find(|mutant| mutant.name() == name).unwrap();
+            let all = mutant.simulation().enumerate(&scope, &[], || true);
+            println!("{name:40} {} schedules", all.schedules);
+            let wrong = all.found.map(|found| found.to_string());
+            assert_eq!(wrong.is_some(), name != "modes", "{name}: {wrong:?}");
+            assert!(wrong.is_some() || all.is_complete, "{name} has diverged");
+        }
+    }
 }
 
 /// Plays schedules until one has a violation. Returns the coverage, and the violation with its seed.

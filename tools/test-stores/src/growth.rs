@@ -59,6 +59,7 @@ fn probes(dialect: &Dialect, more: &[(&'static str, &str)], schema: &str) -> Vec
 fn values_of(statement: &str) -> Vec<&'static str> {
     const KEYS: &str = "ARRAY['held-1', 'held-2', 'held-900']";
     const FREE: &str = "ARRAY['free-1', 'free-500', 'new']";
+    const SHARED: &str = "ARRAY['shared-1', 'shared-2', 'shared-900']";
     const HOLDERS: &str = "ARRAY['holder-1', 'holder-2', 'holder-900']";
     const THREE: &str = "ARRAY[NULL, NULL, NULL]::bigint[]";
     match statement {
@@ -82,7 +83,24 @@ fn values_of(statement: &str) -> Vec<&'static str> {
         "list" => vec!["'free'", "'z'", "false", "1000"],
         "inspect" => vec!["'free-77'", "E'free-77\\x01'", "true", "1"],
         "purge" => vec!["3600000000", "'free'", "1000"],
-        "fence" => vec!["'held-1'", "'holder-1'", "1"],
+        "fence" | "fence part" => vec!["'held-1'", "'holder-1'", "1"],
+        // Each of these keys has one held part and one free part.
+        "join" => vec!["'shared-1'", "'me'", "0", "NULL", "'owner'", "0"],
+        "join_many" => vec![SHARED, "ARRAY['a', 'b', 'c']", "0", "NULL", "'owner'", "0"],
+        "extend" => vec!["'shared-1'", "'holder-1'", "1000000", "0"],
+        "enter_shared" => vec!["'free-2'", "'me'", "0", "NULL", "'owner'", "0"],
+        "enter_permits" => vec!["'free-3'", "'me'", "0", "NULL", "'owner'", "3"],
+        "look" => vec!["'shared-1'", "1000000"],
+        "convert" | "convert skipping" => vec!["'shared-2'", "'me'", "0", "NULL", "'owner'", "false", "NULL"],
+        "mark_writer" => vec![SHARED, "1000000"],
+        "renew_early part" | "renew part" | "renew part skipping" => vec![SHARED, HOLDERS, "1000000"],
+        "confirm part" => vec![SHARED, HOLDERS],
+        "release part" | "release_unlocked part" => vec![SHARED, HOLDERS, "ARRAY[]::text[]"],
+        "release_unawaited part" | "release_one part" => vec!["'shared-1'", "'holder-1'", "true"],
+        "force part" | "ask part" => vec!["'shared-1'", "'holder-1'"],
+        "relabel part" => vec!["'shared-1'", "'holder-1'", "'label'"],
+        "idle" => vec!["3600000000", "'shared'", "1000"],
+        "purge parts" => vec!["3600000000", "'shared'", "1000", "'shared-10'"],
         other => panic!("{other} is a statement that is not measured yet: give it values here"),
     }
 }

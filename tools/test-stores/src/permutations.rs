@@ -9,6 +9,8 @@
 
 mod model;
 mod output;
+pub mod part_scenes;
+mod parts;
 pub mod scenes;
 mod spec;
 
@@ -17,6 +19,7 @@ use leasehold_postgres::{DEFAULT_SCHEMA, Identifier, schema};
 use test_servers::sql::run;
 use test_servers::{fresh_database, isolationtester};
 
+pub use self::parts::PartOp;
 use crate::statements::rendered;
 
 /// Seconds that a lease lasts.
@@ -41,6 +44,16 @@ pub enum Start {
     GivenOut,
     /// The hold was released long ago, so a purge removes the row.
     Old,
+    /// The key is shared. `a` has part 0, and part 1 is free.
+    Shared,
+    /// The key is shared. `a` has part 0, whose lease has ended, and part 1 is out of use.
+    SharedEnded,
+    /// The key is shared. Part 0 is free, and part 1 is out of use.
+    SharedFree,
+    /// The key has two permits. `a` has the first one.
+    Permits,
+    /// The key has two permits, and both are free.
+    PermitsFree,
 }
 
 impl Start {
@@ -49,7 +62,7 @@ impl Start {
         match self {
             Self::Ended => -1,
             Self::Old => -30 * 24 * 3600,
-            Self::Nothing | Self::Free | Self::Held | Self::GivenOut => TTL,
+            _ => TTL,
         }
     }
 
@@ -83,6 +96,8 @@ pub enum Op {
     Fence,
     /// Removes old rows.
     Purge,
+    /// A statement for shared holds and permits.
+    Part(PartOp),
 }
 
 impl Op {
@@ -98,12 +113,21 @@ impl Op {
             Self::Adopt(_) => Some("adopt"),
             Self::Fence => Some("fence"),
             Self::Purge => Some("purge"),
+            Self::Part(op) => op.statement(),
         }
     }
 
     /// Returns whether the statement can change the row.
     fn can_write(self) -> bool {
-        !matches!(self, Self::Lock | Self::Tick | Self::Fence)
+        match self {
+            Self::Lock | Self::Tick | Self::Fence => false,
+            Self::Part(op) => op.can_write(),
+            _ => true,
+        }
+    }
+
+    fn is_fence(self) -> bool {
+        matches!(self, Self::Fence | Self::Part(PartOp::Fence))
     }
 }
 
@@ -143,7 +167,7 @@ impl Scene {
     /// Runs further statements in the last step of the open transaction, which must not begin with a fence.
     #[must_use]
     pub fn close_with(mut self, close: &[Op]) -> Self {
-        assert_ne!(self.open, Op::Fence);
+        assert!(!self.open.is_fence());
         self.close = close.to_vec();
         self
     }

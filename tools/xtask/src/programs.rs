@@ -51,8 +51,21 @@ impl Program {
 /// Treatment of tests that were late while other programs used the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LateTests {
+    /// Runs them again if other programs used the machine.
+    RunAgainIfShared,
+    /// Runs them again, because this program builds beside the tests.
     RunAgain,
     Failed,
+}
+
+impl LateTests {
+    fn are_run_again(self, machine: MachineLoad) -> bool {
+        match self {
+            Self::RunAgainIfShared => machine.is_shared(),
+            Self::RunAgain => true,
+            Self::Failed => false,
+        }
+    }
 }
 
 /// A program's output and exit, and the load of the machine while it ran.
@@ -167,7 +180,7 @@ pub(crate) fn run(
                     passed += said.text.lines().map(step::passed_in).sum::<u64>();
                     match said.only_late() {
                         _ if said.succeeded => {}
-                        Some(failures) if late == LateTests::RunAgain && machine.is_shared() => {
+                        Some(failures) if late.are_run_again(machine) => {
                             late_programs.push(LateProgram { program, failures, machine });
                         }
                         _ => failed.push(program),

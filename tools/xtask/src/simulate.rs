@@ -12,16 +12,21 @@ const SETTINGS: [Setting; 3] = [
     ("--seed", SEED, is_number),
     ("--without", "LEASEHOLD_SIMULATE_WITHOUT", |_| true),
 ];
-const USAGE: &str = "simulate [--minutes N] [--seed S] [--without NAMES]";
+const SCOPES: [Setting; 1] = [("--choices", "LEASEHOLD_SIMULATE_CHOICES", |_| true)];
+const USAGE: &str = "simulate [--minutes N] [--seed S] [--without NAMES] | --all | --choices SCOPE:NUMBERS";
 
 /// Optimises the suite, because schedules run for longer than another build of the suite takes.
 const OPTIMISED: &str = "profile.tests.package.leasehold-conformance.opt-level=1";
 
-/// Plays schedules with the options in `arguments`.
+/// Plays schedules with the options in `arguments`: schedules of seeds, or all of the small scopes.
 pub(crate) fn run(arguments: &[&str]) -> Outcome {
-    let variables = variables(arguments)?;
-    let targets = ["--config", OPTIMISED, "--test", "simulation"];
-    campaign::run_seen("simulation", &targets, &["thousands_of_schedules"], &variables, |_| {}).map(drop)
+    let (target, test, variables) = match arguments {
+        ["--all"] => ("scopes", "every_schedule", vec![("LEASEHOLD_SIMULATE_ALL", "1".to_owned())]),
+        ["--choices", ..] => ("scopes", "every_schedule", campaign::read(arguments, &SCOPES, USAGE)?),
+        _ => ("simulation", "thousands_of_schedules", variables(arguments)?),
+    };
+    let targets = ["--config", OPTIMISED, "--test", target];
+    campaign::run_seen("simulation", &targets, &[test], &variables, |_| {}).map(drop)
 }
 
 fn variables(arguments: &[&str]) -> Outcome<Variables> {

@@ -16,7 +16,7 @@ const USAGE: &str = "usage: cargo xtask words [--list SIGN | --sample N [--seed 
 /// The most hits of S01 to S13 in each package and document, one `NAME NUMBER` per line. They only fall.
 const CEILINGS: &str = "tools/xtask/src/words/ceilings.txt";
 /// The most words of the README and of all documents together.
-const MOST_WORDS: [(&str, usize); 2] = [("README.md", 750), ("*.md", 66_000)];
+const MOST_WORDS: [(&str, usize); 2] = [("README.md", 750), ("*.md", 66_500)];
 /// Accepted hits, one `PATH | PHRASE | REASON` per line. A passage of the file that contains the phrase does not count.
 const EXCEPTIONS: &str = "tools/xtask/src/words/exceptions.txt";
 

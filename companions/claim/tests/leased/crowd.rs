@@ -16,13 +16,13 @@ use tokio::task::JoinSet;
 
 const WORKERS: u32 = 16;
 
-/// Opens a pool whose sessions fail if they wait for a lock for a second.
+/// Opens a pool whose sessions fail if they wait for a lock for a minute.
 async fn impatient(world: &World) -> sqlx::PgPool {
     let options: PgConnectOptions = world.database.url().parse().unwrap();
     let pool = PgPoolOptions::new().max_connections(WORKERS).acquire_timeout(LONG);
-    let pool = pool.connect_with(options.options([("lock_timeout", "1s")])).await.unwrap();
+    let pool = pool.connect_with(options.options([("lock_timeout", "1min")])).await.unwrap();
     let set: String = sqlx::query_scalar("SHOW lock_timeout").fetch_one(&pool).await.unwrap();
-    assert_eq!(set, "1s");
+    assert_eq!(set, "1min");
     pool
 }
 
@@ -64,7 +64,7 @@ async fn by_sixteen<W: Future<Output = Vec<i64>> + Send + 'static>(
 }
 
 /// An idle transaction has locked the first row, which every take reads, for the whole run. A worker that waited for it would
-/// get 55P03 after a second. The workers take each other row exactly once, and the first row after the rollback.
+/// get 55P03 after a minute. The workers take each other row exactly once, and the first row after the rollback.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn sixteen_workers_take_each_row_once_beside_an_idle_transaction() {
     for (spec, rows) in [(request(), 10_000), (beside(), 4_000)] {

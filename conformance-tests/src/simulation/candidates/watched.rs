@@ -54,6 +54,7 @@ impl Lock for WatchedLock {
             tries: false,
             ttl: lease.and_then(|lease| options.ttl.or(lease.default)),
             keys: 1,
+            mode: options.mode,
         };
         let calls = vec![self.judge.ask(self.client, key, asked, &self.turns)];
         let pending = PendingCall { judge: Arc::clone(&self.judge), calls };

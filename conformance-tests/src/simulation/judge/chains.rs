@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::sync::PoisonError;
 use std::time::Duration;
 
-use leasehold_api::{GrantHandle, HolderId, LockGuard, LockKey};
+use leasehold_api::{GrantHandle, HolderId, LockGuard, LockKey, Mode};
 use tokio::time::Instant;
 
 use super::super::backends::HAND_OVER;
 use super::super::client::DRIFT;
 use super::super::coverage::Situation;
 use super::super::table::{EndedBy, HoldRecord};
+use super::modes::is_left_to_readers;
 use super::{Judge, Observations, WatchedCall, WatchedGuard};
 
 /// The holds of the store that callers have passed to each other.
@@ -61,6 +62,11 @@ impl Chains {
         }
     }
 
+    /// Notes a reader that shares the hold `stored`.
+    pub(crate) fn share(&mut self, holder: HolderId, stored: HolderId) {
+        self.stored.insert(holder, stored);
+    }
+
     pub(crate) fn renewed_for_another(&mut self, stored: HolderId) {
         if let Some(chain) = self.chains.get_mut(&stored) {
             (chain.lasts_until, chain.is_renewed) = (None, true);
@@ -87,6 +93,10 @@ impl Judge {
         state.chains.in_flight.remove(guard.key());
         if stored == holder {
             return;
+        }
+        if guard.mode() == Mode::Shared {
+            self.check_share(state, of, guard);
+            return self.check_lease_of_chain(state, of, guard);
         }
         self.note(Situation::HandedOver);
         state.chains.stored.insert(holder, stored);
@@ -152,7 +162,8 @@ impl Judge {
     /// Returns whether the hold of a guard whose release was `Ok` passed to another caller, and checks that it could.
     pub(super) fn is_handed_over(&self, state: &mut Observations, guard: &WatchedGuard) -> bool {
         let (holder, stored) = (guard.handle.holder(), guard.handle.stored_holder());
-        let Some(record) = self.record(stored).filter(|_| self.network.hands_over) else { return false };
+        let has_chains = self.network.hands_over || guard.handle.mode() == Mode::Shared;
+        let Some(record) = self.record(stored).filter(|_| has_chains) else { return false };
         let is_excused = |ended| {
             let link = state.links.get(&guard.client);
             link.is_some_and(|link| super::checks::has_not_asked(guard, ended, link, &self.bounds))
@@ -161,6 +172,7 @@ impl Judge {
             // The holder is notified soon of a hold that an operator has ended.
             Some((_, EndedBy::Force)) => return true,
             Some((ended, _)) => return ended.elapsed().is_zero() || is_excused(ended),
+            None if guard.handle.mode() == Mode::Shared => return is_left_to_readers(state, guard),
             None => {}
         }
         state.chains.in_flight.insert(guard.key.clone(), (guard.client, holder));
@@ -178,7 +190,7 @@ impl Judge {
         };
         let stored = guard.handle.stored_holder();
         let Some(record) = self.record(stored).filter(|_| self.network.hands_over) else { return };
-        if !state.calls.values().any(waits) {
+        if guard.handle.mode() != Mode::Exclusive || !state.calls.values().any(waits) {
             return;
         }
         if record.from.elapsed() > HAND_OVER {
@@ -196,7 +208,7 @@ impl Judge {
     }
 
     /// Returns the store's latest record of this holder.
-    fn record(&self, stored: HolderId) -> Option<HoldRecord> {
+    pub(super) fn record(&self, stored: HolderId) -> Option<HoldRecord> {
         let latest =
             |records: &[HoldRecord]| records.iter().rev().find(|record| record.holder == stored).cloned();
         self.truth.as_ref()?.records(latest)

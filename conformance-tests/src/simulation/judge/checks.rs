@@ -4,15 +4,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_api::{FencingToken, HolderId, LockKey, LossReason, Validity};
+use leasehold_api::{FencingToken, HolderId, LockKey, LossReason, Mode, Validity};
 use tokio::time::{Instant, sleep};
 
 use super::super::backends::LONGEST_TTL;
 use super::super::client::DRIFT;
 use super::super::coverage::Situation;
+use super::super::modes::exclude_each_other;
 use super::super::network::NetworkLink;
 use super::super::stores::Bounds;
 use super::super::table::{EndedBy, HoldRecord};
+use super::modes::{GoodGuard, are_in_the_way};
 use super::{Judge, Observations, WatchedCall, WatchedGuard};
 use crate::history::{Event, EventKind};
 
@@ -43,7 +45,8 @@ impl Judge {
     pub(crate) fn check_guards(&self) {
         let mut state = self.lock();
         let state = &mut *state;
-        let mut good: BTreeMap<LockKey, (HolderId, Instant)> = BTreeMap::new();
+        let mut good: BTreeMap<LockKey, Vec<GoodGuard>> = BTreeMap::new();
+        let (mut lost_readers, mut held_readers) = (Vec::new(), Vec::new());
         let now = Instant::now();
         for at in 0..state.guards.len() {
             let guard = &mut state.guards[at];
@@ -53,11 +56,13 @@ impl Judge {
             let (holder, key, client) = (guard.handle.holder(), guard.key.clone(), guard.client);
             let stored = guard.handle.stored_holder();
             let (validity, granted_at) = (guard.handle.validity(), guard.granted_at);
+            let (mode, permit) = (guard.handle.mode(), guard.handle.permit());
             if validity == Validity::InDoubt && !std::mem::replace(&mut guard.doubted, true) {
                 self.note(Situation::InDoubt);
             }
             if !validity.is_held() {
                 let reason = guard.handle.lost().reason();
+                lost_readers.extend(reason.filter(|_| mode == Mode::Shared).map(|reason| (stored, reason)));
                 // The client might also have been stopped before the guard reached its caller, which awaited
                 // other keys.
                 let just_now = guard.turns.went_on().is_some_and(|at| at.elapsed() < LONGEST_TTL);
@@ -114,18 +119,15 @@ impl Judge {
                 // The store has ended this hold, and its holder is notified soon.
                 continue;
             }
-            if let Some((other, since)) = good.insert(key.clone(), (holder, granted_at)) {
-                // The earlier holder might not know yet that an operator has ended its hold.
-                let told =
-                    |at: &Instant| since < *at && at.elapsed() <= self.bounds.capabilities.loss_detection;
-                // A restore from a backup can end the holds of all keys.
-                let is_restored = |at: Instant| at.elapsed() <= self.bounds.capabilities.loss_detection;
-                if state.forced.get(&key).is_some_and(told) || state.restored.is_some_and(is_restored) {
-                    continue;
-                }
-                state.violation(self.start, "C1", &format!("{other} and {holder} of {key} are both good"));
+            if mode == Mode::Shared {
+                held_readers.push((stored, holder));
             }
+            let others = good.entry(key.clone()).or_default();
+            let guard = GoodGuard { holder, granted_at, mode, permit };
+            self.check_beside(state, &key, guard, others);
+            others.push(guard);
         }
+        self.check_readers_of(state, &lost_readers, &held_readers);
         self.check_campaigns(state);
     }
 
@@ -253,17 +255,30 @@ impl Judge {
             }
             return;
         };
-        let wanted = state.calls.values().any(|call| call.key == of.key)
+        let excludes = |call: &WatchedCall| {
+            // The store can have granted a permit to a caller that still waits for the reply.
+            // A reader waits for the reply to an earlier one of its client.
+            exclude_each_other(call.asked.mode, of.asked.mode)
+                || call.asked.mode != Mode::Shared
+                || call.client == of.client
+        };
+        let wanted = state.calls.values().any(|call| call.key == of.key && excludes(call))
+            || (of.asked.mode != Mode::Exclusive && truth.has_kept_out_since(&of.key, of.at))
             || state.events.iter().rev().take_while(|e| self.start + e.at >= of.at).any(|event| {
                 event.key == of.key && !matches!(event.kind, EventKind::Asked { .. } | EventKind::Lost { .. })
             });
-        let guarded = state.guards.iter().any(|guard| guard.key == of.key);
+        let in_the_way = |guard: &WatchedGuard| {
+            exclude_each_other(guard.handle.mode(), of.asked.mode) || of.asked.mode != Mode::Shared
+        };
+        let guarded = state.guards.iter().any(|guard| guard.key == of.key && in_the_way(guard));
         let such = |record: &&HoldRecord| {
             // A cooldown can last longer than its hold.
             record.key == of.key && record.ended.is_none_or(|(ended, _)| ended + self.cooldown >= of.at)
         };
         let records: Vec<_> = truth.records(|records| records.iter().filter(such).cloned().collect());
-        let held = records.iter().any(|record| !self.is_own_attempt(state, of, record));
+        let others: Vec<_> =
+            records.iter().filter(|record| !self.is_own_attempt(state, of, record)).collect();
+        let held = are_in_the_way(of, &others);
         if !held && !wanted && !guarded {
             let what = format!("a call for {} was told that it is held; nobody held or wanted it", of.key);
             state.violation(self.start, rule, &what);

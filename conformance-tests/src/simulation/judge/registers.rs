@@ -1,6 +1,6 @@
 //! Registers that holders read and write, one with a check of tokens and one without.
 
-use leasehold_api::{LockGuard, LockKey};
+use leasehold_api::{LockGuard, LockKey, Mode};
 
 use super::super::coverage::Situation;
 use super::Judge;
@@ -24,6 +24,10 @@ impl Judge {
     pub(crate) fn read(&self, guard: &LockGuard) -> Read {
         let mut state = self.lock();
         let register = state.registers.entry(guard.key().clone()).or_default();
+        if guard.mode() != Mode::Exclusive {
+            // A resource never compares the tokens of readers.
+            return Read { fenced: None, unfenced: register.unfenced };
+        }
         let token = guard.token().map_or(0, leasehold_api::FencingToken::as_u64);
         let fenced = (token >= register.highest).then_some(register.fenced);
         register.highest = register.highest.max(token);

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use leasehold_api::{AcquireOptions, Error, ErrorKind, HolderId, LockKey, PortableHold};
+use leasehold_api::{AcquireOptions, Error, ErrorKind, HolderId, LockKey, Mode, PortableHold};
 
 use super::Acquisition;
 use crate::acquire::entry::{Stage, StoreCall};
@@ -29,12 +29,12 @@ pub(crate) fn begin(core: &Arc<Alive>, portable: &PortableHold) -> Result<Pendin
     let request = core.request(key, &options, false, core.queues.draw(key));
     let closed = |QueuesClosed| core.name_error(Error::closed(), Some(key));
     let mut hold = Hold::new(core, request, None, Phase::Pending);
-    let entered = core.queues.try_enter(key, |_| Owner::new(&hold)).map_err(closed)?;
+    let entered = core.queues.try_enter(key, Mode::Exclusive, |_| Owner::new(&hold)).map_err(closed)?;
     if entered == TryEnterResult::Occupied {
         let slot = slot_of(hold.id());
         hold = Hold::adopting(core, hold.request().clone(), slot);
         // The slot is vacant, because its name contains an id that no other hold has.
-        core.queues.try_enter(hold.slot(), |_| Owner::new(&hold)).map_err(closed)?;
+        core.queues.try_enter(hold.slot(), Mode::Exclusive, |_| Owner::new(&hold)).map_err(closed)?;
     }
     let permit = core.queues.permit(hold.slot(), GrantOutcome::NotGranted);
     Ok(PendingAcquire { hold, permit, contended: None, adopts: Some(Box::new(given)) })

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold_api::{Error, ErrorKind, LockKey, OnCooldown};
+use leasehold_api::{Error, ErrorKind, LockKey, Mode, OnCooldown};
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout};
 
@@ -12,7 +12,7 @@ use crate::acquire::budget::{Budget, Limit, Refusal};
 use crate::acquire::entry::Stage;
 use crate::acquire::owner::{Owner, Permit};
 use crate::acquire::queue::{EnterResult, QueuesClosed, Yield};
-use crate::acquire::waiting::{Paused, failure_of, is_ending, pause, permitted};
+use crate::acquire::waiting::{Paused, failure_of, is_ending, mismatch, not_due, pause, permitted};
 use crate::core::Core;
 use crate::hold::Hold;
 use crate::hold::tenure::Baton;
@@ -31,7 +31,7 @@ struct Patience {
 }
 
 impl Acquisition {
-    /// Waits until the store can be called for the remaining keys, or until a taken key is lost.
+    /// Waits until the store can be called for the remaining keys, or the next one of them, or until a taken key is lost.
     pub(super) async fn enter(&mut self) -> Result<(), Refusal> {
         let any_lost = self.any_lost();
         let entering = async {
@@ -45,12 +45,13 @@ impl Acquisition {
         }
     }
 
-    /// Waits for this client's permit of each key, in order. The permit can come with the store's hold.
+    /// Waits for this client's permit of each key, in order, or of the next one alone. The permit can come with the store's
+    /// hold.
     async fn queue(&mut self) -> Result<(), Refusal> {
         let core = Arc::clone(&self.core);
         let (budget, policy, gives_up) = (self.budget, self.policy, self.gives_up);
         let left = self.first_untaken();
-        for at in left..self.entries.len() {
+        for at in left..self.end_of_permits(left) {
             if self.entries[at].permit.is_some() {
                 continue;
             }
@@ -59,8 +60,9 @@ impl Acquisition {
             let mut permit = permit_for(&core, &hold, Patience { budget, policy, gives_up, is_last }).await?;
             let baton = permit.take_baton();
             self.entries[at].permit = Some(permit);
-            if let Some(baton) = baton {
-                self.take_over(at, baton)?;
+            match baton {
+                Some(baton) => self.take_over(at, baton)?,
+                None => self.share(at),
             }
         }
         Ok(())
@@ -83,6 +85,19 @@ impl Acquisition {
             }
         }
         Ok(())
+    }
+
+    /// Makes a guard of the entry at `at` if other readers of this client share their hold of the store with it, and passes
+    /// the permit on.
+    fn share(&mut self, at: usize) {
+        let entry = &mut self.entries[at];
+        if let Some(guard) = entry.hold.share(true) {
+            entry.stage = Stage::Taken(guard);
+            drop(entry.permit.take());
+        } else if entry.hold.place().is_some() {
+            // The hold has joined the others and was lost with them, so the caller calls the store.
+            drop(self.replace_hold(at));
+        }
     }
 
     /// Leaves keys that were just released here to the waiters of other clients for a while, or until one was served.
@@ -125,14 +140,16 @@ impl Acquisition {
 /// Waits for this client's permit of the key of `hold`.
 async fn permit_for(core: &Core, hold: &Arc<Hold>, patience: Patience) -> Result<Permit, Refusal> {
     let Patience { budget, policy, gives_up, is_last } = patience;
-    let key = hold.key();
+    let (key, mode, is_try) = (hold.key(), hold.mode(), budget == Budget::Once);
     let closed = |QueuesClosed| core.name_error(Error::closed(), Some(key));
     // Even a try waits for the release of the previous local hold, because only the store's reply shows whether the key
-    // is held.
-    let should_wait = |owner: &Owner, waiters| budget != Budget::Once || (waiters == 0 && owner.is_ending());
-    let contended =
-        || failure_of(core, key).map_or_else(|| Refusal::Contended(Some(key.clone())), Refusal::Failed);
-    let owner = Owner::new(hold).takes_over(is_last);
+    // is held. A shared try also waits for the reply to an attempt that can be granted beside it.
+    let should_wait = |owner: &Owner, waiters| !is_try || (waiters == 0 && owner.is_soon_past(mode));
+    let contended = || {
+        let error = mismatch(core, key, mode).or_else(|| failure_of(core, key));
+        error.map_or_else(|| Refusal::Contended(Some(key.clone())), Refusal::Failed)
+    };
+    let owner = Owner::new(hold).takes_over(is_last).once(is_try);
     let waiter = match core.queues.enter_if(key, owner, should_wait).map_err(closed)? {
         None => return Err(contended()),
         Some(EnterResult::Permit(permit)) => return Ok(permit),
@@ -142,9 +159,15 @@ async fn permit_for(core: &Core, hold: &Arc<Hold>, patience: Patience) -> Result
         Budget::Once => budget.of_call(core.timing.request_timeout),
         _ => budget.of_wait(),
     };
+    let leaves = || {
+        let failure = || gives_up.then(|| failure_of(core, key)).flatten();
+        let error = not_due(core, key, policy).or_else(failure).or_else(|| mismatch(core, key, mode));
+        let is_contended = || is_try && mode != Mode::Exclusive && has_to_wait(core, key, mode);
+        error.map(Refusal::Failed).or_else(|| is_contended().then(contended))
+    };
     tokio::select! {
         biased;
-        permit = permitted(core, waiter, key, policy, gives_up) => permit,
+        permit = permitted(core, waiter, key, leaves) => permit,
         () = limit.passed() => {
             // Reports `Unavailable`, because this client's own unconfirmed release blocks the key, not another holder.
             if is_ending(core, key) == Some(true) || matches!(limit, Limit::Call(_)) {
@@ -155,6 +178,12 @@ async fn permit_for(core: &Core, hold: &Arc<Hold>, patience: Patience) -> Result
             Err(contended())
         }
     }
+}
+
+/// Returns whether a queued try in `mode` would wait for a holder, and not only for a reply of the store.
+fn has_to_wait(core: &Core, key: &LockKey, mode: Mode) -> bool {
+    let is_soon_past = core.queues.with(key, |owner| owner.is_soon_past(mode));
+    is_soon_past == Some(false) || core.queues.is_excluded(key, mode)
 }
 
 /// Leaves `key` to other clients, for at most `longest`, until one was served or the yield ends.

@@ -3,13 +3,15 @@
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use leasehold_api::LockKey;
 
-use super::{GrantOutcome, Queues, QueuesClosed, SlotOwner};
+use super::{GrantOutcome, Queues, QueuesClosed, Shard, SlotOwner};
+use crate::sync::MutexGuard;
 
-/// The right to call the store for one key. Dropping it passes it on.
+/// The right to call the store for one key, or the place of a hold in the key's group. Dropping it passes the right on, or
+/// takes the hold out of the group.
 #[must_use = "dropping it hands it on"]
 pub(crate) struct Permit<V: SlotOwner> {
     queues: Arc<Queues<V>>,
@@ -17,12 +19,19 @@ pub(crate) struct Permit<V: SlotOwner> {
     outcome: GrantOutcome,
     /// The store's hold, for the caller that was called with it.
     baton: Option<V::Baton>,
+    /// The number of the hold in the key's group. `None` for the right to call the store.
+    member: Option<u64>,
     armed: bool,
 }
 
 impl<V: SlotOwner> Permit<V> {
     pub(super) fn new(queues: &Arc<Queues<V>>, key: &LockKey, outcome: GrantOutcome) -> Self {
-        Self { queues: Arc::clone(queues), key: key.clone(), outcome, baton: None, armed: true }
+        Self { queues: Arc::clone(queues), key: key.clone(), outcome, baton: None, member: None, armed: true }
+    }
+
+    pub(super) fn of_member(mut self, serial: u64) -> Self {
+        self.member = Some(serial);
+        self
     }
 
     /// Takes the baton out, if the permit came with one.
@@ -43,12 +52,13 @@ impl<V: SlotOwner> Permit<V> {
 
 impl<V: SlotOwner> Drop for Permit<V> {
     fn drop(&mut self) {
-        match (self.armed, self.baton.take()) {
-            (true, Some(baton)) => {
+        match (self.armed, self.baton.take(), self.member) {
+            (true, Some(baton), _) => {
                 self.queues.pass_baton_on(self.queues.shard(&self.key), &self.key, baton);
             }
-            (true, None) => self.queues.pass_on(&self.key, self.outcome),
-            (false, _) => {}
+            (true, None, Some(serial)) => self.queues.leave(&self.key, serial, self.outcome),
+            (true, None, None) => self.queues.pass_on(&self.key, self.outcome),
+            (false, ..) => {}
         }
     }
 }
@@ -81,10 +91,9 @@ impl<V: SlotOwner> Future for Waiter<V> {
         let this = self.get_mut();
         let mut shard = this.queues.shard(&this.key);
         let closed = shard.closed;
-        // Without a slot the queues are closed, because the slot exists while this waiter is queued or
-        // called.
+        // Without a slot this waiter is parked, because the slot exists while it is queued or called.
         let Some(slot) = shard.slot(&this.key) else {
-            return Poll::Ready(Err(QueuesClosed));
+            return poll_parked(shard, &this.key, this.number, cx);
         };
         if slot.called == Some(this.number) {
             slot.called = None;
@@ -120,13 +129,40 @@ impl<V: SlotOwner> Future for Waiter<V> {
     }
 }
 
+/// Notes the waker of a parked waiter. Fails if the queues are closed, and the waiter then leaves when it is dropped.
+fn poll_parked<V: SlotOwner>(
+    mut shard: MutexGuard<'_, Shard<V>>,
+    key: &LockKey,
+    number: u64,
+    cx: &Context<'_>,
+) -> Poll<Result<Permit<V>, QueuesClosed>> {
+    let closed = shard.closed;
+    let Some(waker) = shard.parked(key, number).filter(|_| !closed) else {
+        return Poll::Ready(Err(QueuesClosed));
+    };
+    let old = match waker {
+        Some(known) if known.will_wake(cx.waker()) => None,
+        waker => waker.replace(cx.waker().clone()),
+    };
+    // Unlocks before the old waker is dropped, as in `poll`.
+    drop(shard);
+    drop(old);
+    Poll::Pending
+}
+
 impl<V: SlotOwner> Drop for Waiter<V> {
     fn drop(&mut self) {
         if self.done {
             return;
         }
         let mut shard = self.queues.shard(&self.key);
-        let Some(slot) = shard.slot(&self.key) else { return };
+        let Some(slot) = shard.slot(&self.key) else {
+            let (left, waker) = shard.unpark(&self.key, self.number);
+            drop(shard);
+            drop(left);
+            waker.into_iter().for_each(Waker::wake);
+            return;
+        };
         if slot.called == Some(self.number) {
             slot.called = None;
             match slot.baton.take() {

@@ -92,6 +92,28 @@ fn a_place_lasts_while_a_wait_runs_and_for_a_time_before() {
 }
 
 #[test]
+fn a_release_ends_every_number_that_a_copy_can_take() {
+    let (requests, session, key) = (Requests::default(), session(7), LockKey::new("k").unwrap());
+    let mut request = Request::new(key.clone(), HOLDER);
+    request.mode = Mode::Permit { of: 3 };
+    assert!(requests.begin(&request));
+    for number in [0, 1, 0] {
+        assert!(requests.taking(HOLDER, number));
+    }
+    requests.numbered(HOLDER, 1);
+    assert_eq!((requests.permit(HOLDER), requests.numbers(HOLDER)), (Some(1), vec![0, 1]));
+    assert!(requests.knows_number(&key, 0) && !requests.knows_number(&key, 2));
+    assert!(!requests.knows_number(&LockKey::new("other").unwrap(), 0));
+    assert!(requests.queued(HOLDER, &session, 11, None) && requests.granted(HOLDER, 11, at(5)));
+    let [ended] = &requests.work(at(5)).ended[..] else { panic!() };
+    assert_eq!((ended.mode, &ended.numbers[..]), (request.mode, &[0, 1][..]));
+    assert_eq!(requests.release(HOLDER, false, at(6)).numbers, [0, 1]);
+    assert!(!requests.taking(HOLDER, 2), "nothing is taken after a release was called");
+    let [abandoned] = &requests.work(at(60)).abandoned[..] else { panic!() };
+    assert_eq!(abandoned.mode, request.mode);
+}
+
+#[test]
 fn a_session_counts_its_entries() {
     let (requests, first, second) = (begun(), session(7), session(8));
     requests.sending(HOLDER, &first);

@@ -38,7 +38,11 @@ async fn old_names_are_deleted_page_by_page_by_whose_turn_it_is() {
     let session = Session::lazy(
         &common.config,
         &common.side_session,
-        SideSession { limit: Duration::from_secs(30), spare: Duration::from_secs(20) },
+        SideSession {
+            statements: common.statements.clone(),
+            limit: Duration::from_secs(30),
+            spare: Duration::from_secs(20),
+        },
     );
     let mut watch = Watch::new(TASK);
 

@@ -39,6 +39,7 @@ WITH page AS MATERIALIZED (
         SELECT l.key FROM {schema}.lease l WHERE l.key > $2::text AND $1::bigint > 0 ORDER BY l.key LIMIT $3::bigint) p
 ), gone AS (DELETE FROM {schema}.lease d WHERE d.key IN (SELECT p.key FROM page p) RETURNING 1)
 SELECT (SELECT count(*) FROM gone), (SELECT p.key::text FROM page p WHERE p.n = $3::bigint)",
+    parts: None,
 };
 
 async fn backend(config: &PgConfig) -> TableBackend {

@@ -1,6 +1,8 @@
 //! Measures the time from a release until a waiter in another process holds the lock.
 
+use std::fmt::Debug;
 use std::process::Stdio;
+use std::str::FromStr;
 use std::time::{Duration, Instant};
 
 use bench::record::{Axis, Chart, Group, Line};
@@ -144,7 +146,7 @@ impl Key {
 /// Runs the child: for each line of its input, waits for that key, reports the time of the grant, and releases.
 pub(crate) async fn child(url: &str, kind: Kind) {
     let mut side = Side::connect(url, kind).await;
-    while let Some(hop) = order().await {
+    while let Some(hop) = order::<u32>().await {
         let key = Key::of(kind, hop);
         side.acquire(&key).await;
         println!("{}", now());
@@ -154,8 +156,8 @@ pub(crate) async fn child(url: &str, kind: Kind) {
     side.close().await;
 }
 
-/// Reads the next line of the input on a blocking thread.
-async fn order() -> Option<u32> {
+/// Reads the next line of the input on a blocking thread. Returns `None` at its end.
+pub(crate) async fn order<T: FromStr<Err: Debug>>() -> Option<T> {
     let line = tokio::task::spawn_blocking(|| std::io::stdin().lines().next());
     Some(line.await.unwrap()?.unwrap().parse().unwrap())
 }

@@ -3,6 +3,9 @@
 //! A transaction takes effect at one moment between its first and its last step. A permutation is explained if its
 //! transactions have an order in which each reply is right and the last row is the row that was read at the end.
 
+mod parts;
+
+use self::parts::Parts;
 use super::output::{Permutation, Reply, Step};
 use super::{End, FIRST_TOKEN, LATER, Op, Scene, Start, TTL};
 
@@ -28,8 +31,11 @@ struct Key {
     now: i64,
     /// The greatest token of all grants.
     greatest: i64,
+    /// The greatest token of all exclusive grants.
+    greatest_exclusive: i64,
     /// Number of transactions that are fenced by the lease.
     fences: usize,
+    parts: Parts,
 }
 
 /// The transactions beside a statement.
@@ -53,8 +59,8 @@ struct Event<'p> {
 enum Happening<'p> {
     /// The statements of one transaction.
     Statements(Vec<(Op, &'p Reply)>, Beside),
-    /// The end of a fenced transaction.
-    FenceEnds,
+    /// The end of a transaction that is fenced by a lease, or by a part.
+    FenceEnds(Op),
 }
 
 /// Returns whether the model has an order that leads to the replies and the row of `permutation`.
@@ -116,11 +122,11 @@ fn events<'p>(scene: &Scene, permutation: &'p Permutation) -> Vec<Event<'p>> {
         let is_open = at == 0;
         let (op, reply) = transaction.statements[0];
         let mut ended = transaction.ended;
-        if op == Op::Fence {
+        if op.is_fence() {
             // Its check is a moment before the end of its transaction. The fence lasts until that end.
             let end = if is_open { (close.begun, close.ended) } else { (ended, ended) };
             if is_fenced(reply) {
-                events.push(Event { begun: end.0, ended: end.1, happening: Happening::FenceEnds });
+                events.push(Event { begun: end.0, ended: end.1, happening: Happening::FenceEnds(op) });
             }
             if is_open {
                 ended = open.ended;
@@ -152,16 +158,23 @@ impl Key {
             given_out: start == Start::GivenOut,
             old: start == Start::Old,
         };
-        let row = (start != Start::Nothing).then_some(row);
+        let mut row = (start != Start::Nothing).then_some(row);
         let greatest = row.as_ref().map_or(0, |row| row.token);
-        Self { row, has_leases, now: 0, greatest, fences: 0 }
+        let parts = Parts::new(has_leases, start);
+        let mut greatest_exclusive = greatest;
+        if let (Some(row), Some(gate)) = (&mut row, parts.gate()) {
+            (row.holder, row.token, row.released, row.ends) = (gate, 0, false, NEVER);
+            greatest_exclusive = 0;
+        }
+        Self { row, has_leases, now: 0, greatest, greatest_exclusive, fences: 0, parts }
     }
 
     /// Returns the cells of the row.
     fn shown(&self) -> Option<Vec<String>> {
         let row = self.row.as_ref()?;
         let flag = |is_set: bool| if is_set { "t".to_owned() } else { "f".to_owned() };
-        Some(vec![row.holder.to_owned(), row.token.to_string(), flag(row.released), flag(self.is_live(row))])
+        let (holder, token) = (row.holder.to_owned(), row.token.to_string());
+        Some(vec![holder, token, flag(row.released), flag(self.is_live(row)), self.parts.shown(self.now)])
     }
 
     fn is_live(&self, row: &Row) -> bool {
@@ -185,7 +198,8 @@ impl Key {
     fn after_event(&self, event: &Event<'_>) -> Option<Self> {
         let mut key = self.clone();
         match &event.happening {
-            Happening::FenceEnds => key.fences = key.fences.checked_sub(1)?,
+            Happening::FenceEnds(Op::Fence) => key.fences = key.fences.checked_sub(1)?,
+            Happening::FenceEnds(_) => key.parts.fences = key.parts.fences.checked_sub(1)?,
             Happening::Statements(statements, beside) => {
                 for (op, reply) in statements {
                     key.carry_out(*op, reply, *beside)?;
@@ -199,7 +213,8 @@ impl Key {
     fn carry_out(&mut self, op: Op, reply: &Reply, beside: Beside) -> Option<()> {
         let Reply::Rows(rows) = reply else {
             // The server stood still during the statement, so it renews nothing.
-            return (op == Op::Renew("renew_early") && beside.overlaps).then_some(());
+            let is_renewal = op.statement().is_some_and(|statement| statement.starts_with("renew_early"));
+            return (is_renewal && beside.overlaps).then_some(());
         };
         let skips = beside.overlaps && op.statement().is_some_and(skips_locked_rows);
         let is_right = match op {
@@ -253,6 +268,7 @@ impl Key {
                     !is_old || skips
                 }
             }
+            Op::Part(op) => self.carry_out_part(op, rows, reply, beside),
         };
         is_right.then_some(())
     }
@@ -262,7 +278,7 @@ impl Key {
         if self.is_held() || self.fences > 0 || token <= self.greatest {
             return false;
         }
-        self.greatest = token;
+        (self.greatest, self.greatest_exclusive) = (token, token);
         let ends = self.end_of_lease();
         self.row = Some(Row { holder, token, released: false, ends, given_out: false, old: false });
         true
@@ -311,7 +327,9 @@ impl Key {
 }
 
 fn skips_locked_rows(statement: &str) -> bool {
-    matches!(statement, "grant skipping" | "renew skipping" | "release_unlocked" | "purge")
+    // A part that is locked is no reason to wait, because another one can be free.
+    let skips = statement.ends_with(" skipping") || statement.starts_with("release_unlocked");
+    skips || matches!(statement, "purge" | "join" | "join_many")
 }
 
 /// Returns a cell of the first row.
@@ -327,18 +345,19 @@ fn granted(statement: &str, rows: &[Vec<String>]) -> Option<i64> {
 
 /// Returns whether the reply confirms the hold of `a`.
 fn renewed(statement: &str, rows: &[Vec<String>]) -> bool {
-    let (column, value) = if statement == "renew_early" { (0, "1") } else { (1, "a") };
+    let (column, value) = if statement.starts_with("renew_early") { (0, "1") } else { (1, "a") };
     rows.iter().any(|row| row.get(column).is_some_and(|cell| cell == value))
 }
 
 /// Returns whether the released hold was held until then. `None` if no hold was released.
 fn released(statement: &str, rows: &[Vec<String>]) -> Option<bool> {
-    let column = usize::from(matches!(statement, "release" | "release_unlocked"));
+    let column = usize::from(!statement.starts_with("release_one") && !is_unawaited(statement));
     let number: i64 = cell(rows, column)?.parse().ok()?;
-    match statement {
-        "release_unawaited" => (number == 1).then_some(true),
-        _ => Some(number & 1 == 1),
-    }
+    if is_unawaited(statement) { (number == 1).then_some(true) } else { Some(number & 1 == 1) }
+}
+
+fn is_unawaited(statement: &str) -> bool {
+    statement.starts_with("release_unawaited")
 }
 
 fn is_fenced(reply: &Reply) -> bool {

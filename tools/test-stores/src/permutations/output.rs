@@ -143,9 +143,9 @@ k  |   11
 k  |
 (2 rows)
 
-row_holder|token|released|live
-----------+-----+--------+----
-b         |   11|f       |t
+row_holder|token|released|live|parts
+----------+-----+--------+----+-----
+b         |   11|f       |t   |     
 (1 row)
 
 
@@ -158,8 +158,8 @@ locked
 (0 rows)
 
 step close: COMMIT
-row_holder|token|released|live
-----------+-----+--------+----
+row_holder|token|released|live|parts
+----------+-----+--------+----+-----
 (0 rows)
 
 ";
@@ -179,7 +179,7 @@ row_holder|token|released|live
         assert_eq!((waiting.step("close").begun, waiting.step("close").ended), (8, 9));
         assert!(waiting.step("close").replies.is_empty());
         assert_eq!(waiting.step("open").replies, [rows(&[&["1"]])]);
-        assert_eq!(waiting.row.as_deref().unwrap(), ["b", "11", "f", "t"]);
+        assert_eq!(waiting.row.as_deref().unwrap(), ["b", "11", "f", "t", ""]);
         let step = failing.step("s1");
         assert_eq!((step.begun, step.ended, step.waited), (0, 1, false));
         assert_eq!(step.replies, [Reply::Failed("out of luck".to_owned())]);

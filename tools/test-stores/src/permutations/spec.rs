@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use leasehold_postgres::table::SETTINGS;
 
-use super::{End, FIRST_TOKEN, LATER, Op, Scene, Start, Store, TTL};
+use super::{End, FIRST_TOKEN, LATER, Op, Scene, Start, Store, TTL, parts};
 
 /// Creates the clock of the sessions, which find it before the server's function of that name. It shows a time after the
 /// server's, because the fence names the server's function and must read its lease as live. The cost is equal too,
@@ -87,6 +87,7 @@ fn call(table: &str, op: Op, prepared: usize) -> String {
              WHERE xmin = pg_current_xact_id_if_assigned()::xid",
             parameters(op)
         ),
+        Op::Part(op) => parts::call(table, op, prepared),
         _ => format!("EXECUTE q{prepared} ({})", parameters(op)),
     }
 }
@@ -94,7 +95,7 @@ fn call(table: &str, op: Op, prepared: usize) -> String {
 fn parameters(op: Op) -> String {
     let ttl = TTL * 1_000_000;
     match op {
-        Op::Lock | Op::Touch | Op::Tick => String::new(),
+        Op::Lock | Op::Touch | Op::Tick | Op::Part(_) => String::new(),
         Op::Grant("grant_one", holder) => format!("'k', '{holder}', {ttl}, NULL, NULL, 'owner'"),
         Op::Grant("retake_one", holder) => format!("'k', '{holder}', {ttl}, NULL, 'owner'"),
         Op::Grant("grant_free", holder) => {
@@ -119,10 +120,14 @@ fn parameters(op: Op) -> String {
 /// Returns the statements that reset the clock, the tokens and the row. The last one prints nothing.
 fn setup(table: &str, start: Start) -> String {
     let reset = format!(
-        "SELECT setval('clock.seconds', 0), setval('leasehold.token', 10); DELETE FROM leasehold.{table}"
+        "SELECT setval('clock.seconds', 0), setval('leasehold.token', 10); DELETE FROM leasehold.{table}; \
+         DELETE FROM leasehold.{table}_part"
     );
     if start == Start::Nothing {
         return reset;
+    }
+    if let Some(rows) = parts::setup(table, start) {
+        return format!("{reset}; {rows}");
     }
     let time = |seconds: i64| format!("clock.clock_timestamp() + interval '{seconds} seconds'");
     let (ends, released) = (time(start.ends()), start.is_released());
@@ -145,12 +150,19 @@ fn setup(table: &str, start: Start) -> String {
     format!("{reset}; INSERT {row}")
 }
 
-/// Returns the query that prints the row at the end of a permutation.
-fn state(table: &str) -> &'static str {
-    if table == "lease" {
-        "SELECT holder AS row_holder, token, released, NOT released AND expires_at > clock.clock_timestamp() \
-         AS live FROM leasehold.lease"
+/// Returns the query that prints the row at the end of a permutation, with the key's parts. The token of a gate is left
+/// out, because a request that is refused can have drawn another one.
+fn state(table: &str) -> String {
+    let (released, live, part_live) = if table == "lease" {
+        let live = "NOT released AND expires_at > clock.clock_timestamp()";
+        ("released", live, live)
     } else {
-        "SELECT holder AS row_holder, token, NOT acquired AS released, acquired AS live FROM leasehold.mutex"
-    }
+        ("NOT acquired", "acquired", "acquired")
+    };
+    format!(
+        "SELECT holder AS row_holder, CASE WHEN left(holder, 1) IN ('*', '#') THEN 0 ELSE token END AS token, \
+         {released} AS released, {live} AS live, (SELECT string_agg(concat(part, ' of ', \"of\", CASE WHEN {part_live} \
+         THEN concat(' held by ', holder, ' ', token) END), ', ' ORDER BY part) FROM leasehold.{table}_part) AS parts \
+         FROM leasehold.{table}"
+    )
 }
