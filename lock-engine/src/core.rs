@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt as _;
 use leasehold_api::{AcquireOptions, Capabilities, Error, ErrorKind, HolderId, LockKey, LossReason, Mode};
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio_util::context::TokioContext;
 use tokio_util::sync::CancellationToken;
@@ -240,14 +241,8 @@ impl Core {
 
     /// Polls `work`, which uses timers, in the context of the engine's runtime, because another executor may poll
     /// the caller. `None` if that runtime has ended.
-    pub(crate) async fn on_runtime<T>(&self, work: impl Future<Output = T>) -> Option<T> {
-        let work = TokioContext::new(work, self.tasks.handle().clone());
-        match AssertUnwindSafe(work).catch_unwind().await {
-            Ok(outcome) => Some(outcome),
-            // Tokio's timers panic when their runtime has ended, and another executor can poll after that.
-            Err(_) if self.runtime_gone.is_cancelled() => None,
-            Err(panic) => resume_unwind(panic),
-        }
+    pub(crate) fn on_runtime<T>(&self, work: impl Future<Output = T>) -> impl Future<Output = Option<T>> {
+        in_context(self.tasks.handle().clone(), &self.runtime_gone, work)
     }
 
     /// Adds the store's name and the key to an error.
@@ -258,6 +253,21 @@ impl Core {
             None => error,
         }
     }
+}
+
+/// Polls `work` in the context of a runtime. `None` if the runtime has ended, which `gone` shows. Not an `async` block,
+/// because that would have room for `work` twice, and each call that waits for the store allocates it.
+fn in_context<T>(
+    runtime: Handle,
+    gone: &CancellationToken,
+    work: impl Future<Output = T>,
+) -> impl Future<Output = Option<T>> {
+    AssertUnwindSafe(TokioContext::new(work, runtime)).catch_unwind().map(move |outcome| match outcome {
+        Ok(outcome) => Some(outcome),
+        // Tokio's timers panic when their runtime has ended, and another executor can poll after that.
+        Err(_) if gone.is_cancelled() => None,
+        Err(panic) => resume_unwind(panic),
+    })
 }
 
 /// The core, for the users of an engine: its handles, acquisitions and holds. Closes the engine when the last
@@ -292,5 +302,23 @@ impl fmt::Debug for Core {
             .field("schedule", &self.schedule)
             .field("counters", &self.metrics.snapshot(&self.queues))
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn work_in_a_runtime_has_room_once() {
+        let work = async {
+            let bytes = [7_u8; 4096];
+            tokio::task::yield_now().await;
+            bytes.iter().map(|byte| u64::from(*byte)).sum::<u64>()
+        };
+        let (alone, gone) = (size_of_val(&work), CancellationToken::new());
+        let work = in_context(Handle::current(), &gone, work);
+        assert!(size_of_val(&work) < alone + 256, "{} instead of {alone} bytes", size_of_val(&work));
+        assert_eq!(work.await, Some(7 * 4096));
     }
 }

@@ -284,7 +284,15 @@ impl Client {
         let mut jobs = self.no_jobs();
         let started: Vec<_> = holds.iter().map(|hold| self.start_release(hold, &mut jobs)).collect();
         self.push(jobs);
-        join_all(started.into_iter().map(|started| self.finish_release(started))).await
+        if started.iter().any(|started| matches!(started, StartedRelease::Own(..))) {
+            return join_all(started.into_iter().map(|started| self.finish_release(started))).await;
+        }
+        // Awaits the replies in order, so it wakes once. All requests are queued, so no reply depends on a poll.
+        let mut answers = Vec::with_capacity(started.len());
+        for started in started {
+            answers.push(self.finish_release(started).await);
+        }
+        answers
     }
 
     fn start_release(&self, hold: &HoldRef, jobs: &mut [Vec<SharedJob>]) -> StartedRelease {

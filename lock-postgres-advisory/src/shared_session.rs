@@ -3,13 +3,14 @@
 pub(crate) mod job;
 mod marks;
 mod permits;
+mod step;
 
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use leasehold_api::{Error, FencingToken, HolderId, LossReason};
+use leasehold_api::{Error, HolderId, LossReason};
 use leasehold_engine::ReleaseReply;
 use leasehold_postgres::session::{SessionId, Work};
 use leasehold_postgres::{ends_session, store_error, token};
@@ -21,11 +22,11 @@ use crate::common::Common;
 use crate::error::{elsewhere, ended, interrupted, is_cancelled, not_sent, unanswered};
 use crate::registry::Location;
 use crate::registry::names::space_of;
-use crate::reply::ReplySender;
 use crate::server::process;
 use crate::shared_session::job::SharedJob;
 use crate::shared_session::marks::Marks;
 use crate::shared_session::permits::KeyPermits;
+use crate::shared_session::step::{Reply, Step, StepKind, StepReply, send_all};
 use crate::sql::{self, LockMode, Process};
 use crate::try_outcome::{TryOutcome, token_of};
 
@@ -52,28 +53,6 @@ pub(crate) struct SharedSession {
 
 /// Number of failed statements after which the rest of a batch fails with the last error.
 const MOST_FAILURES: u32 = 20;
-
-/// An attempt or an unlock in a statement.
-struct Step {
-    number: i64,
-    holder: HolderId,
-    mode: LockMode,
-    kind: StepKind,
-}
-
-enum StepKind {
-    /// An attempt, and whether its caller waits.
-    Try(bool, ReplySender<TryOutcome>),
-    Unlock(ReplySender<ReleaseReply>),
-}
-
-/// The server's reply to one step.
-#[derive(Clone, Copy)]
-struct StepReply {
-    ok: bool,
-    waiters: bool,
-    token: Option<FencingToken>,
-}
 
 impl Work for SharedSession {
     type Job = SharedJob;
@@ -261,7 +240,7 @@ impl SharedSession {
                     if matches!(step.kind, StepKind::Unlock(_)) {
                         self.unsure.insert((step.number, step.holder));
                     }
-                    self.settle_step(step, Err(error.clone()));
+                    self.settle_step(step, Err(error.clone())).0.send();
                 }
                 continue;
             }
@@ -281,13 +260,21 @@ impl SharedSession {
         replies: Vec<StepReply>,
         repeated: bool,
     ) -> Result<(), Error> {
-        let mut unwanted = Vec::new();
+        let (mut unwanted, mut answers) = (Vec::new(), Vec::with_capacity(steps.len()));
+        let mut is_any_granted = false;
         for (step, mut reply) in steps.into_iter().zip(replies) {
             if matches!(step.kind, StepKind::Unlock(_)) {
                 reply.ok |= self.unsure.remove(&(step.number, step.holder)) || repeated;
             }
-            unwanted.extend(self.settle_step(step, Ok(reply)));
+            let (answer, left) = self.settle_step(step, Ok(reply));
+            is_any_granted |= matches!(answer, Reply::Try(_, Ok(TryOutcome::Granted(_))));
+            unwanted.extend(left);
+            answers.push(answer);
         }
+        if is_any_granted {
+            self.common.watch_capacity(self.common.registry.len() as u64);
+        }
+        send_all(answers);
         if unwanted.is_empty() { Ok(()) } else { self.clean_up(connection, unwanted).await }
     }
 
@@ -330,14 +317,9 @@ impl SharedSession {
         let query = query.bind(numbers).bind(free).bind(self.process.pid).bind(&*self.common.channel);
         let query = if is_any_shared { query.bind(shared) } else { query };
         let row: PgRow = self.bounded(query.fetch_one(connection)).await?;
-        let (ok, waiters): (Option<Vec<bool>>, Option<Vec<bool>>) = (row.try_get(0)?, row.try_get(1)?);
-        let (Some(ok), Some(waiters)) = (ok, waiters) else { return Err(elsewhere()) };
-        let number: Option<i64> = row.try_get(2)?;
-        let answers = ok.into_iter().zip(waiters).zip(0_u64..);
-        let replies = answers.map(|((ok, waiters), i)| {
-            Ok(StepReply { ok, waiters, token: token_of(number.unwrap_or(0), i)? })
-        });
-        replies.collect()
+        let (codes, number): (Option<Vec<i64>>, Option<i64>) = (row.try_get(0)?, row.try_get(1)?);
+        let Some(codes) = codes else { return Err(elsewhere()) };
+        step::read(&codes, number.unwrap_or(0), steps.len())
     }
 
     /// Releases locks that a failed statement might have taken, each number once because it was tried once.
@@ -363,34 +345,33 @@ impl SharedSession {
         }
     }
 
-    /// Records the outcome and replies to the caller, if it still waits. An error means that the statement left no
-    /// lock. Returns a number without an owner, to be released.
-    fn settle_step(&self, step: Step, outcome: Result<StepReply, Error>) -> Option<(i64, LockMode)> {
+    /// Records the outcome. An error means that the statement left no lock. Returns the reply to the caller, and a
+    /// number without an owner, to be released in this mode.
+    fn settle_step(&self, step: Step, outcome: Result<StepReply, Error>) -> (Reply, Option<(i64, LockMode)>) {
         let Step { number, holder, mode, kind } = step;
         let registry = &self.common.registry;
         match (kind, outcome) {
             (StepKind::Try(_, answer), Ok(StepReply { ok: true, token: Some(token), .. })) => {
-                if !registry.granted(number, holder, Location::Shared(self.index), token) {
-                    let _ = answer.send(Err(interrupted()));
-                    return Some((number, mode));
+                if registry.granted(number, holder, Location::Shared(self.index), token) {
+                    (Reply::Try(answer, Ok(TryOutcome::Granted(token))), None)
+                } else {
+                    (Reply::Try(answer, Err(interrupted())), Some((number, mode)))
                 }
-                self.common.watch_capacity(registry.len() as u64);
-                let _ = answer.send(Ok(TryOutcome::Granted(token)));
             }
             (StepKind::Try(waits, answer), outcome) => {
                 match waits {
                     true => drop(registry.move_to(number, holder, Location::Nowhere)),
                     false => registry.forget(number, holder),
                 }
-                let _ = answer.send(Ok(outcome.map_or_else(TryOutcome::Refused, |_| TryOutcome::Contended)));
+                let outcome = outcome.map_or_else(TryOutcome::Refused, |_| TryOutcome::Contended);
+                (Reply::Try(answer, Ok(outcome)), None)
             }
             (StepKind::Unlock(answer), Ok(reply)) => {
                 registry.forget(number, holder);
-                let _ = answer.send(Ok(ReleaseReply::new(reply.ok).waiters(reply.waiters)));
+                (Reply::Unlock(answer, Ok(ReleaseReply::new(reply.ok).waiters(reply.waiters))), None)
             }
-            (StepKind::Unlock(answer), Err(error)) => drop(answer.send(Err(error))),
+            (StepKind::Unlock(answer), Err(error)) => (Reply::Unlock(answer, Err(error)), None),
         }
-        None
     }
 
     /// Applies the statement limit. A timeout ends the session, because all its locks are then in doubt.

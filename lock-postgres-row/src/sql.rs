@@ -277,29 +277,35 @@ UPDATE {schema}.mutex l SET asked = l.holder
 WHERE l.key = $1::text AND l.holder = $2::text AND l.acquired
 RETURNING pg_notify({channel}, 'b' || l.holder || ' ' || l.key)";
 
-/// A key with parts in use has a row for each held one. Without one it is only shown as the last key.
+/// Reads the place of the last row from the index, then filters the rows as the index finds them. Numbering the rows
+/// instead takes two to three times as long, because most rows of a table are of released holds and are not shown. A
+/// key with parts in use has a row for each held one. Without one it is only shown as the last key.
 const LIST: &str = "\
+WITH b AS MATERIALIZED (
+    SELECT l.key FROM {schema}.mutex l WHERE l.key >= $1::text AND l.key < $2::text
+    ORDER BY l.key OFFSET $4::bigint - 1 LIMIT 1
+), c AS MATERIALIZED (
+    SELECT clock_timestamp() AS now
+)
 SELECT i.key, i.holder, i.token, i.label, i.owner,
     CASE WHEN isfinite(i.acquired_at) AND i.acquired_at < '200000-01-01 00:00:00+00'
         THEN (extract(epoch FROM i.acquired_at) * 1000000)::bigint END,
     CASE WHEN i.acquired THEN 0 ELSE 2 END::smallint,
     NULL::bigint,
     CASE WHEN i.cool_until > i.now THEN ceil(extract(epoch FROM i.cool_until - i.now) * 1000000)::bigint END,
-    coalesce(i.acquired OR ($3::boolean AND i.cool_until > i.now), false), i.n = $4::bigint,
+    coalesce(i.acquired OR ($3::boolean AND i.cool_until > i.now), false), i.last,
     (i.acquired AND i.asked = i.holder) IS TRUE, i.of, i.part
 FROM (
-    SELECT q.key, q.now, q.cool_until, q.n, h.*
+    SELECT q.key, q.now, q.cool_until, q.last, h.*
     FROM (
-        SELECT p.*, c.now, p.acquired AND left(p.holder, 1) IN ('*', '#') AS in_parts,
-            CASE WHEN p.cooldown_us IS NOT NULL THEN
-                least(p.acquired_at, '200000-01-01 00:00:00+00')
-                    + least(greatest(coalesce(p.window_us, p.cooldown_us), 0), 3162240000000000)
+        SELECT l.*, (SELECT c.now FROM c) AS now, l.acquired AND left(l.holder, 1) IN ('*', '#') AS in_parts,
+            CASE WHEN l.cooldown_us IS NOT NULL THEN
+                least(l.acquired_at, '200000-01-01 00:00:00+00')
+                    + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
             * interval '1 microsecond' END AS cool_until,
-            row_number() OVER () AS n
-        FROM (
-            SELECT l.* FROM {schema}.mutex l WHERE l.key >= $1::text AND l.key < $2::text
-            ORDER BY l.key LIMIT $4::bigint
-        ) p, (SELECT clock_timestamp() AS now OFFSET 0) c
+            (l.key = (SELECT b.key FROM b)) IS TRUE AS last
+        FROM {schema}.mutex l
+        WHERE l.key >= $1::text AND l.key < $2::text AND l.key <= coalesce((SELECT b.key FROM b), $2::text)
     ) q CROSS JOIN LATERAL (
         SELECT q.holder, q.token, q.label, q.owner, q.acquired_at, q.acquired, q.asked,
             NULL::integer AS of, NULL::integer AS part
@@ -310,10 +316,10 @@ FROM (
         WHERE q.in_parts AND r.key = q.key COLLATE \"C\" AND r.of >= 0 AND r.acquired
         UNION ALL
         SELECT q.holder, q.token, NULL, NULL, q.acquired_at, false, NULL, NULL, NULL
-        WHERE q.in_parts AND q.n = $4::bigint
+        WHERE q.in_parts AND q.last
     ) h
+    WHERE q.acquired OR ($3::boolean AND q.cool_until > q.now) OR q.last
 ) i
-WHERE i.acquired OR ($3::boolean AND i.cool_until > i.now) OR i.n = $4::bigint
 ORDER BY i.key, i.part";
 
 const PURGE: &str = "\

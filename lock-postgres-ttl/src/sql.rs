@@ -215,18 +215,19 @@ const AMONG: &str = "
 /// Renews leases that do not end soon. Leaves out leases with a request to release, which the other statement
 /// reports. Compares keys and holders separately, because a holder belongs to one key. Only renews leases with
 /// more remaining time than the maximum wait: 300 ms, more than `lock_timeout`. If the server stalled and one row
-/// took longer, the cast fails and no lease is renewed.
+/// took longer, the cast fails and no lease is renewed. The subqueries compute the TTL once instead of for each row.
 const RENEW_EARLY: &str = "\
 WITH u AS (
     UPDATE {schema}.lease l SET
         ttl_us = $3::bigint,
-        expires_at = clock_timestamp() + $3::bigint * interval '1 microsecond'
+        expires_at = clock_timestamp() + (SELECT $3::bigint * interval '1 microsecond')
     WHERE l.key = ANY ($1::text[])
         AND (l.holder IN (SELECT unnest($2::text[]))) IS TRUE
         AND NOT l.released AND l.expires_at > clock_timestamp() + interval '300 milliseconds'
         AND l.asked IS DISTINCT FROM l.holder
     RETURNING CASE
-        WHEN l.expires_at + interval '300 milliseconds' < clock_timestamp() + $3::bigint * interval '1 microsecond'
+        WHEN l.expires_at + interval '300 milliseconds' <
+            clock_timestamp() + (SELECT $3::bigint * interval '1 microsecond')
         THEN ('the server stood still while it renewed ' || l.key)::boolean
         ELSE true
     END AS in_time
@@ -377,8 +378,16 @@ UPDATE {schema}.lease l SET asked = l.holder
 WHERE l.key = $1::text AND l.holder = $2::text AND NOT l.released AND l.expires_at > clock_timestamp()
 RETURNING pg_notify({channel}, 'b' || l.holder || ' ' || l.key)";
 
-/// A key with parts in use has a row for each held one. Without one it is only shown as the last key.
+/// Reads the place of the last row from the index, then filters the rows as the index finds them. Numbering the rows
+/// instead takes two to three times as long, because most rows of a table are of released holds and are not shown. A
+/// key with parts in use has a row for each held one. Without one it is only shown as the last key.
 const LIST: &str = "\
+WITH b AS MATERIALIZED (
+    SELECT l.key FROM {schema}.lease l WHERE l.key >= $1::text AND l.key < $2::text
+    ORDER BY l.key OFFSET $4::bigint - 1 LIMIT 1
+), c AS MATERIALIZED (
+    SELECT clock_timestamp() AS now
+)
 SELECT i.key, i.holder, i.token, i.label, i.owner,
     CASE WHEN isfinite(i.acquired_at) AND i.acquired_at < '200000-01-01 00:00:00+00'
         THEN (extract(epoch FROM i.acquired_at) * 1000000)::bigint END,
@@ -386,22 +395,20 @@ SELECT i.key, i.holder, i.token, i.label, i.owner,
     CASE WHEN isfinite(i.expires_at)
         THEN greatest(ceil(extract(epoch FROM i.expires_at - i.now) * 1000000)::bigint, 0) END,
     CASE WHEN i.cool_until > i.now THEN ceil(extract(epoch FROM i.cool_until - i.now) * 1000000)::bigint END,
-    coalesce(i.live OR ($3::boolean AND (NOT i.released OR i.cool_until > i.now)), false), i.n = $4::bigint,
+    coalesce(i.live OR ($3::boolean AND (NOT i.released OR i.cool_until > i.now)), false), i.last,
     (i.live AND i.asked = i.holder) IS TRUE, i.of, i.part
 FROM (
-    SELECT q.key, q.now, q.cool_until, q.n, h.*, NOT h.released AND h.expires_at > q.now AS live
+    SELECT q.key, q.now, q.cool_until, q.last, h.*, NOT h.released AND h.expires_at > q.now AS live
     FROM (
-        SELECT p.*, c.now,
-            NOT p.released AND p.expires_at = 'infinity' AND left(p.holder, 1) IN ('*', '#') AS in_parts,
-            CASE WHEN p.cooldown_us IS NOT NULL THEN
-                least(p.acquired_at, '200000-01-01 00:00:00+00')
-                    + least(greatest(coalesce(p.window_us, p.cooldown_us), 0), 3162240000000000)
+        SELECT l.*, (SELECT c.now FROM c) AS now,
+            NOT l.released AND l.expires_at = 'infinity' AND left(l.holder, 1) IN ('*', '#') AS in_parts,
+            CASE WHEN l.cooldown_us IS NOT NULL THEN
+                least(l.acquired_at, '200000-01-01 00:00:00+00')
+                    + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
             * interval '1 microsecond' END AS cool_until,
-            row_number() OVER () AS n
-        FROM (
-            SELECT l.* FROM {schema}.lease l WHERE l.key >= $1::text AND l.key < $2::text
-            ORDER BY l.key LIMIT $4::bigint
-        ) p, (SELECT clock_timestamp() AS now OFFSET 0) c
+            (l.key = (SELECT b.key FROM b)) IS TRUE AS last
+        FROM {schema}.lease l
+        WHERE l.key >= $1::text AND l.key < $2::text AND l.key <= coalesce((SELECT b.key FROM b), $2::text)
     ) q CROSS JOIN LATERAL (
         SELECT q.holder, q.token, q.label, q.owner, q.acquired_at, q.expires_at, q.released, q.asked,
             NULL::integer AS of, NULL::integer AS part
@@ -413,10 +420,10 @@ FROM (
             AND ($3::boolean OR r.expires_at > q.now)
         UNION ALL
         SELECT q.holder, q.token, NULL, NULL, q.acquired_at, q.expires_at, true, NULL, NULL, NULL
-        WHERE q.in_parts AND q.n = $4::bigint
+        WHERE q.in_parts AND q.last
     ) h
+    WHERE NOT q.released AND ($3::boolean OR q.expires_at > q.now) OR ($3::boolean AND q.cool_until > q.now) OR q.last
 ) i
-WHERE i.live OR ($3::boolean AND (NOT i.released OR i.cool_until > i.now)) OR i.n = $4::bigint
 ORDER BY i.key, i.part";
 
 const PURGE: &str = "\

@@ -406,6 +406,7 @@ impl Outbox {
         let mut answers = answers.map(Vec::into_iter);
         let mut done = Vec::new();
         let (mut failed, mut refused, mut unanswered) = (Vec::new(), Vec::new(), Vec::new());
+        let mut replies = Vec::new();
         for holder in batch.holders {
             let answer = match &mut answers {
                 Some(answers) => answers.next().unwrap_or_else(|| Err(missing_replies_error())),
@@ -417,9 +418,7 @@ impl Outbox {
             };
             let Some(entry) = self.entries.get_mut(&holder) else { continue };
             entry.in_flight = false;
-            if let Some(reply) = entry.release.reply.take() {
-                let _ = reply.send(answer.clone());
-            }
+            replies.extend(entry.release.reply.take().map(|reply| (reply, answer.clone())));
             match answer {
                 Ok(_) if std::mem::take(&mut entry.again) => self.fresh.push_back(holder),
                 Ok(reply) => done.extend(self.entries.remove(&holder).map(|entry| entry.completed(reply))),
@@ -450,6 +449,8 @@ impl Outbox {
                 }
             }
         }
+        // Sends all replies at once, because a caller of many releases on another thread would otherwise wake for each.
+        replies.into_iter().for_each(|(reply, answer)| drop(reply.send(answer)));
         let any_failed = !failed.is_empty() || !refused.is_empty() || !unanswered.is_empty();
         if batch.which == ReleaseQueue::Fresh {
             self.fresh_calls = self.fresh_calls.saturating_sub(1);

@@ -58,10 +58,10 @@ impl Hold {
             }
         }
         self.carry(begins);
+        // Shares the hold only if needed, because such atomic counts are much of the cost of a grant without I/O.
+        let Some(cooldown) = self.request.cooldown else { return self.go_live(permit) };
         let guard = Arc::clone(&self).go_live(permit)?;
-        if let Some(cooldown) = self.request.cooldown {
-            self.cools_until(sent.after(cooldown));
-        }
+        self.cools_until(sent.after(cooldown));
         Ok(guard)
     }
 

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::common::*;
 use futures_util::future::{join_all, try_join_all};
-use leasehold_api::{ErrorKind, HolderId, Lock as _, LockExt as _, MultiGuard, Validity};
+use leasehold_api::{AcquireOptions, ErrorKind, HolderId, Lock as _, LockExt as _, MultiGuard, Validity};
 use leasehold_engine::{Attempt, Backend as _, Request};
 use leasehold_postgres::RawBigint;
 use leasehold_postgres_advisory::XactConfig;
@@ -215,6 +215,26 @@ async fn one_release_of_many_holds_is_one_statement() {
     }
     backend.close().await;
     observer.close().await.unwrap();
+}
+
+// A caller of many keys makes one round trip to acquire and one to release.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_keys_in_one_call_are_two_round_trips() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    let proxy = Proxy::start(cluster.address()).await;
+    let lock = numbers(seldom(&proxy.url(database.url()))).connect().await.unwrap();
+    let keys: Vec<_> = (0..64).map(|n: i32| key(&n.to_string())).collect();
+    let mut trips = Vec::new();
+    for _ in 0..5 {
+        let before = proxy.traffic().round_trips;
+        let guards = lock.acquire_all(&keys, &AcquireOptions::new()).await.unwrap();
+        guards.release().await.unwrap();
+        trips.push(proxy.traffic().round_trips - before);
+    }
+    // Takes the minimum, because the first round prepares the statement, and names add round trips to some rounds.
+    assert_eq!(trips.iter().min(), Some(&2), "{trips:?}");
+    lock.close().await.unwrap();
 }
 
 // A lock in its own transaction takes three round trips: begin, lock, end.

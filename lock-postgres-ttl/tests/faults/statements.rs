@@ -242,8 +242,8 @@ async fn a_listing_and_a_purge_go_over_many_pages() {
     let mut user = connection(&database).await;
     let fill = "INSERT INTO leasehold.lease (key, holder, token, acquired_at, ttl_us, expires_at, released)
         SELECT 'k' || lpad(i::text, 5, '0'), '0-1', 1, now() - interval '2 days', 1,
-            CASE WHEN i % 500 = 0 THEN now() + interval '1 hour' ELSE now() - interval '1 day' END, i % 500 <> 0
-        FROM generate_series(1, 3000) i";
+            CASE WHEN i % 4000 = 0 THEN now() + interval '1 hour' ELSE now() - interval '1 day' END, i % 4000 <> 0
+        FROM generate_series(1, 24000) i";
     sqlx::raw_sql(fill).execute(&mut user).await.unwrap();
     let admin = leasehold_engine::Backend::admin(&backend).unwrap();
     let keys = async |prefix: &str, limit: Option<usize>| {
@@ -252,16 +252,16 @@ async fn a_listing_and_a_purge_go_over_many_pages() {
         let found = admin.list(&query).await.unwrap();
         found.iter().map(|info| info.key.as_str().to_owned()).collect::<Vec<_>>()
     };
-    let all = ["k00500", "k01000", "k01500", "k02000", "k02500", "k03000"];
-    // The thousandth row, at which a page ends, is held. With the prefix `k02` a page ends elsewhere.
+    let all = ["k04000", "k08000", "k12000", "k16000", "k20000", "k24000"];
+    // Each row at which a page of the list ends is held. With the prefix `k1` a page ends elsewhere.
     assert_eq!(keys("", None).await, all);
     assert_eq!(keys("k", Some(3)).await, all[..3]);
-    assert_eq!(keys("k02", None).await, all[3..5]);
-    assert_eq!(keys("k00500", None).await, all[..1]);
+    assert_eq!(keys("k1", None).await, all[2..4]);
+    assert_eq!(keys("k04000", None).await, all[..1]);
     assert_eq!(keys("l", None).await, [""; 0]);
-    assert_eq!(admin.inspect(&key("k01500")).await.unwrap().holders.len(), 1);
-    assert_eq!(admin.inspect(&key("k0150")).await.unwrap().holders.len(), 0);
-    assert_eq!(backend.purge(Duration::from_secs(3600)).await.unwrap(), 3000 - 6);
+    assert_eq!(admin.inspect(&key("k12000")).await.unwrap().holders.len(), 1);
+    assert_eq!(admin.inspect(&key("k1200")).await.unwrap().holders.len(), 0);
+    assert_eq!(backend.purge(Duration::from_secs(3600)).await.unwrap(), 24_000 - 6);
     assert_eq!(keys("", None).await, all);
 }
 

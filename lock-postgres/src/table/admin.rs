@@ -5,7 +5,7 @@ use leasehold_api::{Error, HoldState, HolderId, KeyInfo, ListQuery, LockAdmin, L
 
 use super::backend::TableBackend;
 use super::job::{ListRequest, TableJob, only};
-use super::maintenance::{PAGE, behind, behind_prefix};
+use super::maintenance::{LIST_PAGE, behind, behind_prefix};
 use super::registry::HoldId;
 
 #[async_trait]
@@ -29,7 +29,7 @@ impl LockAdmin for TableBackend {
         let (mut keys, mut next) = (Vec::new(), Some(query.prefix.clone()));
         // Fetches page by page, which lets other jobs run between the pages.
         while let Some(from) = next.filter(|_| keys.len() < limit) {
-            let look = ListRequest { from, to: to.clone(), ended: query.include_ended, rows: PAGE };
+            let look = ListRequest { from, to: to.clone(), ended: query.include_ended, rows: LIST_PAGE };
             let page = only(self.ask(TableJob::List, vec![look]).await)?;
             keys.extend(page.keys);
             next = page.next;

@@ -23,8 +23,12 @@ use crate::upkeep::{Note, Progress};
 /// Maximum length of a key in the tables, in bytes.
 const MOST_BYTES: usize = 1024;
 
-/// Number of rows that one statement reads. It is small enough not to delay other statements.
+/// Number of rows that one statement of a purge reads. It is small enough not to delay other statements.
 pub(super) const PAGE: i64 = 1000;
+
+/// The same of a list. It is larger, because a list only reads, and a statement alone costs the time of hundreds of
+/// rows.
+pub(super) const LIST_PAGE: i64 = 4000;
 
 pub(super) async fn list(
     db: &mut Db<'_>,

@@ -5,7 +5,7 @@
 ///
 /// The lock timeout is short, because a fenced transaction keeps an expired lease locked and must not delay the other
 /// keys of a batch. Plans are made once and must look rows up in key order, even with outdated statistics. Compilation
-/// does not pay for such short statements.
+/// and parallel workers do not pay for such short statements.
 pub const SETTINGS: &str = "\
 SET lock_timeout = '250ms';
 SET standard_conforming_strings = on;
@@ -17,6 +17,7 @@ SET enable_seqscan = off;
 SET enable_hashjoin = off;
 SET enable_mergejoin = off;
 SET enable_bitmapscan = off;
+SET max_parallel_workers_per_gather = 0;
 SET jit = off";
 
 /// Begins a transaction with all settings, because behind a pooler in transaction mode no setting survives a
@@ -37,6 +38,7 @@ SET LOCAL enable_seqscan = off;
 SET LOCAL enable_hashjoin = off;
 SET LOCAL enable_mergejoin = off;
 SET LOCAL enable_bitmapscan = off;
+SET LOCAL max_parallel_workers_per_gather = 0;
 SET LOCAL jit = off";
 
 pub(super) const COMMIT: &str = "COMMIT";
