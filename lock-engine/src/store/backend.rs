@@ -437,9 +437,6 @@ pub struct Timing {
     pub close: Duration,
 }
 
-/// The default of [`Timing::share_for`]: longer than a usual call of a store, and short against the polls of a writer.
-const SHARE_FOR: Duration = Duration::from_millis(50);
-
 impl Default for Timing {
     /// Returns 10 s for a call, polling every 100 ms, no look, confirmation or hand-over, 50 ms for sharing, and 10 s for
     /// closing.
@@ -451,7 +448,8 @@ impl Default for Timing {
             look: None,
             confirm: None,
             handover_for: Duration::ZERO,
-            share_for: SHARE_FOR,
+            // Longer than a usual call of a store, and short against the polls of a writer.
+            share_for: Duration::from_millis(50),
             close: Duration::from_secs(10),
         }
     }
