@@ -66,6 +66,8 @@ async fn a_reader_does_not_pass_a_writer_that_waits_in_another_process() {
             let first = read(reads, "7").await;
             let writing = waiter(writes, "7");
             until_queued(cluster, database.name(), 1).await;
+            // A reader joins the first one without the server until `share_for` ends.
+            until("closed to readers", async || is_closed_to_readers(reads, "7").await).await;
             for _ in 0..3 {
                 assert!(is_closed_to_readers(reads, "7").await, "it overtook the writer");
             }
