@@ -182,6 +182,13 @@ impl<V: SlotOwner> Queues<V> {
         wakers.into_iter().for_each(Waker::wake);
     }
 
+    /// Returns whether all members of the group of `key` are ending already. `None` without a group.
+    pub(crate) fn is_group_ending(&self, key: &LockKey) -> Option<bool> {
+        let shard = self.shard(key);
+        let group = shard.groups.get(key)?;
+        Some(group.members.values().all(SlotOwner::is_ending))
+    }
+
     /// Returns the mode of the group of `key`, if a member is not ending already.
     pub(crate) fn group_mode(&self, key: &LockKey) -> Option<Mode> {
         let shard = self.shard(key);
