@@ -143,6 +143,8 @@ impl Hold {
         let place = Place { tenure: Arc::clone(tenure), number, carrier: Some(Arc::clone(carrier)) };
         // Nothing else sets the place, because only the caller of this hold lets it join.
         let _ = self.place.set(place);
+        // A closing engine counts the hold as known to the store, because the other readers can leave before it is live.
+        self.delivery.mark_sent();
         true
     }
 
