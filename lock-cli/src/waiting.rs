@@ -182,7 +182,8 @@ pub(crate) async fn report(
             said.set(true);
             last = Some((holders, Instant::now()));
         }
-        if let Some(seen) = seen {
+        // While no key is held by others alone, the first one can be a key that an enclosing run shares with this one.
+        if let Some(seen) = seen.filter(|seen| wanted.is_held_by_others(seen)) {
             if enclosing.block(&seen, wanted.mode, true) {
                 return held_by_enclosing_run(key);
             }
