@@ -82,7 +82,7 @@ async fn publish(lock: &dyn Lock, enclosing: &EnclosingRuns, waits_for: &LockKey
         let Some(wait_key) = wait_key(key).filter(|_| label.len() <= LONGEST_LABEL) else { continue };
         let options = AcquireOptions::new().label(label);
         let mut taken = lock.try_acquire(&wait_key, &options).await;
-        if matches!(taken, Ok(None)) && release_stale(lock, &wait_key, *holder).await {
+        if matches!(taken, Ok(None)) && release_stale(lock, key, &wait_key, *holder).await {
             taken = lock.try_acquire(&wait_key, &options).await;
         }
         published.extend(taken.ok().flatten());
@@ -90,18 +90,19 @@ async fn publish(lock: &dyn Lock, enclosing: &EnclosingRuns, waits_for: &LockKey
     published
 }
 
-/// Releases a key left by a run under an earlier holder, in stores that keep the holds of dead processes. Returns
+/// Releases a key left by a run under an earlier holder of `key`, in stores that keep the holds of dead processes. Returns
 /// whether a key was released.
-async fn release_stale(lock: &dyn Lock, wait_key: &LockKey, holder: HolderId) -> bool {
+async fn release_stale(lock: &dyn Lock, key: &LockKey, wait_key: &LockKey, holder: HolderId) -> bool {
     let Some(admin) = lock.admin() else { return false };
     let Ok(seen) = admin.inspect(wait_key).await else { return false };
     let by = seen.holder().and_then(|hold| waits_for(hold.label.as_deref()?));
-    match (by, seen.holder().and_then(|hold| hold.holder)) {
-        (Some((by, _)), Some(left)) if by != holder => {
-            admin.force_release(wait_key, left).await.unwrap_or(false)
-        }
-        _ => false,
+    let (Some((by, _)), Some(left)) = (by, seen.holder().and_then(|hold| hold.holder)) else { return false };
+    // Another run can share the key with this one, and wait too.
+    let Ok(now) = admin.inspect(key).await else { return false };
+    if by == holder || now.holders.iter().any(|hold| hold.holder == Some(by)) {
+        return false;
     }
+    admin.force_release(wait_key, left).await.unwrap_or(false)
 }
 
 /// Parses a label into the enclosing holder and the awaited key.
@@ -157,6 +158,8 @@ fn describe(path: &[(LockKey, HolderId)]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use leasehold::{Mode, Validity};
+
     use super::*;
 
     #[test]
@@ -171,6 +174,25 @@ mod tests {
             words.contains("holds \"b\" and waits for \"a\", the run that holds \"a\" waits for \"b\""),
             "{words}"
         );
+    }
+
+    #[tokio::test]
+    async fn only_a_wait_under_a_holder_that_has_gone_is_released() {
+        let lock = leasehold::memory::connect().unwrap();
+        let key = |name: &str| name.parse::<LockKey>().unwrap();
+        let shared = AcquireOptions::new().mode(Mode::Shared);
+        let reader = lock.acquire(&key("a"), &shared).await.unwrap();
+        let publish_under = async |holder| {
+            let mut enclosing = EnclosingRuns::default();
+            enclosing.innermost.push((key("a"), holder));
+            publish(&lock, &enclosing, &key("b")).await
+        };
+        let other = HolderId::from_parts(7, 1);
+        let stale = publish_under(other).await;
+        let published = publish_under(reader.holder()).await;
+        assert_eq!((stale.len(), published.len()), (1, 1));
+        assert!(publish_under(other).await.is_empty());
+        assert_eq!((stale[0].validity(), published[0].validity()), (Validity::Lost, Validity::Valid));
     }
 
     #[test]

@@ -88,7 +88,7 @@ impl<'a> WantedKeys<'a> {
         let mut first = None;
         for key in keys {
             match inspect(self.lock, key).await {
-                Inspected::Answer(seen) if seen.holder().is_none_or(|hold| self.is_ours(hold)) => {
+                Inspected::Answer(seen) if !self.is_held_by_others(&seen) => {
                     first.get_or_insert((key, Inspected::Answer(seen)));
                 }
                 other => return (key, other),
@@ -103,6 +103,12 @@ impl<'a> WantedKeys<'a> {
             (key, Inspected::Answer(seen)) => (key, Some(seen)),
             (key, Inspected::Failed(_) | Inspected::Nothing) => (key, None),
         }
+    }
+
+    /// Returns whether other clients hold the key, and this process does not hold it beside them.
+    fn is_held_by_others(self, seen: &KeyInfo) -> bool {
+        let mut live = seen.holders.iter().filter(|hold| hold.state == HoldState::Held).peekable();
+        live.peek().is_some() && !live.any(|hold| self.is_ours(hold))
     }
 
     /// Returns whether the hold belongs to this process, which waits for the other keys.
@@ -176,7 +182,8 @@ pub(crate) async fn report(
             said.set(true);
             last = Some((holders, Instant::now()));
         }
-        if let Some(seen) = seen {
+        // While no key is held by others alone, the first one can be a key that an enclosing run shares with this one.
+        if let Some(seen) = seen.filter(|seen| wanted.is_held_by_others(seen)) {
             if enclosing.block(&seen, wanted.mode, true) {
                 return held_by_enclosing_run(key);
             }
@@ -228,6 +235,20 @@ mod tests {
             seen.holders.push(hold);
         }
         seen
+    }
+
+    #[tokio::test]
+    async fn a_run_does_not_wait_for_a_key_that_it_shares_with_others() {
+        let lock = leasehold::memory::connect().unwrap();
+        let keys = ["a", "b"].map(|key| key.parse::<LockKey>().unwrap());
+        let wanted = WantedKeys { lock: &lock, keys: &keys, mode: Mode::Shared, label: "ours" };
+        let mut seen = held(Mode::Shared, &[7]);
+        assert!(wanted.is_held_by_others(&seen));
+        let mut ours = HoldInfo::new();
+        ours.label = Some("ours".into());
+        ours.owner = Some(format!("pid {}", std::process::id()));
+        seen.holders.push(ours);
+        assert!(!wanted.is_held_by_others(&seen), "the first holder is another client");
     }
 
     #[test]

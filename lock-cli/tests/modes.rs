@@ -87,6 +87,20 @@ fn a_reader_inside_a_reader_does_not_wait_for_it() {
     assert!(code == 75 && stderr.contains("you hold \"k\" already"), "{code}: {stderr}");
 }
 
+/// The inner run has the key of the outer one already, and waits for the other key alone.
+#[test]
+fn a_reader_inside_a_reader_waits_for_the_writer_of_another_key() {
+    let store = Store::new();
+    let mut writer = Beside::start(&mut store.run("b", HOLD));
+    assert_eq!(writer.line(), "none");
+    let inner = format!("{} run a b --shared -- echo inner", env!("CARGO_BIN_EXE_leasehold"));
+    let mut outer = Beside::start(&mut store.run("a --shared", &inner));
+    let note = outer.note_with("waiting for \"b\"");
+    assert!(note.is_some(), "the inner run has ended");
+    writer.go_on();
+    assert_eq!((writer.code(), outer.line().as_str(), outer.code()), (0, "inner", 0));
+}
+
 #[test]
 fn at_most_as_many_run_as_there_are_slots_and_lists_show_all_of_them() {
     let store = Store::new();

@@ -17,10 +17,10 @@ use crate::clock::scaled;
 use crate::core::Core;
 use crate::store::backend::Contended;
 
-/// Returns whether the owner of the key's permit only waits for its release at the store. `None` without an
-/// owner.
+/// Returns whether the owner of the key's permit only waits for its release at the store, or without an owner all holds of
+/// the key's group do. `None` without both.
 pub(crate) fn is_ending(core: &Core, key: &LockKey) -> Option<bool> {
-    core.queues.with(key, |owner| owner.is_ending())
+    core.queues.with(key, |owner| owner.is_ending()).or_else(|| core.queues.is_group_ending(key))
 }
 
 /// Returns the last store error of the current permit owner, if there is one.

@@ -78,8 +78,6 @@ impl Hold {
             ours.take_over(theirs);
         }
         carrier.delivery.mark_sent();
-        // A lost carrier stays in a store that keeps lost holds, because one of its readers possibly has a guard.
-        carrier.delivery.deliver();
         let _ = carrier.place.set(Place { tenure: Arc::clone(&tenure), number: 0, carrier: None });
         let _ = self.place.set(Place { tenure, number: 0, carrier: Some(Arc::clone(&carrier)) });
         if let Some(lease) = &self.lease {
@@ -91,6 +89,15 @@ impl Hold {
         }
         if self.asked.get().is_some() {
             let _ = carrier.asked.set(());
+        }
+    }
+
+    /// Gives the guard to the caller. Call it before checking whether the hold was lost.
+    pub(crate) fn deliver(&self) {
+        self.delivery.deliver();
+        // A lost carrier stays in a store that keeps lost holds once one of its readers has had a guard.
+        if let Some(carrier) = self.carrier() {
+            carrier.delivery.deliver();
         }
     }
 
@@ -127,11 +134,17 @@ impl Hold {
         if !is_alike || !is_open || !tenure.is_shared_at(now) || self.place().is_some() {
             return false;
         }
+        // On the fast path the caller gets the guard with the join.
+        if self.delivery.is_delivered() {
+            carrier.delivery.deliver();
+        }
         let number = tenure.add_reader();
         self.copy_grant(carrier);
         let place = Place { tenure: Arc::clone(tenure), number, carrier: Some(Arc::clone(carrier)) };
         // Nothing else sets the place, because only the caller of this hold lets it join.
         let _ = self.place.set(place);
+        // A closing engine counts the hold as known to the store, because the other readers can leave before it is live.
+        self.delivery.mark_sent();
         true
     }
 

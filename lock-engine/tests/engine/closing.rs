@@ -1,15 +1,18 @@
-//! An engine is closed by the next waiter at the moment at which a caller passes its permit. The caller's hold must
-//! still be released.
+//! An engine is closed by the next waiter at the moment at which a caller passes its permit, or while a reader joins others.
+//! The hold must still be released.
 
+use std::fmt;
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Wake, Waker};
 use std::thread::{self, ThreadId};
 use std::time::Duration;
 
+use crate::common::relay::{Relay, RelayNet};
 use crate::common::{PlainNet, plain};
+use futures_util::FutureExt as _;
 use leasehold_api::{ErrorKind, Lock as _, LockExt as _, Validity};
 use leasehold_engine::{Clock, Engine, Moment, TokioClock};
 use tokio::runtime::Handle;
@@ -122,5 +125,69 @@ async fn what_is_let_go_of_while_the_engine_closes_is_freed() {
             turns += 1;
             assert!(turns < 100, "{way:?}: the permit was never handed on by the caller");
         }
+    }
+}
+
+/// A clock that calls a function at one of its readings by the test's own thread.
+struct Calling(TokioClock, Mutex<Option<AtReading>>);
+
+struct AtReading {
+    thread: ThreadId,
+    /// The number of readings until the call.
+    left: u32,
+    call: Box<dyn FnOnce() + Send>,
+}
+
+impl fmt::Debug for Calling {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Calling")
+    }
+}
+
+impl Clock for Calling {
+    fn now(&self) -> Moment {
+        let mut at = self.1.lock().unwrap();
+        let is_due = at.as_mut().is_some_and(|at| {
+            at.left -= u32::from(at.thread == thread::current().id());
+            at.left == 0
+        });
+        let due = if is_due { at.take() } else { None };
+        // The function reads the clock too.
+        drop(at);
+        if let Some(due) = due {
+            (due.call)();
+        }
+        self.0.now()
+    }
+}
+
+/// A reader has joined the others and has no guard yet. The others leave it the store's hold, and the engine closes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hold_that_a_reader_joins_while_the_engine_closes_is_released() {
+    for reading in 1..=3 {
+        let net = Arc::new(RelayNet::default());
+        let mut relay = Relay::new(&net);
+        relay.capabilities.modes.shared = true;
+        relay.timing.share_for = Duration::from_secs(3600);
+        let clock = Arc::new(Calling(TokioClock::new(), Mutex::new(None)));
+        let engine = Arc::new(Engine::builder(relay).clock(Arc::clone(&clock) as _).start().unwrap());
+        let first = engine.key("k").shared().acquire().await.unwrap();
+        let (runtime, closes) = (Handle::current(), Arc::clone(&engine));
+        let call = move || {
+            let (tell, told) = channel();
+            runtime.spawn(async move {
+                drop(first);
+                tell.send(closes.close().await)
+            });
+            // One of the readings is under a lock that closing needs, and goes on without it.
+            drop(told.recv_timeout(Duration::from_secs(2)));
+        };
+        let at = AtReading { thread: thread::current().id(), left: reading, call: Box::new(call) };
+        *clock.1.lock().unwrap() = Some(at);
+        let joined = engine.key("k").shared().acquire().now_or_never();
+        let unused = clock.1.lock().unwrap().take();
+        drop((joined, unused));
+        drop(engine.close().await);
+        assert!(net.is_free(), "closed at reading {reading}: {:?}", net.calls());
     }
 }

@@ -144,6 +144,22 @@ async fn a_wait_on_a_silent_store_blames_nobody() {
     assert!(error.message().contains("somebody else held"), "{error}");
 }
 
+/// A reader's hold is outside of its key's slot, so the slot does not show that only its release is left.
+#[tokio::test(start_paused = true)]
+async fn a_writer_behind_a_release_of_its_client_without_a_reply_blames_no_holder() {
+    let net = Arc::new(PlainNet::default());
+    let mut store = plain(&net);
+    store.caps.modes.shared = true;
+    let lock = start(store);
+    let reader = lock.key("k").shared().acquire().await.unwrap();
+    let error = lock.key("k").wait(seconds(1)).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Timeout, "the reader holds it: {error}");
+    net.hang.store(true, SeqCst);
+    drop(reader);
+    let error = lock.key("k").wait(seconds(1)).acquire().await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable, "{error}");
+}
+
 /// The second attempt runs into the first one, whose grant had no reply. That first attempt is undone before the
 /// second reply arrives, and the store is silent after that.
 #[tokio::test(start_paused = true)]

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 use crate::common::{PlainNet, plain, start};
-use leasehold_api::{ErrorKind, Lock as _, LockExt as _, MultiGuard, Validity};
+use leasehold_api::{ErrorKind, Lock as _, LockExt as _, Mode, MultiGuard, Validity};
 use leasehold_engine::Confirm;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -207,25 +207,29 @@ async fn a_grant_that_comes_too_late_on_a_sticky_store_is_freed() {
 /// caller had its guard.
 #[tokio::test(start_paused = true)]
 async fn a_key_that_is_lost_before_its_call_has_the_others_is_freed_on_a_sticky_store() {
-    let net = Arc::new(PlainNet::default());
-    let sticky = || {
-        let mut store = plain(&net);
-        store.timing.confirm = Some(Confirm::new(ms(500), ms(2500)).sticky());
-        start(store)
-    };
-    let (lock, other) = (sticky(), sticky());
-    let held = other.key("b").acquire().await.unwrap();
-    let waiting = tokio::spawn(async move { lock.keys(["a", "b"]).acquire().await.unwrap_err().kind() });
-    sleep(seconds(1)).await;
-    net.hang.store(true, SeqCst);
-    sleep(seconds(4)).await;
-    net.hang.store(false, SeqCst);
-    assert_eq!(waiting.await.unwrap(), ErrorKind::Lost);
-    sleep(seconds(60)).await;
-    // The other client's hold stays for an operator, because its caller had the guard.
-    assert_eq!(held.validity(), Validity::Lost);
-    let left: Vec<_> = net.rows.lock().unwrap().keys().map(ToString::to_string).collect();
-    assert_eq!(left, ["b"]);
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let net = Arc::new(PlainNet::default());
+        let sticky = || {
+            let mut store = plain(&net);
+            store.caps.modes.shared = true;
+            store.timing.confirm = Some(Confirm::new(ms(500), ms(2500)).sticky());
+            start(store)
+        };
+        let (lock, other) = (sticky(), sticky());
+        let held = other.key("b").mode(mode).acquire().await.unwrap();
+        let waiting =
+            tokio::spawn(async move { lock.keys(["a", "b"]).mode(mode).acquire().await.unwrap_err().kind() });
+        sleep(seconds(1)).await;
+        net.hang.store(true, SeqCst);
+        sleep(seconds(4)).await;
+        net.hang.store(false, SeqCst);
+        assert_eq!(waiting.await.unwrap(), ErrorKind::Lost);
+        sleep(seconds(60)).await;
+        // The other client's hold stays for an operator, because its caller had the guard.
+        assert_eq!(held.validity(), Validity::Lost);
+        let left: Vec<_> = net.rows.lock().unwrap().keys().map(ToString::to_string).collect();
+        assert_eq!(left, ["b"], "{mode:?}");
+    }
 }
 
 /// A call for several keys that is not polled loses its first key. The hold is released, and closing does not

@@ -157,6 +157,26 @@ fn exactly_one_reader_releases_the_hold_that_readers_share() {
     });
 }
 
+/// A reader whose store's hold was lost leaves the group without a change of the count. So the other one, which has just
+/// ended, still counts it.
+#[test]
+fn a_reader_that_leaves_as_the_others_are_lost_lets_the_writer_in() {
+    model(|| {
+        let queues = Plain::new();
+        let share = first_reader(&queues);
+        assert!(queues.share(&key(), named(Mode::Shared, 2), false));
+        let writer = waiter(&queues);
+        let losing = {
+            let queues = Arc::clone(&queues);
+            thread::spawn(move || leave(&queues, 2))
+        };
+        assert!(!leave_share(&queues, &share, 1), "the other one is counted");
+        drop(block_on(writer).unwrap());
+        losing.join().unwrap();
+        assert_eq!(queues.len(), 0);
+    });
+}
+
 /// The reader does not overtake the writer, and the writer gets the permit after the last reader's release.
 #[test]
 fn a_reader_shares_no_hold_behind_a_waiting_writer() {

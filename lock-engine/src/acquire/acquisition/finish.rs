@@ -11,7 +11,7 @@ use crate::acquire::entry::{Entry, Stage};
 impl Acquisition {
     /// Returns the guards, if all of them are still held.
     pub(super) fn finish(mut self) -> Result<Vec<LockGuard>, Refusal> {
-        self.entries.iter().for_each(|entry| entry.hold.delivery.deliver());
+        self.entries.iter().for_each(|entry| entry.hold.deliver());
         if let Err(refusal) = self.check() {
             self.entries.iter().for_each(|entry| entry.hold.delivery.take_back());
             return Err(refusal);

@@ -81,6 +81,23 @@ pub(super) fn has<V: SlotOwner>(groups: &Groups<V>, value: &V) -> bool {
     value.mode() != Mode::Exclusive && groups.get(value.key()).is_some_and(joined)
 }
 
+/// Takes the hold `serial` out of the group of `key`, and wakes the waiter that gets the permit.
+fn take_out<V: SlotOwner>(
+    mut shard: MutexGuard<'_, Shard<V>>,
+    key: &LockKey,
+    serial: u64,
+    outcome: GrantOutcome,
+) {
+    let left = shard.groups.get_mut(key).and_then(|group| group.members.remove(&serial));
+    if left.is_some() {
+        shard.count_ended(outcome);
+    }
+    let (waker, ended) = shard.call_parked(key);
+    drop(shard);
+    drop((left, ended));
+    waker.into_iter().for_each(Waker::wake);
+}
+
 impl<V: SlotOwner> Queues<V> {
     /// Puts a granted hold into the group of `key`, with the store's hold that further readers can share. The caller has
     /// the key's permit, and passes it on afterwards.
@@ -121,8 +138,8 @@ impl<V: SlotOwner> Queues<V> {
         self.shard(key).groups.get(key)?.share.clone()
     }
 
-    /// Takes the hold `serial` out of the group of `key` if `leaves()`, which is called under the lock, and returns
-    /// whether it has. Other members stay, so no parked waiter gets the permit.
+    /// Takes the hold `serial` out of the group of `key` as [`leave`](Self::leave) does, if `leaves()`, which is called under
+    /// the lock. Returns whether it has.
     pub(crate) fn leave_if(
         &self,
         key: &LockKey,
@@ -130,31 +147,19 @@ impl<V: SlotOwner> Queues<V> {
         outcome: GrantOutcome,
         leaves: impl FnOnce() -> bool,
     ) -> bool {
-        let mut shard = self.shard(key);
+        let shard = self.shard(key);
         if !leaves() {
             return false;
         }
-        let left = shard.groups.get_mut(key).and_then(|group| group.members.remove(&serial));
-        if left.is_some() {
-            shard.count_ended(outcome);
-        }
-        drop(shard);
-        drop(left);
+        // The group can be empty then, because a member that was lost with its store's hold leaves without `leaves`.
+        take_out(shard, key, serial, outcome);
         true
     }
 
     /// Takes the hold `serial` out of the group of `key`, with the outcome of its grant. Passes the key's permit to the
     /// first parked waiter, if that one fits now.
     pub(crate) fn leave(&self, key: &LockKey, serial: u64, outcome: GrantOutcome) {
-        let mut shard = self.shard(key);
-        let left = shard.groups.get_mut(key).and_then(|group| group.members.remove(&serial));
-        if left.is_some() {
-            shard.count_ended(outcome);
-        }
-        let (waker, ended) = shard.call_parked(key);
-        drop(shard);
-        drop((left, ended));
-        waker.into_iter().for_each(Waker::wake);
+        take_out(self.shard(key), key, serial, outcome);
     }
 
     /// Returns the result of `f` for each member of the group of `key` for which there is one.
@@ -175,6 +180,13 @@ impl<V: SlotOwner> Queues<V> {
     pub(crate) fn wake_tries(&self, key: &LockKey) {
         let wakers = self.shard(key).wakers(key, SlotOwner::is_try);
         wakers.into_iter().for_each(Waker::wake);
+    }
+
+    /// Returns whether all members of the group of `key` are ending already. `None` without a group.
+    pub(crate) fn is_group_ending(&self, key: &LockKey) -> Option<bool> {
+        let shard = self.shard(key);
+        let group = shard.groups.get(key)?;
+        Some(group.members.values().all(SlotOwner::is_ending))
     }
 
     /// Returns the mode of the group of `key`, if a member is not ending already.
