@@ -240,7 +240,7 @@ fn check_says_what_the_store_can_do() {
     assert_eq!(value["capabilities"]["end_session"], false);
     assert_eq!(
         (&value["capabilities"]["shared"], &value["capabilities"]["max_permits"]),
-        (&false.into(), &0.into())
+        (&true.into(), &1024.into())
     );
     assert!(value["capabilities"]["handover_ms"].as_u64().unwrap() > 0);
     assert_eq!(json(&store, "list --all --json").1, serde_json::json!([]), "it leaves nothing held");
