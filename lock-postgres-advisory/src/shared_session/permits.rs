@@ -83,7 +83,7 @@ impl SharedSession {
         request: &PermitRequest,
     ) -> Result<TryOutcome<PermitGrant>, sqlx::Error> {
         let (number, of) = (request.number, request.of);
-        let mut has_turn = request.has_turn;
+        let mut has_turn = request.turn.is_some();
         let is_first = match self.permits.get(&number) {
             // The release of these permits has failed, because the client itself excludes another N.
             Some(held) if held.of != of => return Ok(TryOutcome::Contended),
@@ -98,10 +98,10 @@ impl SharedSession {
             }
             // The claim has checked for waiters.
             has_turn = true;
-            let mut excluded = self.check_claim(&mut *connection, number, of).await?;
+            let mut excluded = self.check_claim(&mut *connection, request).await?;
             // Checks again, because a probe of another client looks like a reader for an instant.
             if matches!(excluded, Some(TryOutcome::Contended)) {
-                excluded = self.check_claim(&mut *connection, number, of).await?;
+                excluded = self.check_claim(&mut *connection, request).await?;
             }
             if let Some(excluded) = excluded {
                 self.undo_claim(connection, number, of).await?;
@@ -134,7 +134,7 @@ impl SharedSession {
         let numbers = PermitNumbers::of(request.number);
         let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.common.statements.permits.claim)));
         let query = query.bind(request.number).bind(self.process.pid).bind(numbers.total(request.of));
-        let query = query.bind(numbers.turn()).bind(request.has_turn);
+        let query = query.bind(numbers.turn()).bind(request.turn.is_some());
         let code: i32 = self.bounded(query.fetch_one(connection)).await?.try_get(0)?;
         if code < 0 { Err(elsewhere()) } else { Ok(code > 0) }
     }
@@ -143,12 +143,14 @@ impl SharedSession {
     async fn check_claim(
         &self,
         connection: &mut PgConnection,
-        number: i64,
-        of: u32,
+        request: &PermitRequest,
     ) -> Result<Option<TryOutcome<PermitGrant>>, sqlx::Error> {
+        let (number, of) = (request.number, request.of);
         let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.common.statements.permits.check)));
         let query = query.bind(number).bind(self.process.pid).bind(PermitNumbers::of(number).first());
-        let row = self.bounded(query.bind(i64::from(of)).fetch_one(connection)).await?;
+        // No process has the number 0.
+        let query = query.bind(i64::from(of)).bind(request.turn.unwrap_or(0));
+        let row = self.bounded(query.fetch_one(connection)).await?;
         let (is_here, in_use, is_excluded): (bool, Option<i64>, bool) =
             (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
         if !is_here {

@@ -2,13 +2,14 @@
 //!
 //! A client waits in the server's queue for the *turn* of the key, an exclusive lock of one more number. The client with
 //! the turn polls until one permit is free. If it waited for a certain permit instead, it would miss the
-//! release of another one. Requests without the turn are refused while another client has or awaits it.
+//! release of another one. Requests for permits without the turn are refused while another client has or awaits it. Readers
+//! are refused too, because a request for a permit closes the gate with its turn.
 
 use leasehold_api::{Error, Mode};
 use leasehold_engine::{Attempt, CancellationToken, Request};
 
 use crate::client::Client;
-use crate::derived::PermitNumbers;
+use crate::derived::Turn;
 use crate::error::interrupted;
 use crate::shared_session::job::SharedJob;
 use crate::try_outcome::{TryOutcome, contended, dated};
@@ -40,7 +41,7 @@ pub(super) async fn wait_on(
     request: &Request,
     stop: &CancellationToken,
 ) -> Result<Attempt, Error> {
-    let turn = PermitNumbers::of(number).turn();
+    let turn = Turn::of(number, request.mode == Mode::Shared);
     match queue(client, &session, stop, || session.take_turn(turn)).await? {
         Some(TryOutcome::Granted(())) => {}
         Some(TryOutcome::Contended) => {
@@ -82,7 +83,7 @@ async fn poll(
         // Sets a mark that was tested by another session just when it was to be set.
         queue.push(SharedJob::Mark(number));
         let attempt = match request.mode {
-            Mode::Permit { of } => client.try_permit(request, of, session.is_some()).await?,
+            Mode::Permit { of } => client.try_permit(request, of, session.map(WaitSession::pid)).await?,
             _ => {
                 let mut tried = client.acquire(std::slice::from_ref(request)).await;
                 tried.pop().unwrap_or_else(|| Err(interrupted()))?
