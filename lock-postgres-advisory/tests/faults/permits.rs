@@ -320,28 +320,32 @@ async fn a_claim_that_fails_half_way_leaves_nothing() {
     permit(&lock, 2).await.release().await.unwrap();
 }
 
-/// Starts readers of two clients that overlap until `enough`. Returns after the first one has the key.
-async fn crowd_of_readers(database: &Database, enough: &Arc<AtomicBool>) -> Vec<JoinHandle<()>> {
-    let mut readers = Vec::new();
+async fn hold_in(lock: &Engine, mode: Mode) -> LockGuard {
+    lock.key("7").mode(mode).wait(LONG).acquire().await.unwrap()
+}
+
+/// Starts holders of two clients in `mode` that overlap until `enough`. Returns after the first one has the key.
+async fn crowd(database: &Database, mode: Mode, enough: &Arc<AtomicBool>) -> Vec<JoinHandle<()>> {
+    let mut holders = Vec::new();
     for _ in 0..2 {
         let (lock, enough) = (session(database.url()).await, Arc::clone(enough));
-        readers.push(tokio::spawn(async move {
-            let mut held = read(&lock, "7").await;
+        holders.push(tokio::spawn(async move {
+            let mut held = hold_in(&lock, mode).await;
             while !enough.load(Ordering::Acquire) {
                 tokio::time::sleep(ms(20)).await;
-                // The next one begins before this one ends. A reader that is kept out lets a waiter in.
-                let next = lock.key("7").shared().try_acquire().await.unwrap();
+                // The next one begins before this one ends. A holder that is kept out lets a waiter in.
+                let next = lock.key("7").mode(mode).try_acquire().await.unwrap();
                 held.release().await.unwrap();
                 held = match next {
                     Some(next) => next,
-                    None => read(&lock, "7").await,
+                    None => hold_in(&lock, mode).await,
                 };
             }
             held.release().await.unwrap();
         }));
     }
-    until("a reader has the key", async || !locks(database.name(), 7).await.is_empty()).await;
-    readers
+    until("the key is held", async || !locks(database.name(), 7).await.is_empty()).await;
+    holders
 }
 
 /// A permit is not granted while a reader has the key, so later readers must let it in.
@@ -349,7 +353,7 @@ async fn crowd_of_readers(database: &Database, enough: &Arc<AtomicBool>) -> Vec<
 async fn readers_of_others_do_not_starve_a_permit_that_waits() {
     let database = Cluster::shared().fresh_database().await;
     let (lock, enough) = (session(database.url()).await, Arc::new(AtomicBool::new(false)));
-    let readers = crowd_of_readers(&database, &enough).await;
+    let readers = crowd(&database, Mode::Shared, &enough).await;
     let guard = permit(&lock, 2).await;
     enough.store(true, Ordering::Release);
     guard.release().await.unwrap();
@@ -359,9 +363,9 @@ async fn readers_of_others_do_not_starve_a_permit_that_waits() {
     until("nothing is left", async || count(database.name()).await == 0).await;
 }
 
-/// A writer without a session to wait on polls. Readers of two other clients overlap all the time.
+/// A writer without a session to wait on polls. Holders of two other clients overlap all the time.
 #[tokio::test(flavor = "multi_thread")]
-async fn readers_of_others_do_not_starve_a_writer_that_polls() {
+async fn readers_and_permits_of_others_do_not_starve_a_writer_that_polls() {
     let cluster = Cluster::shared();
     let database = cluster.fresh_database().await;
     let mut observer = database.connect().await;
@@ -369,13 +373,15 @@ async fn readers_of_others_do_not_starve_a_writer_that_polls() {
     let writes = Arc::new(numbers(server(database.url())).waiting(1).connect().await.unwrap());
     let queued = waiter(&writes, "1");
     until_queued(cluster, database.name(), 1).await;
-    let enough = Arc::new(AtomicBool::new(false));
-    let readers = crowd_of_readers(&database, &enough).await;
-    let writer = take(&writes, "7").await;
-    enough.store(true, Ordering::Release);
-    writer.release().await.unwrap();
-    for reader in readers {
-        within(LONG, "not ended", reader).await.unwrap();
+    for mode in [Mode::Shared, Mode::Permit { of: 4 }] {
+        let enough = Arc::new(AtomicBool::new(false));
+        let holders = crowd(&database, mode, &enough).await;
+        let writer = take(&writes, "7").await;
+        enough.store(true, Ordering::Release);
+        writer.release().await.unwrap();
+        for holder in holders {
+            within(LONG, "not ended", holder).await.unwrap();
+        }
     }
     run(&mut observer, "SELECT pg_advisory_unlock(1)").await;
     queued.await.unwrap().unwrap().release().await.unwrap();
