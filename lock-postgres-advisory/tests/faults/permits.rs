@@ -324,6 +324,28 @@ async fn hold_in(lock: &Engine, mode: Mode) -> LockGuard {
     lock.key("7").mode(mode).wait(LONG).acquire().await.unwrap()
 }
 
+/// Other clients wait for the turn and would come first each time, because a request that polls has no turn.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_permit_that_polls_takes_a_turn_when_a_session_is_available() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    let mut observer = database.connect().await;
+    run(&mut observer, "SELECT pg_advisory_lock(1)").await;
+    let lock = Arc::new(numbers(server(database.url())).waiting(1).connect().await.unwrap());
+    let queued = waiter(&lock, "1");
+    until_queued(cluster, database.name(), 1).await;
+    let other = session(database.url()).await;
+    let guard = permit(&other, 1).await;
+    let waiting = waits_for_permit(&lock, 1);
+    until("it polls", async || marks(cluster, database.name()).await == 1).await;
+    run(&mut observer, "SELECT pg_advisory_unlock(1)").await;
+    queued.await.unwrap().unwrap().release().await.unwrap();
+    // The permit of the holder and the turn of the waiter are exclusive locks.
+    until("it has the turn", async || held(cluster, database.name()).await.len() == 2).await;
+    guard.release().await.unwrap();
+    within(LONG, "not granted", waiting).await.unwrap().unwrap().release().await.unwrap();
+}
+
 /// Starts holders of two clients in `mode` that overlap until `enough`. Returns after the first one has the key.
 async fn crowd(database: &Database, mode: Mode, enough: &Arc<AtomicBool>) -> Vec<JoinHandle<()>> {
     let mut holders = Vec::new();
