@@ -162,6 +162,9 @@ impl KeyEntry {
         if request.mode == Mode::Exclusive {
             self.hold = Some(hold);
             self.shared = None;
+            if let Some(waiters) = &mut self.waiters {
+                waiters.writer_until = None;
+            }
         } else {
             granted.permit = self.put_beside(request.mode, hold, now);
         }
@@ -215,7 +218,9 @@ impl KeyEntry {
     }
 
     pub(crate) fn is_unused(&self) -> bool {
-        self.hold.is_none() && self.shared.is_none() && self.cooling_until.is_none() && !self.is_wanted()
+        let is_marked = self.waiters.as_ref().is_some_and(|waiters| waiters.writer_until.is_some());
+        let is_free = self.hold.is_none() && self.shared.is_none() && self.cooling_until.is_none();
+        is_free && !is_marked && !self.is_wanted()
     }
 
     /// Returns the mode of the first waiter in the queue.
@@ -254,12 +259,14 @@ impl KeyEntry {
         elsewhere || !waiters.queue.is_empty()
     }
 
-    /// Returns whether the entry can be removed. A live hold, a running cooldown and a queue prevent this.
+    /// Returns whether the entry can be removed. A live hold, a running cooldown, a queue and the mark of a writer prevent
+    /// this.
     pub(crate) fn is_idle(&self, now: &Now<'_>) -> bool {
         !self.has_queue()
             && self.hold.as_ref().is_none_or(|h| !h.is_live(now))
             && !self.is_live_beside(now)
             && self.cooling_until.is_none_or(|until| until <= now.get())
+            && self.writer_until(now).is_none()
     }
 
     /// Returns the operator's view of the key, including an expired lease if `ended`.

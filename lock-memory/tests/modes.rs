@@ -57,25 +57,29 @@ async fn readers_that_wait_for_a_writer_are_granted_together_and_before_the_next
 
 #[tokio::test(start_paused = true)]
 async fn a_polling_writer_is_served_by_readers_of_other_clients_that_overlap() {
-    let store = MemoryStore::new().waiting(Waiting::Poll { every: Duration::from_millis(100) });
-    let writer = store.client().unwrap();
-    let mut readers = Vec::new();
-    for i in 0..4_u64 {
-        let reader = store.client().unwrap();
-        readers.push(tokio::spawn(async move {
-            tokio::time::sleep(Duration::from_millis(3 * i)).await;
-            loop {
-                let guard = reader.key("k").shared().acquire().await.unwrap();
-                tokio::time::sleep(Duration::from_millis(10)).await;
-                guard.release().await.unwrap();
-            }
-        }));
+    // Without hints, the writer polls some time after the last reader has left.
+    for (hints, crowd) in [(true, 4_u64), (false, 64)] {
+        let every = Duration::from_millis(100);
+        let store = MemoryStore::new().waiting(Waiting::Poll { every }).hints(hints);
+        let writer = store.client().unwrap();
+        let mut readers = Vec::new();
+        for i in 0..crowd {
+            let reader = store.client().unwrap();
+            readers.push(tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_millis(3 * (i % 4))).await;
+                loop {
+                    let guard = reader.key("k").shared().acquire().await.unwrap();
+                    tokio::time::sleep(Duration::from_millis(10)).await;
+                    guard.release().await.unwrap();
+                }
+            }));
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        for _ in 0..10 {
+            writer.key("k").wait(Duration::from_secs(3)).acquire().await.unwrap().release().await.unwrap();
+        }
+        readers.iter().for_each(tokio::task::JoinHandle::abort);
     }
-    tokio::time::sleep(Duration::from_millis(20)).await;
-    for _ in 0..10 {
-        writer.key("k").wait(Duration::from_secs(60)).acquire().await.unwrap().release().await.unwrap();
-    }
-    readers.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
 #[tokio::test(start_paused = true)]

@@ -167,7 +167,7 @@ impl Client {
                     continue;
                 }
                 StartedTry::Permit(request, of) => {
-                    answers.push(self.try_permit(&request, of, false).await);
+                    answers.push(self.try_permit(&request, of, None).await);
                     continue;
                 }
                 StartedTry::Done(attempt) => {

@@ -94,6 +94,22 @@ impl PermitNumbers {
     }
 }
 
+/// The turn of a key, as one wait session has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Turn {
+    /// The number of the turn.
+    pub(crate) number: i64,
+    /// The number of the gate that the session closes while it has the turn. `None` for a reader.
+    pub(crate) gate: Option<i64>,
+}
+
+impl Turn {
+    /// Returns the turn of the key with this number, for a request that `reads` or wants a permit.
+    pub(crate) fn of(number: i64, reads: bool) -> Self {
+        Self { number: PermitNumbers::of(number).turn(), gate: (!reads).then_some(number ^ GATE_BITS) }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use leasehold_postgres::{Identifier, KeySpace, upkeep};
 
+use crate::derived::Turn;
 use crate::sql::permits::PermitStatements;
 use crate::sql::places::Places;
 
@@ -398,10 +399,10 @@ impl Statements {
         }
     }
 
-    /// Renders the wait for a turn, which has the number `turn`, for the simple protocol.
-    pub(crate) fn wait_for_turn(&self, turn: i64, pid: i32) -> String {
-        let order = ORDER.replace("{number}", &turn.to_string()).replace("{pid}", &pid.to_string());
-        order + &self.permits.wait_for_turn
+    /// Renders the wait for a turn, for the simple protocol.
+    pub(crate) fn wait_for_turn(&self, turn: Turn, pid: i32) -> String {
+        let order = ORDER.replace("{number}", &turn.number.to_string()).replace("{pid}", &pid.to_string());
+        order + &self.permits.wait_for_turn(turn)
     }
 
     /// Renders [`PROBE`] for these numbers, each for a reader or for a permit, for the simple protocol.

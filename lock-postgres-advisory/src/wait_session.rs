@@ -16,7 +16,7 @@ use leasehold_postgres::{Job, JobQueue};
 use tokio::sync::OwnedSemaphorePermit;
 
 use crate::common::Common;
-use crate::derived::other;
+use crate::derived::{Turn, other};
 use crate::registry::Location;
 use crate::registry::names::space_of;
 use crate::reply::{ReplySender, ask};
@@ -50,13 +50,13 @@ pub(crate) enum WaitJob {
     Confirm {
         answer: ReplySender<()>,
     },
-    /// Waits in the server's queue for the turn with this number.
+    /// Waits in the server's queue for the turn.
     TakeTurn {
-        turn: i64,
+        turn: Turn,
         answer: ReplySender<TryOutcome<()>>,
     },
     EndTurn {
-        turn: i64,
+        turn: Turn,
         answer: ReplySender<()>,
     },
 }

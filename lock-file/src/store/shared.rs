@@ -18,6 +18,7 @@ use crate::layout::KeyFiles;
 use crate::locked_file::{LockedFile, lock_at, lock_shared_at};
 use crate::record::{Record, SharedMode, now_ms};
 use crate::token::Numbers;
+use crate::waiter_lock::WaiterLock;
 
 /// How often an attempt is repeated, with a pause, while another client might be changing the mode.
 const MODE_TRIES: usize = 50;
@@ -57,6 +58,11 @@ impl FileStore {
     ) -> Result<Result<FileHold, Contended>, Error> {
         if let Some(left) = cooling_for(files, &request.key)? {
             return Ok(Err(cooling(left)));
+        }
+        // Checks before the lock, too. Newcomers that try in a loop would otherwise overlap in the shared lock, and a
+        // waiting writer would never find it free.
+        if is_behind_waiter(files, caller)? {
+            return Ok(Err(Contended::new()));
         }
         let InMode { main, record } = match self.enter_mode(files, request, mode, caller)? {
             Ok(entered) => entered,
@@ -160,6 +166,16 @@ impl FileStore {
             SharedMode::Permits(_) => Ok(None),
         }
     }
+}
+
+/// Returns whether a waiter is ahead of this caller, which has no lock of the key. Reads the heartbeat first, because a
+/// check of the waiter lock can make a waiter's attempt fail.
+fn is_behind_waiter(files: &KeyFiles, caller: Caller) -> Result<bool, Error> {
+    let next = files.next();
+    if caller == Caller::Waiter || WaiterLock::is_stopped(&next).map_err(|e| io_error(e, "look at", &next))? {
+        return Ok(false);
+    }
+    must_yield(files, caller)
 }
 
 fn is_any_part_shown(files: &KeyFiles) -> Result<bool, Error> {
@@ -318,6 +334,22 @@ mod tests {
         let taken = case.store.take(&request(THREE, 2), Caller::Waiter).unwrap();
         assert!(matches!(taken, TakeResult::Hold(_)));
         drop(waiter);
+    }
+
+    /// Shared locks of newcomers that overlap would keep a writer out, although it waits.
+    #[test]
+    fn a_newcomer_behind_a_waiter_does_not_lock_the_key() {
+        let case = case();
+        let EnterResult::First(waiter) = case.store.enter_waiter_lock(&LockKey::new("k").unwrap()).unwrap()
+        else {
+            panic!("not free")
+        };
+        for mode in [Mode::Shared, THREE] {
+            assert!(case.is_contended(mode), "{mode:?}");
+            assert!(!case.files.main().exists(), "a caller that locks the file creates it: {mode:?}");
+        }
+        drop(waiter);
+        drop(case.hold(Mode::Shared));
     }
 
     #[test]

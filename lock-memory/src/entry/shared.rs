@@ -74,14 +74,17 @@ impl KeyEntry {
         if let Some(hold) = self.hold.as_ref().filter(|hold| hold.is_live(now)) {
             return Some(Exclusion { until: hold.expires });
         }
-        let shared = self.shared.as_ref()?;
+        let mark = self.writer_until(now).filter(|_| mode != Mode::Exclusive);
+        let Some(shared) = self.shared.as_ref().filter(|shared| shared.live(now).next().is_some()) else {
+            // The writer polls after the last holder has left. Without the mark, a crowd would be back before it.
+            return mark.map(|until| Exclusion { until: Some(until) });
+        };
         let live = || shared.live(now);
-        live().next()?;
         let until = match (shared.mode, mode) {
-            (Mode::Shared, Mode::Shared) => Some(self.writer_until(now)?),
+            (Mode::Shared, Mode::Shared) => Some(mark?),
             (Mode::Permit { of }, Mode::Permit { of: asked }) if of == asked => {
                 if u32::try_from(live().count()).is_ok_and(|held| held < of) {
-                    Some(self.writer_until(now)?)
+                    Some(mark?)
                 } else {
                     live().filter_map(|hold| hold.expires).min()
                 }
@@ -92,7 +95,7 @@ impl KeyEntry {
     }
 
     /// Returns the end of the time for which a polling writer keeps new holders out.
-    fn writer_until(&self, now: &Now<'_>) -> Option<Moment> {
+    pub(super) fn writer_until(&self, now: &Now<'_>) -> Option<Moment> {
         self.waiters.as_ref()?.writer_until.filter(|until| *until > now.get())
     }
 

@@ -11,12 +11,13 @@ use crate::shared_session::job::{PermitRequest, SharedJob};
 use crate::try_outcome::{TryOutcome, contended, granted_again};
 
 impl Client {
-    /// Makes one attempt at one of `of` permits. A caller with the turn of the key overtakes no waiter.
+    /// Makes one attempt at one of `of` permits. A caller whose server process `turn` has the turn of the key overtakes no
+    /// waiter.
     pub(crate) async fn try_permit(
         &self,
         request: &Request,
         of: u32,
-        has_turn: bool,
+        turn: Option<i32>,
     ) -> Result<Attempt, Error> {
         let (common, holder) = (&self.common, request.holder);
         let number = match common.number(&request.key) {
@@ -42,7 +43,7 @@ impl Client {
             Ok(Reservation::Busy) => return Ok(contended()),
             Err(error) => return Ok(Attempt::Refused(error)),
         }
-        let request_of = |answer| PermitRequest { number, holder, of, has_turn, answer };
+        let request_of = |answer| PermitRequest { number, holder, of, turn, answer };
         let outcome = ask(&common.queues[index], |answer| SharedJob::Permit(request_of(answer))).await?;
         if let TryOutcome::Refused(error) = outcome {
             // A request that was skipped or not sent is still reserved in this process.

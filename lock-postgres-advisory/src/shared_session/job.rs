@@ -62,8 +62,8 @@ pub(crate) struct PermitRequest {
     pub(crate) number: i64,
     pub(crate) holder: HolderId,
     pub(crate) of: u32,
-    /// Whether the caller has the turn, and so overtakes no waiter.
-    pub(crate) has_turn: bool,
+    /// The server process with the turn, if the caller has it. Such a caller overtakes no waiter.
+    pub(crate) turn: Option<i32>,
     pub(crate) answer: ReplySender<TryOutcome<PermitGrant>>,
 }
 

@@ -1,16 +1,18 @@
 //! Permits of keys on a shared session.
 //!
 //! The session itself records its permits, because the server would grant it each one again. The first permit of a key
-//! takes three statements (claim, check, take), each further one takes one.
+//! takes three statements (claim, check, take), each further one takes one, and from time to time a check.
 
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use leasehold_api::{Error, HolderId};
 use leasehold_engine::ReleaseReply;
 use leasehold_postgres::{ends_session, store_error};
 use sqlx::{AssertSqlSafe, PgConnection, Row as _};
+use tokio::time::Instant;
 
 use crate::derived::PermitNumbers;
 use crate::error::{elsewhere, ended, interrupted, not_sent, unanswered};
@@ -23,9 +25,15 @@ use crate::try_outcome::{PermitGrant, TryOutcome, token_of};
 const DOING: &str = "ask for a permit";
 const CLEANING: &str = "release a permit that a failed statement left";
 
+/// How often further permits of a key check for a writer that polls. They share its gate, so no probe of the gate shows it.
+/// The check reads the server's whole lock table.
+const CHECK_EVERY: Duration = Duration::from_millis(100);
+
 /// The permits of one key that the session has. There is at least one.
 pub(super) struct KeyPermits {
     of: u32,
+    /// Time of the last check that found no writer.
+    checked_at: Instant,
     holders: BTreeMap<u32, HolderId>,
 }
 
@@ -83,35 +91,39 @@ impl SharedSession {
         request: &PermitRequest,
     ) -> Result<TryOutcome<PermitGrant>, sqlx::Error> {
         let (number, of) = (request.number, request.of);
-        let mut has_turn = request.has_turn;
-        let is_first = match self.permits.get(&number) {
+        let (is_first, is_due) = match self.permits.get(&number) {
             // The release of these permits has failed, because the client itself excludes another N.
             Some(held) if held.of != of => return Ok(TryOutcome::Contended),
-            Some(_) => false,
+            Some(held) => (false, held.checked_at.elapsed() >= CHECK_EVERY),
             // A writer of this client polls for the key.
             None if self.marks.closes_gate(number) => return Ok(TryOutcome::Contended),
-            None => true,
+            None => (true, true),
         };
-        if is_first {
-            if !self.claim(&mut *connection, request).await? {
-                return Ok(TryOutcome::Contended);
-            }
-            // The claim has checked for waiters.
-            has_turn = true;
-            let mut excluded = self.check_claim(&mut *connection, number, of).await?;
+        if is_first && !self.claim(&mut *connection, request).await? {
+            return Ok(TryOutcome::Contended);
+        }
+        if is_due {
+            let mut excluded = self.check_claim(&mut *connection, request).await?;
             // Checks again, because a probe of another client looks like a reader for an instant.
             if matches!(excluded, Some(TryOutcome::Contended)) {
-                excluded = self.check_claim(&mut *connection, number, of).await?;
+                excluded = self.check_claim(&mut *connection, request).await?;
             }
             if let Some(excluded) = excluded {
-                self.undo_claim(connection, number, of).await?;
+                if is_first {
+                    self.undo_claim(connection, number, of).await?;
+                }
                 return Ok(excluded);
             }
+            if let Some(held) = self.permits.get_mut(&number) {
+                held.checked_at = Instant::now();
+            }
         }
+        // The claim has checked for waiters.
+        let has_turn = is_first || request.turn.is_some();
         let taken = self.take_free(&mut *connection, number, of, has_turn).await?;
         match taken {
             Some(grant) => {
-                let empty = || KeyPermits { of, holders: BTreeMap::new() };
+                let empty = || KeyPermits { of, checked_at: Instant::now(), holders: BTreeMap::new() };
                 let held = self.permits.entry(number).or_insert_with(empty);
                 held.holders.insert(grant.permit, request.holder);
                 Ok(TryOutcome::Granted(grant))
@@ -134,7 +146,7 @@ impl SharedSession {
         let numbers = PermitNumbers::of(request.number);
         let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.common.statements.permits.claim)));
         let query = query.bind(request.number).bind(self.process.pid).bind(numbers.total(request.of));
-        let query = query.bind(numbers.turn()).bind(request.has_turn);
+        let query = query.bind(numbers.turn()).bind(request.turn.is_some());
         let code: i32 = self.bounded(query.fetch_one(connection)).await?.try_get(0)?;
         if code < 0 { Err(elsewhere()) } else { Ok(code > 0) }
     }
@@ -143,12 +155,14 @@ impl SharedSession {
     async fn check_claim(
         &self,
         connection: &mut PgConnection,
-        number: i64,
-        of: u32,
+        request: &PermitRequest,
     ) -> Result<Option<TryOutcome<PermitGrant>>, sqlx::Error> {
+        let (number, of) = (request.number, request.of);
         let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.common.statements.permits.check)));
         let query = query.bind(number).bind(self.process.pid).bind(PermitNumbers::of(number).first());
-        let row = self.bounded(query.bind(i64::from(of)).fetch_one(connection)).await?;
+        // No process has the number 0.
+        let query = query.bind(i64::from(of)).bind(request.turn.unwrap_or(0));
+        let row = self.bounded(query.fetch_one(connection)).await?;
         let (is_here, in_use, is_excluded): (bool, Option<i64>, bool) =
             (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
         if !is_here {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use leasehold_postgres::{Identifier, KeySpace};
 
-use crate::derived::{FIRST_TOTAL, MAX_PERMITS, other};
+use crate::derived::{FIRST_TOTAL, MAX_PERMITS, Turn, other};
 use crate::sql::BLOCK;
 use crate::sql::places::Places;
 
@@ -28,7 +28,7 @@ FROM (SELECT $1::bigint AS n, $3::bigint AS total, $4::bigint AS turn) AS o";
 
 /// Checks after [`CLAIM`], in a later statement, the locks of other sessions. Returns the N of a session that has permits
 /// of another N. Also whether another session excludes permits of `$4`: it claims another N, polls for the key
-/// exclusively, or reads.
+/// exclusively, or reads. The process `$5` has the turn for this caller, and closes the gate for it.
 const CHECK: &str = "
 WITH l AS MATERIALIZED (
     SELECT p.pid, p.mode = 'ShareLock' AS shared, p.objsubid AS space,
@@ -42,6 +42,7 @@ WITH l AS MATERIALIZED (
       AND l.n > $3::bigint + {first_total} AND l.n <= $3::bigint + {first_total} + {most}
 ), g AS MATERIALIZED (
     SELECT l.pid FROM l WHERE l.space = {other_space} AND l.shared AND l.n = $1::bigint # {gate_bits}
+      AND l.pid IS DISTINCT FROM $5::integer
 )
 SELECT pg_backend_pid() = $2::integer,
        (SELECT max(t.total) FROM t
@@ -105,6 +106,17 @@ SELECT pg_backend_pid() = $2::integer, (
         OR o.space = {other_space} AND NOT o.shared
            AND o.n >= $3::bigint AND o.n < $3::bigint + {most} AND o.n <> ALL ($4::bigint[])))";
 
+/// Closes the gate `{gate_number}` with the turn of a request for a permit. Otherwise later readers would overtake the
+/// request, because they do not test the turn. Waits for sessions that test the gate.
+const CLOSE_GATE: &str = "
+SELECT pg_advisory_lock_shared({n}) FROM (SELECT '{gate_number}'::bigint AS n) AS o
+WHERE current_setting('leasehold.outcome', true) = 'granted';";
+
+/// Undoes [`CLOSE_GATE`] in the process `{pid}`.
+const OPEN_GATE: &str = "
+SELECT pg_advisory_unlock_shared({n}) FROM (SELECT '{gate_number}'::bigint AS n) AS o
+WHERE pg_backend_pid() = {pid};";
+
 /// The server ends a session that has a turn and sends nothing for this long, because a stopped process would keep free
 /// permits from all that wait behind it. Servers before version 14 have no such limit.
 const LIMIT_TURN: &str = "
@@ -137,8 +149,10 @@ pub(crate) struct PermitStatements {
     pub(crate) clean_up: Arc<str>,
     pub(crate) is_unclaimed: Arc<str>,
     pub(crate) wait_for_turn: Arc<str>,
+    pub(crate) close_gate: Arc<str>,
+    pub(crate) open_gate: Arc<str>,
     pub(crate) end_turn: Arc<str>,
-    /// Releases a turn that a cancelled wait might have been granted.
+    /// Releases a turn and a gate that a cancelled wait might have been granted.
     pub(crate) clean_turn: Arc<str>,
 }
 
@@ -159,14 +173,27 @@ impl PermitStatements {
             release: one(RELEASE),
             clean_up: one(CLEAN_UP),
             is_unclaimed: one(IS_UNCLAIMED),
-            wait_for_turn: of_turn(&(wait + LIMIT_TURN)),
+            wait_for_turn: of_turn(&(wait + "{close_gate}" + LIMIT_TURN)),
+            close_gate: of_turn(CLOSE_GATE),
+            open_gate: of_turn(OPEN_GATE),
             end_turn: one(END_TURN),
             clean_turn: of_turn(super::CLEAN_UP),
         }
     }
 
-    /// Renders the end of a turn, for the simple protocol.
-    pub(crate) fn end_turn(&self, turn: i64, pid: i32) -> String {
-        self.end_turn.replace("{number}", &turn.to_string()).replace("{pid}", &pid.to_string())
+    /// Renders the wait for a turn behind its order, for the simple protocol.
+    pub(crate) fn wait_for_turn(&self, turn: Turn) -> String {
+        self.wait_for_turn.replace("{close_gate}", &at_gate(&self.close_gate, turn))
     }
+
+    /// Renders the end of a turn, for the simple protocol. Opens the gate first, because the next waiter claims at once.
+    pub(crate) fn end_turn(&self, turn: Turn, pid: i32) -> String {
+        let text = at_gate(&self.open_gate, turn) + &self.end_turn;
+        text.replace("{number}", &turn.number.to_string()).replace("{pid}", &pid.to_string())
+    }
+}
+
+/// Renders a statement for the gate of `turn`, or nothing without a gate.
+fn at_gate(text: &str, turn: Turn) -> String {
+    turn.gate.map_or_else(String::new, |gate| text.replace("{gate_number}", &gate.to_string()))
 }

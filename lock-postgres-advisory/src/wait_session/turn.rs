@@ -7,6 +7,7 @@ use leasehold_api::Error;
 use leasehold_postgres::{ends_session, store_error};
 use sqlx::{AssertSqlSafe, PgConnection, Row as _};
 
+use crate::derived::Turn;
 use crate::error::{elsewhere, is_cancelled};
 use crate::reply::ask;
 use crate::try_outcome::TryOutcome;
@@ -14,13 +15,13 @@ use crate::wait_session::work::{WaitSessionWork, last_row};
 use crate::wait_session::{WaitJob, WaitSession};
 
 impl WaitSession {
-    /// Waits in the server's queue for the turn with this number.
-    pub(crate) async fn take_turn(&self, turn: i64) -> Result<TryOutcome<()>, Error> {
+    /// Waits in the server's queue for the turn.
+    pub(crate) async fn take_turn(&self, turn: Turn) -> Result<TryOutcome<()>, Error> {
         ask(&self.queue, |answer| WaitJob::TakeTurn { turn, answer }).await
     }
 
     /// Ends the turn. After an error the session must be dropped.
-    pub(crate) async fn end_turn(&self, turn: i64) -> Result<(), Error> {
+    pub(crate) async fn end_turn(&self, turn: Turn) -> Result<(), Error> {
         ask(&self.queue, |answer| WaitJob::EndTurn { turn, answer }).await
     }
 }
@@ -30,10 +31,10 @@ impl WaitSessionWork {
     pub(super) async fn take_turn(
         &self,
         connection: &mut PgConnection,
-        turn: i64,
+        turn: Turn,
     ) -> Result<TryOutcome<()>, sqlx::Error> {
         self.state.has_turn.store(true, Ordering::Release);
-        self.state.number.store(turn, Ordering::Release);
+        self.state.number.store(turn.number, Ordering::Release);
         let text = self.common.statements.wait_for_turn(turn, self.state.process().pid);
         let answered = self.answered(last_row(&mut *connection, text)).await?;
         match answered.and_then(|row| row.try_get::<i32, _>(0)) {
@@ -52,8 +53,12 @@ impl WaitSessionWork {
         }
     }
 
-    /// Ends the turn and the limit that the server had set for it.
-    pub(super) async fn end_turn(&self, connection: &mut PgConnection, turn: i64) -> Result<(), sqlx::Error> {
+    /// Ends the turn with its gate, and the limit that the server had set for it.
+    pub(super) async fn end_turn(
+        &self,
+        connection: &mut PgConnection,
+        turn: Turn,
+    ) -> Result<(), sqlx::Error> {
         let pid = self.state.process().pid;
         let row = last_row(connection, self.common.statements.permits.end_turn(turn, pid)).await?;
         match row.try_get(0)? {
@@ -62,11 +67,14 @@ impl WaitSessionWork {
         }
     }
 
-    async fn clean_turn(&self, connection: &mut PgConnection, turn: i64) -> Result<(), sqlx::Error> {
+    async fn clean_turn(&self, connection: &mut PgConnection, turn: Turn) -> Result<(), sqlx::Error> {
         let query = sqlx::query(AssertSqlSafe(Arc::clone(&self.common.statements.permits.clean_turn)));
         let pid = self.state.process().pid;
-        let freed = query.bind(vec![turn]).bind(pid).bind(vec![false]).execute(connection).await?;
-        // Fails without a row, because then another process replied, behind a pooler.
-        if freed.rows_affected() == 1 { Ok(()) } else { Err(elsewhere()) }
+        let numbers: Vec<i64> = [turn.number].into_iter().chain(turn.gate).collect();
+        let shared: Vec<bool> = [false].into_iter().chain(turn.gate.map(|_| true)).collect();
+        let locks = numbers.len() as u64;
+        let freed = query.bind(numbers).bind(pid).bind(shared).execute(connection).await?;
+        // Fails with fewer rows, because then another process replied, behind a pooler.
+        if freed.rows_affected() == locks { Ok(()) } else { Err(elsewhere()) }
     }
 }

@@ -169,6 +169,57 @@ async fn a_reader_that_polls_is_granted_and_its_session_has_the_lock_once() {
     queued.await.unwrap().unwrap().release().await.unwrap();
 }
 
+/// While the fault is on, a probe takes two seconds and finds a writer, and a shared lock cannot be released.
+const FAULT: &str = "
+    CREATE TABLE public.fault AS SELECT true AS is_on;
+    CREATE SEQUENCE public.failed;
+    ALTER FUNCTION pg_catalog.pg_try_advisory_lock_shared(bigint) RENAME TO try_shared;
+    CREATE FUNCTION pg_catalog.pg_try_advisory_lock_shared(a bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+    BEGIN
+        IF (SELECT f.is_on FROM public.fault AS f) THEN PERFORM pg_catalog.pg_sleep(2); RETURN false; END IF;
+        RETURN pg_catalog.try_shared(a);
+    END $$;
+    ALTER FUNCTION pg_catalog.pg_advisory_unlock_shared(bigint) RENAME TO unlock_shared;
+    CREATE FUNCTION pg_catalog.pg_advisory_unlock_shared(a bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+    BEGIN
+        IF (SELECT f.is_on FROM public.fault AS f) THEN
+            PERFORM pg_catalog.nextval('public.failed');
+            RAISE EXCEPTION USING ERRCODE = '53200', MESSAGE = 'out of shared memory';
+        END IF;
+        RETURN pg_catalog.unlock_shared(a);
+    END $$";
+
+/// A reader that polls joins another one, which leaves. The lock of both is then its own, and its release fails.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_that_waits_and_fails_to_release_leaves_no_lock() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    let mut user = database.connect().await;
+    run(&mut user, "SELECT pg_advisory_lock(1)").await;
+    let backend = numbers(server(database.url())).waiting(1).backend().await.unwrap();
+    let lock = Arc::new(Engine::builder(backend).share_for(ms(0)).start().unwrap());
+    let queued = waiter(&lock, "1");
+    until_queued(cluster, database.name(), 1).await;
+    let first = read(&lock, "7").await;
+    run(&mut user, FAULT).await;
+    let reads = Arc::clone(&lock);
+    let waiting = tokio::spawn(async move { read(&reads, "7").await });
+    until("it polls", async || marks(cluster, database.name()).await == 1).await;
+    until_true(
+        &mut user,
+        "EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'PgSleep')",
+    )
+    .await;
+    // If the release came too late for the probe, it would fail itself, and be repeated.
+    drop(first.release().await);
+    until_true(&mut user, "SELECT last_value > 1 FROM public.failed").await;
+    run(&mut user, "UPDATE public.fault SET is_on = false").await;
+    within(LONG, "not granted", waiting).await.unwrap().release().await.unwrap();
+    until("nothing is left", async || locks(database.name(), 7).await.is_empty()).await;
+    run(&mut user, "SELECT pg_advisory_unlock(1)").await;
+    queued.await.unwrap().unwrap().release().await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn operators_see_every_reader_and_end_one_session_of_many() {
     let database = Cluster::shared().fresh_database().await;

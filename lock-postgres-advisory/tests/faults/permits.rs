@@ -14,7 +14,7 @@ use leasehold_postgres::{Identifier, schema};
 use leasehold_postgres_advisory::{Sessions, XactLocks};
 use sqlx::Connection as _;
 use test_bounds::within;
-use test_servers::{Cluster, Proxy};
+use test_servers::{Cluster, Database, Proxy};
 use tokio::task::JoinHandle;
 
 async fn permit(lock: &Engine, of: u32) -> LockGuard {
@@ -218,8 +218,8 @@ async fn a_stopped_process_at_the_head_blocks_the_next_waiter_for_seconds_alone(
     let lock = Arc::new(session(database.url()).await);
     let own = permit(&lock, 2).await;
     let other = Other::start("permits::another_process", database.url());
-    // The number, gate, total and permit of both, and the turn and the mark of the waiter.
-    until("the other process has the turn", async || count(database.name()).await == 10).await;
+    // The number, gate, total and permit of both, and the turn, the gate and the mark of the waiter.
+    until("the other process has the turn", async || count(database.name()).await == 11).await;
     let pid = other.0.id().to_string();
     assert!(Command::new("kill").args(["-STOP", &pid]).status().unwrap().success());
     let waiting = waits_for_permit(&lock, 2);
@@ -320,9 +320,74 @@ async fn a_claim_that_fails_half_way_leaves_nothing() {
     permit(&lock, 2).await.release().await.unwrap();
 }
 
-/// A writer without a session to wait on polls. Readers of two other clients overlap all the time.
+async fn hold_in(lock: &Engine, mode: Mode) -> LockGuard {
+    lock.key("7").mode(mode).wait(LONG).acquire().await.unwrap()
+}
+
+/// Other clients wait for the turn and would come first each time, because a request that polls has no turn.
 #[tokio::test(flavor = "multi_thread")]
-async fn readers_of_others_do_not_starve_a_writer_that_polls() {
+async fn a_permit_that_polls_takes_a_turn_when_a_session_is_available() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    let mut observer = database.connect().await;
+    run(&mut observer, "SELECT pg_advisory_lock(1)").await;
+    let lock = Arc::new(numbers(server(database.url())).waiting(1).connect().await.unwrap());
+    let queued = waiter(&lock, "1");
+    until_queued(cluster, database.name(), 1).await;
+    let other = session(database.url()).await;
+    let guard = permit(&other, 1).await;
+    let waiting = waits_for_permit(&lock, 1);
+    until("it polls", async || marks(cluster, database.name()).await == 1).await;
+    run(&mut observer, "SELECT pg_advisory_unlock(1)").await;
+    queued.await.unwrap().unwrap().release().await.unwrap();
+    // The permit of the holder and the turn of the waiter are exclusive locks.
+    until("it has the turn", async || held(cluster, database.name()).await.len() == 2).await;
+    guard.release().await.unwrap();
+    within(LONG, "not granted", waiting).await.unwrap().unwrap().release().await.unwrap();
+}
+
+/// Starts holders of two clients in `mode` that overlap until `enough`. Returns after the first one has the key.
+async fn crowd(database: &Database, mode: Mode, enough: &Arc<AtomicBool>) -> Vec<JoinHandle<()>> {
+    let mut holders = Vec::new();
+    for _ in 0..2 {
+        let (lock, enough) = (session(database.url()).await, Arc::clone(enough));
+        holders.push(tokio::spawn(async move {
+            let mut held = hold_in(&lock, mode).await;
+            while !enough.load(Ordering::Acquire) {
+                tokio::time::sleep(ms(20)).await;
+                // The next one begins before this one ends. A holder that is kept out lets a waiter in.
+                let next = lock.key("7").mode(mode).try_acquire().await.unwrap();
+                held.release().await.unwrap();
+                held = match next {
+                    Some(next) => next,
+                    None => hold_in(&lock, mode).await,
+                };
+            }
+            held.release().await.unwrap();
+        }));
+    }
+    until("the key is held", async || !locks(database.name(), 7).await.is_empty()).await;
+    holders
+}
+
+/// A permit is not granted while a reader has the key, so later readers must let it in.
+#[tokio::test(flavor = "multi_thread")]
+async fn readers_of_others_do_not_starve_a_permit_that_waits() {
+    let database = Cluster::shared().fresh_database().await;
+    let (lock, enough) = (session(database.url()).await, Arc::new(AtomicBool::new(false)));
+    let readers = crowd(&database, Mode::Shared, &enough).await;
+    let guard = permit(&lock, 2).await;
+    enough.store(true, Ordering::Release);
+    guard.release().await.unwrap();
+    for reader in readers {
+        within(LONG, "not ended", reader).await.unwrap();
+    }
+    until("nothing is left", async || count(database.name()).await == 0).await;
+}
+
+/// A writer without a session to wait on polls. Holders of two other clients overlap all the time.
+#[tokio::test(flavor = "multi_thread")]
+async fn readers_and_permits_of_others_do_not_starve_a_writer_that_polls() {
     let cluster = Cluster::shared();
     let database = cluster.fresh_database().await;
     let mut observer = database.connect().await;
@@ -330,30 +395,15 @@ async fn readers_of_others_do_not_starve_a_writer_that_polls() {
     let writes = Arc::new(numbers(server(database.url())).waiting(1).connect().await.unwrap());
     let queued = waiter(&writes, "1");
     until_queued(cluster, database.name(), 1).await;
-    let enough = Arc::new(AtomicBool::new(false));
-    let mut readers = Vec::new();
-    for _ in 0..2 {
-        let (lock, enough) = (session(database.url()).await, Arc::clone(&enough));
-        readers.push(tokio::spawn(async move {
-            let mut held = read(&lock, "7").await;
-            while !enough.load(Ordering::Acquire) {
-                tokio::time::sleep(ms(20)).await;
-                // The next one begins before this one ends. A reader that is kept out lets the writer in.
-                let next = lock.key("7").shared().try_acquire().await.unwrap();
-                held.release().await.unwrap();
-                held = match next {
-                    Some(next) => next,
-                    None => read(&lock, "7").await,
-                };
-            }
-            held.release().await.unwrap();
-        }));
-    }
-    let writer = take(&writes, "7").await;
-    enough.store(true, Ordering::Release);
-    writer.release().await.unwrap();
-    for reader in readers {
-        within(LONG, "not ended", reader).await.unwrap();
+    for mode in [Mode::Shared, Mode::Permit { of: 4 }] {
+        let enough = Arc::new(AtomicBool::new(false));
+        let holders = crowd(&database, mode, &enough).await;
+        let writer = take(&writes, "7").await;
+        enough.store(true, Ordering::Release);
+        writer.release().await.unwrap();
+        for holder in holders {
+            within(LONG, "not ended", holder).await.unwrap();
+        }
     }
     run(&mut observer, "SELECT pg_advisory_unlock(1)").await;
     queued.await.unwrap().unwrap().release().await.unwrap();
