@@ -343,7 +343,7 @@ fn the_printed_grants_are_enough_for_everything_but_installing() {
         let printing = ["--grant-to", &role, "--store", kind];
         let (_, script, _) = finish(&mut support::with(store.tool("schema print"), printing));
         // The row and the lease store have a second table.
-        let grants = if kind == "advisory" { 6 } else { 10 };
+        let grants = if kind == "advisory" { 6 } else { 7 };
         assert_eq!(script.matches("\nGRANT ").count(), grants, "of the other stores nothing: {script}");
         store.sql(&format!("CREATE ROLE {role} LOGIN"));
         store.sql(&script);
