@@ -198,7 +198,7 @@ SELECT o.key, (SELECT a.token FROM again a WHERE a.key = o.key),
     CASE WHEN o.cool_until > clock_timestamp()
         THEN ceil(extract(epoch FROM o.cool_until - clock_timestamp()) * 1000000)::bigint END,
     coalesce(o.wake_until > clock_timestamp() + $7::bigint * interval '1 microsecond', false),
-    coalesce(NOT o.released AND o.expires_at = 'infinity' AND left(o.holder, 1) IN ('*', '#'), false)
+    coalesce(NOT o.released AND o.expires_at = 'infinity' AND o.holder ~ '^([*]|#[1-9][0-9]*)$', false)
 FROM o";
 
 const FREE: &str = ", s AS MATERIALIZED (
@@ -392,7 +392,7 @@ FROM (
     SELECT q.key, q.now, q.cool_until, q.n, h.*, NOT h.released AND h.expires_at > q.now AS live
     FROM (
         SELECT p.*, c.now,
-            NOT p.released AND p.expires_at = 'infinity' AND left(p.holder, 1) IN ('*', '#') AS in_parts,
+            NOT p.released AND p.expires_at = 'infinity' AND p.holder ~ '^([*]|#[1-9][0-9]*)$' AS in_parts,
             CASE WHEN p.cooldown_us IS NOT NULL THEN
                 least(p.acquired_at, '200000-01-01 00:00:00+00')
                     + least(greatest(coalesce(p.window_us, p.cooldown_us), 0), 3162240000000000)
