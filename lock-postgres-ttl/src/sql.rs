@@ -452,12 +452,18 @@ SELECT pg_catalog.current_setting('transaction_isolation'), (
     FOR KEY SHARE OF l
 ) IS NOT NULL";
 
-/// Works like [`FENCE`] for a part.
+/// Works like [`FENCE`] for a part. The check of the gate ends the hold as a renewal does.
 pub(crate) const FENCE_PART: &str = "\
 SELECT pg_catalog.current_setting('transaction_isolation'), (
     SELECT p.token FROM {schema}.lease_part p
     WHERE p.key OPERATOR(pg_catalog.=) $1::pg_catalog.text AND p.holder OPERATOR(pg_catalog.=) $2::pg_catalog.text
         AND p.token OPERATOR(pg_catalog.=) $3::pg_catalog.int8 AND p.of OPERATOR(pg_catalog.>=) 0 AND NOT p.released
         AND p.expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()
+        AND (
+            SELECT NOT g.released AND g.expires_at OPERATOR(pg_catalog.=) 'infinity'::pg_catalog.timestamptz
+                AND g.holder OPERATOR(pg_catalog.=) CASE WHEN p.of OPERATOR(pg_catalog.=) 0 THEN '*'
+                    ELSE '#'::pg_catalog.text OPERATOR(pg_catalog.||) p.of::pg_catalog.text END
+            FROM {schema}.lease g WHERE g.key OPERATOR(pg_catalog.=) p.key
+        )
     FOR KEY SHARE OF p
 ) IS NOT NULL";

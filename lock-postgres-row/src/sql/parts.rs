@@ -219,9 +219,10 @@ FROM (SELECT) one LEFT JOIN LATERAL (
     FROM {schema}.mutex l WHERE l.key = $1::text COLLATE \"C\"
     OFFSET 0
 ) o ON true CROSS JOIN LATERAL (
-    SELECT count(*) AS parts, count(*) FILTER (WHERE x.acquired) AS held
+    SELECT count(*) FILTER (WHERE x.fits) AS parts, count(*) FILTER (WHERE x.acquired) AS held
     FROM (
-        SELECT p.acquired FROM {schema}.mutex_part p
+        SELECT p.acquired, CASE p.of WHEN 0 THEN '*' ELSE '#' || p.of END = o.in_parts AS fits
+        FROM {schema}.mutex_part p
         WHERE o.in_parts IS NOT NULL AND p.key = $1::text COLLATE \"C\" AND p.of >= 0
         OFFSET 0
     ) x

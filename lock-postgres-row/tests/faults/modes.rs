@@ -85,3 +85,12 @@ async fn a_purge_ends_behind_the_last_idle_key_and_the_last_old_part() {
     parts::a_purge_ends_behind_the_last_idle_key_and_the_last_old_part(&backend, &database, "mutex").await;
     backend.close().await;
 }
+
+#[tokio::test]
+async fn a_semaphore_with_the_parts_of_another_one_gets_its_own() {
+    let database = fresh_database().await;
+    let backend = backend(&database).await;
+    parts::a_semaphore_with_the_parts_of_another_one_gets_its_own(&backend, &database, "mutex", request)
+        .await;
+    backend.close().await;
+}

@@ -241,10 +241,11 @@ FROM (SELECT) one LEFT JOIN LATERAL (
     FROM {schema}.lease l WHERE l.key = $1::text COLLATE \"C\"
     OFFSET 0
 ) o ON true CROSS JOIN LATERAL (
-    SELECT count(*) AS parts, count(*) FILTER (WHERE x.live) AS held,
+    SELECT count(*) FILTER (WHERE x.fits) AS parts, count(*) FILTER (WHERE x.live) AS held,
         min(x.expires_at) FILTER (WHERE x.live) AS first, max(x.expires_at) FILTER (WHERE x.live) AS last
     FROM (
-        SELECT p.expires_at, NOT p.released AND p.expires_at > clock_timestamp() AS live
+        SELECT p.expires_at, NOT p.released AND p.expires_at > clock_timestamp() AS live,
+            CASE p.of WHEN 0 THEN '*' ELSE '#' || p.of END = o.in_parts AS fits
         FROM {schema}.lease_part p
         WHERE o.in_parts IS NOT NULL AND p.key = $1::text COLLATE \"C\" AND p.of >= 0
         OFFSET 0

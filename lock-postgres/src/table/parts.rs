@@ -50,7 +50,7 @@ pub struct Parts {
     ///
     /// - Parameters: `$1` key, `$2` the microseconds a mark must still last to count.
     /// - Returns one row: `in_parts` (the gate's holder if the key has parts in use), `live`, `live_us`, `cool_us`,
-    ///   `marked`, `marked_by_writer`, `kept_out` (a writer keeps new parts out), `parts` (their number), `held` (the
+    ///   `marked`, `marked_by_writer`, `kept_out` (a writer keeps new parts out), `parts` (the number that fit the gate), `held` (the
     ///   number of held ones), `first_us`, `last_us` (the time until the first and the last hold of a part ends).
     pub look: &'static str,
     /// Puts the parts of a key out of use if none is held, and grants the key to one holder or opens it. `{skip}` is

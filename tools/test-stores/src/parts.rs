@@ -47,8 +47,8 @@ fn held_rows(table: &str, key: &str, holder: &str, count: u32) -> String {
     )
 }
 
-/// Returns the statement that inserts parts of one key that are out of use and old.
-fn old_parts(table: &str, count: u32) -> String {
+/// Returns the statement that inserts free parts of one key, which ended long ago.
+fn old_parts(table: &str, key: &str, of: i32, count: u32) -> String {
     let (columns, values) = if table == "lease" {
         ("ttl_us, expires_at, released", "0, now() - interval '3 days', true")
     } else {
@@ -56,7 +56,8 @@ fn old_parts(table: &str, count: u32) -> String {
     };
     format!(
         "INSERT INTO leasehold.{table}_part (key, part, of, holder, token, acquired_at, {columns})
-        SELECT 'gone', n, -1, 'x', 1, now() - interval '3 days', {values} FROM generate_series(1, {count}) n"
+        SELECT '{key}', n - 1, {of}, 'x', 1, now() - interval '3 days', {values}
+        FROM generate_series(1, {count}) n"
     )
 }
 
@@ -138,6 +139,24 @@ pub async fn a_row_that_an_operator_holds_is_no_gate(
     }
 }
 
+/// Fails unless a permit is granted of a key whose free parts are all those of another number of permits.
+pub async fn a_semaphore_with_the_parts_of_another_one_gets_its_own(
+    backend: &TableBackend,
+    database: &Database,
+    table: &str,
+    request: MakeRequest,
+) {
+    let mut operator = database.connect().await;
+    run(&mut operator, held_rows(table, "k", "#1", 1)).await;
+    run(&mut operator, old_parts(table, "k1", 2, 2)).await;
+    match attempt(backend, wanting(request, "k1", 1, Mode::Permit { of: 1 })).await {
+        Attempt::Granted(granted) => assert_eq!(granted.permit, Some(0)),
+        other => panic!("{other:?}"),
+    }
+    let parts = format!("SELECT count(*) FROM leasehold.{table}_part WHERE of >= 0");
+    assert_eq!(number(&mut operator, parts).await, 1);
+}
+
 /// Fails unless a batch of readers waits for a few locked keys only.
 pub async fn readers_of_locked_keys_do_not_all_wait(
     backend: &TableBackend,
@@ -172,7 +191,7 @@ pub async fn a_purge_ends_behind_the_last_idle_key_and_the_last_old_part(
 ) {
     let mut operator = database.connect().await;
     run(&mut operator, held_rows(table, "k", "*", 70)).await;
-    run(&mut operator, old_parts(table, 2_500)).await;
+    run(&mut operator, old_parts(table, "gone", -1, 2_500)).await;
     assert_eq!(backend.purge(Duration::ZERO).await.unwrap(), 2_500);
     let gates = format!("SELECT count(*) FROM leasehold.{table} WHERE holder = '*'");
     assert_eq!(number(&mut operator, gates).await, 0);

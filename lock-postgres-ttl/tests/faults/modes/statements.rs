@@ -1,8 +1,11 @@
 //! Statements on parts, in an order that a lock decides, and rules of both table stores.
 
-use leasehold_engine::Backend as _;
-use sqlx::{AssertSqlSafe, Executor as _, PgConnection, Row as _};
 use std::time::Duration;
+
+use leasehold_api::{ErrorKind, Lock as _, LockExt as _};
+use leasehold_engine::Backend as _;
+use leasehold_postgres_ttl::LeaseGuardExt as _;
+use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, Row as _};
 use test_bounds::Bound;
 use test_stores::parts;
 
@@ -108,4 +111,26 @@ async fn a_purge_ends_behind_the_last_idle_key_and_the_last_old_part() {
     let backend = config(&database).backend().await.unwrap();
     parts::a_purge_ends_behind_the_last_idle_key_and_the_last_old_part(&backend, &database, "lease").await;
     backend.close().await;
+}
+
+#[tokio::test]
+async fn a_semaphore_with_the_parts_of_another_one_gets_its_own() {
+    let database = installed().await;
+    let backend = config(&database).backend().await.unwrap();
+    parts::a_semaphore_with_the_parts_of_another_one_gets_its_own(&backend, &database, "lease", request)
+        .await;
+    backend.close().await;
+}
+
+#[tokio::test]
+async fn a_part_whose_gate_an_operator_has_opened_fences_nothing() {
+    let database = installed().await;
+    let lock = config(&database).connect().await.unwrap();
+    let reader = lock.key("k").shared().acquire().await.unwrap();
+    let mut user = database.connect().await;
+    user.execute("UPDATE leasehold.lease SET released = true").await.unwrap();
+    let mut tx = user.begin().await.unwrap();
+    assert_eq!(reader.fence(&mut tx).await.unwrap_err().kind(), ErrorKind::Lost);
+    tx.rollback().await.unwrap();
+    lock.close().await.unwrap();
 }
