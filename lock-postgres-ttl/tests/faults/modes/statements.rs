@@ -2,15 +2,16 @@
 
 use std::time::Duration;
 
-use leasehold_api::{ErrorKind, Lock as _, LockExt as _};
-use leasehold_engine::Backend as _;
+use leasehold_api::{ErrorKind, Lock as _, LockExt as _, Mode};
+use leasehold_engine::{Attempt, Backend as _};
 use leasehold_postgres_ttl::LeaseGuardExt as _;
 use sqlx::{AssertSqlSafe, Connection as _, Executor as _, PgConnection, Row as _};
 use test_bounds::Bound;
+use test_servers::{Cluster, Proxy};
 use test_stores::parts;
 
 use crate::sql::LEASES;
-use crate::support::{config, holder, installed, request, text};
+use crate::support::{config, config_of, holder, installed, request, text};
 
 /// Inserts a shared key with one part for each of these holders.
 async fn share(conn: &mut PgConnection, holders: &[u64]) {
@@ -74,6 +75,27 @@ async fn an_early_renewal_counts_a_holder_with_two_parts_once() {
     let query = sqlx::query(early).bind(vec!["k", "k"]).bind(holders).bind(30_000_000_i64);
     let renewed: i64 = query.fetch_one(&mut conn).await.unwrap().get(0);
     assert_eq!(renewed, 1, "the second holder has no part");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_permit_that_is_free_and_fenced_is_contended_after_a_few_statements() {
+    let cluster = Cluster::shared();
+    let database = cluster.fresh_database().await;
+    let proxy = Proxy::start(cluster.address()).await;
+    let backend = config_of(&proxy.url(database.url())).connections(1).backend().await.unwrap();
+    let (hold, _) = super::granted(&backend, super::wanting(1, Mode::Permit { of: 1 })).await;
+    super::released(&backend, hold).await;
+    let mut user = database.connect().await;
+    user.execute("BEGIN; SELECT FROM leasehold.lease_part FOR KEY SHARE").await.unwrap();
+    let before = proxy.traffic().round_trips;
+    let contended = super::attempt(&backend, super::wanting(2, Mode::Permit { of: 1 })).await;
+    assert!(matches!(contended, Attempt::Contended(_)), "{contended:?}");
+    let sent = proxy.traffic().round_trips - before;
+    assert!(sent <= 12, "{sent} round trips");
+    user.execute("COMMIT").await.unwrap();
+    let (hold, _) = super::granted(&backend, super::wanting(3, Mode::Permit { of: 1 })).await;
+    super::released(&backend, hold).await;
+    backend.close().await;
 }
 
 #[tokio::test]

@@ -141,6 +141,7 @@ impl Grants<'_, '_> {
         let common = self.common;
         let of = parts::of(request.mode);
         let mut skipped_parts = 0;
+        let mut unjoined = 0;
         for _ in 0..TRIES {
             let joined = match of {
                 Some(of) => self.join(statements, request, of).await?,
@@ -155,7 +156,10 @@ impl Grants<'_, '_> {
                 }
                 Next::Refuse(reply) => return Ok(reply),
                 Next::Single => return Ok(GrantReply::Passed),
-                Next::Again => None,
+                Next::Again => {
+                    unjoined += 1;
+                    None
+                }
                 next @ (Next::Open | Next::Convert) => {
                     let opens = matches!(next, Next::Open);
                     let skips = common.is_any_pinned([&request.key]);
@@ -176,7 +180,8 @@ impl Grants<'_, '_> {
                 return Ok(GrantReply::Granted(drawn));
             }
         }
-        Ok(GrantReply::Passed)
+        // Counts as held, because other transactions have locked all free parts each time, for example as a fence does.
+        Ok(if unjoined == TRIES { GrantReply::Contended(Contended::new()) } else { GrantReply::Passed })
     }
 
     /// Takes a free part, or the part that an earlier copy of the request has taken.
