@@ -365,6 +365,7 @@ UPDATE {schema}.mutex_part p SET asked = p.holder
 WHERE p.key = $1::text AND p.holder = $2::text AND p.of >= 0 AND p.acquired
 RETURNING pg_notify({channel}, 'b' || p.holder || ' ' || p.key)";
 
+/// Ends with a limit, because a job opens only some keys, and a later one reads the page again.
 const IDLE: &str = "\
 SELECT l.key::text FROM (
     SELECT l.* FROM {schema}.mutex l WHERE l.key > $2::text ORDER BY l.key LIMIT $3::bigint
@@ -372,9 +373,11 @@ SELECT l.key::text FROM (
 WHERE l.acquired AND l.holder ~ '^([*]|#[1-9][0-9]*)$'
     AND l.acquired_at < clock_timestamp() - $1::bigint * interval '1 microsecond'
     AND (
-        SELECT count(*) FROM {schema}.mutex_part p WHERE p.key = l.key AND p.of >= 0
+        SELECT true FROM {schema}.mutex_part p WHERE p.key = l.key AND p.of >= 0
             AND (p.acquired OR p.released_at >= clock_timestamp() - $1::bigint * interval '1 microsecond')
-    ) = 0";
+        LIMIT 1
+    ) IS NULL
+LIMIT 100";
 
 /// Removes parts that are out of use. A request that takes such a part writes its `"of"`, and the locked row is checked
 /// again.

@@ -85,7 +85,7 @@ pub struct Parts {
     pub force: &'static str,
     /// See [`Dialect`](super::Dialect).
     pub ask: &'static str,
-    /// Lists the keys of a page whose parts all ended long ago.
+    /// Lists keys of a page whose parts all ended long ago, at most a hundred.
     ///
     /// - Parameters: `$1` the age in microseconds, `$2` the key after which the page starts, `$3` the maximum number of
     ///   gates to read.
