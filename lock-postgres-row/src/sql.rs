@@ -169,7 +169,7 @@ SELECT o.key,
     CASE WHEN o.cool_until > clock_timestamp()
         THEN ceil(extract(epoch FROM o.cool_until - clock_timestamp()) * 1000000)::bigint END,
     coalesce(o.wake_until > clock_timestamp() + $7::bigint * interval '1 microsecond', false),
-    coalesce(o.acquired AND left(o.holder, 1) IN ('*', '#'), false)
+    coalesce(o.acquired AND o.holder ~ '^([*]|#[1-9][0-9]*)$', false)
 FROM o";
 
 const FREE: &str = ", s AS MATERIALIZED (
@@ -298,7 +298,7 @@ SELECT i.key, i.holder, i.token, i.label, i.owner,
 FROM (
     SELECT q.key, q.now, q.cool_until, q.last, h.*
     FROM (
-        SELECT l.*, (SELECT c.now FROM c) AS now, l.acquired AND left(l.holder, 1) IN ('*', '#') AS in_parts,
+        SELECT l.*, (SELECT c.now FROM c) AS now, l.acquired AND l.holder ~ '^([*]|#[1-9][0-9]*)$' AS in_parts,
             CASE WHEN l.cooldown_us IS NOT NULL THEN
                 least(l.acquired_at, '200000-01-01 00:00:00+00')
                     + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)

@@ -198,7 +198,7 @@ SELECT o.key, (SELECT a.token FROM again a WHERE a.key = o.key),
     CASE WHEN o.cool_until > clock_timestamp()
         THEN ceil(extract(epoch FROM o.cool_until - clock_timestamp()) * 1000000)::bigint END,
     coalesce(o.wake_until > clock_timestamp() + $7::bigint * interval '1 microsecond', false),
-    coalesce(NOT o.released AND o.expires_at = 'infinity' AND left(o.holder, 1) IN ('*', '#'), false)
+    coalesce(NOT o.released AND o.expires_at = 'infinity' AND o.holder ~ '^([*]|#[1-9][0-9]*)$', false)
 FROM o";
 
 const FREE: &str = ", s AS MATERIALIZED (
@@ -401,7 +401,7 @@ FROM (
     SELECT q.key, q.now, q.cool_until, q.last, h.*, NOT h.released AND h.expires_at > q.now AS live
     FROM (
         SELECT l.*, (SELECT c.now FROM c) AS now,
-            NOT l.released AND l.expires_at = 'infinity' AND left(l.holder, 1) IN ('*', '#') AS in_parts,
+            NOT l.released AND l.expires_at = 'infinity' AND l.holder ~ '^([*]|#[1-9][0-9]*)$' AS in_parts,
             CASE WHEN l.cooldown_us IS NOT NULL THEN
                 least(l.acquired_at, '200000-01-01 00:00:00+00')
                     + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
@@ -459,12 +459,18 @@ SELECT pg_catalog.current_setting('transaction_isolation'), (
     FOR KEY SHARE OF l
 ) IS NOT NULL";
 
-/// Works like [`FENCE`] for a part.
+/// Works like [`FENCE`] for a part. The check of the gate ends the hold as a renewal does.
 pub(crate) const FENCE_PART: &str = "\
 SELECT pg_catalog.current_setting('transaction_isolation'), (
     SELECT p.token FROM {schema}.lease_part p
     WHERE p.key OPERATOR(pg_catalog.=) $1::pg_catalog.text AND p.holder OPERATOR(pg_catalog.=) $2::pg_catalog.text
         AND p.token OPERATOR(pg_catalog.=) $3::pg_catalog.int8 AND p.of OPERATOR(pg_catalog.>=) 0 AND NOT p.released
         AND p.expires_at OPERATOR(pg_catalog.>) pg_catalog.clock_timestamp()
+        AND (
+            SELECT NOT g.released AND g.expires_at OPERATOR(pg_catalog.=) 'infinity'::pg_catalog.timestamptz
+                AND g.holder OPERATOR(pg_catalog.=) CASE WHEN p.of OPERATOR(pg_catalog.=) 0 THEN '*'
+                    ELSE '#'::pg_catalog.text OPERATOR(pg_catalog.||) p.of::pg_catalog.text END
+            FROM {schema}.lease g WHERE g.key OPERATOR(pg_catalog.=) p.key
+        )
     FOR KEY SHARE OF p
 ) IS NOT NULL";

@@ -14,6 +14,8 @@
 //!   snapshot. If fewer than all parts in use are unchanged, a part was taken, or taken and released. Then it writes none of
 //!   them, because a semaphore must have all its parts.
 //! - **[`JOIN`] writes one part and no gate.** It checks `"of"` under the lock of the part.
+//! - **Several parts are locked in the order of the index,** which is also the order of [`CONVERT`]. One scan finds them all,
+//!   because a scan for each holder would read every part of the key again.
 //! - **A subquery shows the snapshot of its statement.** So it must not decide about exclusion. A statement on a part reads
 //!   the gate only for fairness, and to find a gate that an operator has changed.
 //! - **The mark of a writer** (`writer_until`) keeps new parts out, and ends by itself.
@@ -102,13 +104,14 @@ const EXTEND: &str = "\
 SELECT p.token, p.part FROM {schema}.mutex_part p
 WHERE p.key = $1::text AND p.holder = $2::text AND $3::bigint >= 0 AND p.of = $4::integer AND p.acquired";
 
-/// Takes the first part that is out of use, or a new one. Two that enter at once can choose the same part. The second then
-/// has only written the gate.
+/// Takes a part that is out of use, or a new one. Two that enter at once can choose the same part. The second then has only
+/// written the gate, and skips some parts (`$7`) in its next attempt, because a crowd of readers would collide again.
 const ENTER_SHARED: &str = "\
 WITH n AS MATERIALIZED (
     SELECT coalesce(
-        (SELECT min(x.part) FROM {schema}.mutex_part x WHERE x.key = $1::text AND x.of = -1),
-        (SELECT max(x.part) + 1 FROM {schema}.mutex_part x WHERE x.key = $1::text), 0) AS part
+        (SELECT x.part FROM {schema}.mutex_part x WHERE x.key = $1::text AND x.of = -1
+            ORDER BY x.part OFFSET $7::integer LIMIT 1),
+        (SELECT max(x.part) + 1 + $7::integer FROM {schema}.mutex_part x WHERE x.key = $1::text), $7::integer) AS part
 ), g AS (
     INSERT INTO {schema}.mutex AS l (key, acquired, holder, token, acquired_at)
     SELECT $1::text, $3::bigint >= 0, '*', nextval({token}), clock_timestamp()
@@ -208,7 +211,7 @@ SELECT o.in_parts, coalesce(o.acquired, false), NULL::bigint,
     c.parts, c.held, NULL::bigint, NULL::bigint
 FROM (SELECT) one LEFT JOIN LATERAL (
     SELECT l.acquired, l.wake_until, l.writer_until,
-        CASE WHEN l.acquired AND left(l.holder, 1) IN ('*', '#') THEN l.holder END AS in_parts,
+        CASE WHEN l.acquired AND l.holder ~ '^([*]|#[1-9][0-9]*)$' THEN l.holder END AS in_parts,
         CASE WHEN l.cooldown_us IS NOT NULL THEN
             least(l.acquired_at, '200000-01-01 00:00:00+00')
                 + least(greatest(coalesce(l.window_us, l.cooldown_us), 0), 3162240000000000)
@@ -216,9 +219,10 @@ FROM (SELECT) one LEFT JOIN LATERAL (
     FROM {schema}.mutex l WHERE l.key = $1::text COLLATE \"C\"
     OFFSET 0
 ) o ON true CROSS JOIN LATERAL (
-    SELECT count(*) AS parts, count(*) FILTER (WHERE x.acquired) AS held
+    SELECT count(*) FILTER (WHERE x.fits) AS parts, count(*) FILTER (WHERE x.acquired) AS held
     FROM (
-        SELECT p.acquired FROM {schema}.mutex_part p
+        SELECT p.acquired, CASE p.of WHEN 0 THEN '*' ELSE '#' || p.of END = o.in_parts AS fits
+        FROM {schema}.mutex_part p
         WHERE o.in_parts IS NOT NULL AND p.key = $1::text COLLATE \"C\" AND p.of >= 0
         OFFSET 0
     ) x
@@ -231,7 +235,7 @@ FROM (SELECT) one LEFT JOIN LATERAL (
 const CONVERT: &str = "\
 WITH g AS MATERIALIZED (
     SELECT l.ctid AS at FROM ONLY {schema}.mutex l
-    WHERE l.key = $1::text COLLATE \"C\" AND l.acquired AND left(l.holder, 1) IN ('*', '#')
+    WHERE l.key = $1::text COLLATE \"C\" AND l.acquired AND l.holder ~ '^([*]|#[1-9][0-9]*)$'
         AND NOT EXISTS (
             SELECT FROM {schema}.mutex_part p WHERE p.key = $1::text AND p.of >= 0 AND p.acquired
         )
@@ -277,7 +281,7 @@ WITH g AS MATERIALIZED (
     SELECT f.key FROM (SELECT u.key FROM unnest($1::text[]) AS u (key) ORDER BY u.key COLLATE \"C\") r
     CROSS JOIN LATERAL (
         SELECT l.key FROM {schema}.mutex l
-        WHERE l.key = r.key COLLATE \"C\" AND l.acquired AND left(l.holder, 1) IN ('*', '#')
+        WHERE l.key = r.key COLLATE \"C\" AND l.acquired AND l.holder ~ '^([*]|#[1-9][0-9]*)$'
         FOR NO KEY UPDATE
     ) f
 )
@@ -287,22 +291,25 @@ UPDATE {schema}.mutex l SET
 WHERE l.key = ANY (ARRAY(SELECT g.key FROM g))
 RETURNING l.key";
 
-/// Confirms parts. The check of the gate ends the hold of a part whose gate an operator has opened or removed.
+/// Confirms parts. The check of the gate ends the hold of a part whose gate an operator has opened or removed, even if the
+/// key has parts of another mode since.
 const RENEW: &str = "\
-SELECT r.key, r.holder, p.asked FROM unnest($1::text[], $2::text[]) AS r (key, holder) CROSS JOIN LATERAL (
-    SELECT (p.asked = p.holder) IS TRUE AS asked FROM {schema}.mutex_part p
-    WHERE p.key = r.key COLLATE \"C\" AND p.holder = r.holder AND p.of >= 0 AND p.acquired AND $3::bigint >= 0
-        AND (SELECT g.acquired AND left(g.holder, 1) IN ('*', '#') FROM {schema}.mutex g WHERE g.key = r.key COLLATE \"C\")
-    OFFSET 0
-) p";
+SELECT p.key, p.holder, (p.asked = p.holder) IS TRUE FROM {schema}.mutex_part p
+WHERE p.key = ANY ($1::text[]) AND (p.holder IN (SELECT unnest($2::text[]))) IS TRUE
+    AND p.of >= 0 AND p.acquired AND $3::bigint >= 0
+    AND (
+        SELECT g.acquired AND g.holder = CASE p.of WHEN 0 THEN '*' ELSE '#' || p.of END
+        FROM {schema}.mutex g WHERE g.key = p.key
+    )";
 
 const CONFIRM: &str = "\
-SELECT r.key, r.holder, p.asked FROM unnest($1::text[], $2::text[]) AS r (key, holder) CROSS JOIN LATERAL (
-    SELECT (p.asked = p.holder) IS TRUE AS asked FROM {schema}.mutex_part p
-    WHERE p.key = r.key COLLATE \"C\" AND p.holder = r.holder AND p.of >= 0 AND p.acquired
-        AND (SELECT g.acquired AND left(g.holder, 1) IN ('*', '#') FROM {schema}.mutex g WHERE g.key = r.key COLLATE \"C\")
-    OFFSET 0
-) p";
+SELECT p.key, p.holder, (p.asked = p.holder) IS TRUE FROM {schema}.mutex_part p
+WHERE p.key = ANY ($1::text[]) AND (p.holder IN (SELECT unnest($2::text[]))) IS TRUE
+    AND p.of >= 0 AND p.acquired
+    AND (
+        SELECT g.acquired AND g.holder = CASE p.of WHEN 0 THEN '*' ELSE '#' || p.of END
+        FROM {schema}.mutex g WHERE g.key = p.key
+    )";
 
 const RELABEL: &str = "\
 UPDATE {schema}.mutex_part p SET label = $3::text
@@ -324,36 +331,24 @@ RETURNING 1
         THEN 2 + length(pg_notify({channel}, 'f' || p.key)::text) ELSE 0 END";
 
 const RELEASE: &str = "\
-WITH g AS MATERIALIZED (
-    SELECT f.key, f.holder FROM (
-        SELECT u.key, u.holder FROM unnest($1::text[], $2::text[]) AS u (key, holder)
-        ORDER BY u.key COLLATE \"C\", u.holder COLLATE \"C\"
-    ) r CROSS JOIN LATERAL (
-        SELECT p.key, p.holder FROM {schema}.mutex_part p
-        WHERE p.key = r.key COLLATE \"C\" AND p.holder = r.holder AND p.of >= 0 AND p.acquired
-        FOR NO KEY UPDATE
-    ) f
-)
 UPDATE {schema}.mutex_part p SET acquired = false, released_at = clock_timestamp()
-WHERE p.key = ANY (ARRAY(SELECT g.key FROM g)) AND p.holder = ANY (ARRAY(SELECT g.holder FROM g))
-    AND $3::text[] IS NOT NULL AND p.of >= 0 AND p.acquired
+WHERE p.key = ANY ($1::text[]) AND (p.holder IN (SELECT unnest($2::text[]))) IS TRUE
+    AND p.of >= 0 AND p.acquired
+    AND $3::text[] IS NOT NULL
 RETURNING p.holder, 1
     + CASE WHEN (SELECT g.wake_until > clock_timestamp() FROM {schema}.mutex g WHERE g.key = p.key)
         THEN 2 + length(pg_notify({channel}, 'f' || p.key)::text) ELSE 0 END";
 
 const RELEASE_UNLOCKED: &str = "\
 WITH g AS MATERIALIZED (
-    SELECT f.key, f.holder FROM (
-        SELECT u.key, u.holder FROM unnest($1::text[], $2::text[]) AS u (key, holder)
-        ORDER BY u.key COLLATE \"C\", u.holder COLLATE \"C\"
-    ) r CROSS JOIN LATERAL (
-        SELECT p.key, p.holder FROM {schema}.mutex_part p
-        WHERE p.key = r.key COLLATE \"C\" AND p.holder = r.holder AND p.of >= 0 AND p.acquired
-        FOR NO KEY UPDATE SKIP LOCKED
-    ) f
+    SELECT p.key, p.holder FROM {schema}.mutex_part p
+    WHERE p.key = ANY ($1::text[]) AND (p.holder IN (SELECT unnest($2::text[]))) IS TRUE
+        AND p.of >= 0 AND p.acquired
+    ORDER BY p.key, p.part
+    FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE {schema}.mutex_part p SET acquired = false, released_at = clock_timestamp()
-WHERE p.key = ANY (ARRAY(SELECT g.key FROM g)) AND p.holder = ANY (ARRAY(SELECT g.holder FROM g))
+WHERE p.key = ANY (ARRAY(SELECT g.key FROM g)) AND (p.holder IN (SELECT g.holder FROM g)) IS TRUE
     AND $3::text[] IS NOT NULL AND p.of >= 0 AND p.acquired
 RETURNING p.holder, 1
     + CASE WHEN (SELECT g.wake_until > clock_timestamp() FROM {schema}.mutex g WHERE g.key = p.key)
@@ -370,16 +365,19 @@ UPDATE {schema}.mutex_part p SET asked = p.holder
 WHERE p.key = $1::text AND p.holder = $2::text AND p.of >= 0 AND p.acquired
 RETURNING pg_notify({channel}, 'b' || p.holder || ' ' || p.key)";
 
+/// Ends with a limit, because a job opens only some keys, and a later one reads the page again.
 const IDLE: &str = "\
 SELECT l.key::text FROM (
     SELECT l.* FROM {schema}.mutex l WHERE l.key > $2::text ORDER BY l.key LIMIT $3::bigint
 ) l
-WHERE l.acquired AND left(l.holder, 1) IN ('*', '#')
+WHERE l.acquired AND l.holder ~ '^([*]|#[1-9][0-9]*)$'
     AND l.acquired_at < clock_timestamp() - $1::bigint * interval '1 microsecond'
     AND (
-        SELECT count(*) FROM {schema}.mutex_part p WHERE p.key = l.key AND p.of >= 0
+        SELECT true FROM {schema}.mutex_part p WHERE p.key = l.key AND p.of >= 0
             AND (p.acquired OR p.released_at >= clock_timestamp() - $1::bigint * interval '1 microsecond')
-    ) = 0";
+        LIMIT 1
+    ) IS NULL
+LIMIT 100";
 
 /// Removes parts that are out of use. A request that takes such a part writes its `"of"`, and the locked row is checked
 /// again.

@@ -4,9 +4,14 @@
 
 mod cells;
 mod loss;
+mod modes;
 mod pretending;
 mod refused;
 mod server;
+
+#[allow(dead_code)]
+#[path = "../../src/sql.rs"]
+mod sql;
 
 /// Time limit that only a broken server reaches.
 const LONG: std::time::Duration = std::time::Duration::from_secs(120);

@@ -14,6 +14,8 @@
 //!   snapshot. If fewer than all parts in use are unchanged, a part was taken, or taken and released. Then it writes none of
 //!   them, because a semaphore must have all its parts.
 //! - **[`JOIN`] writes one part and no gate.** It checks `"of"` under the lock of the part.
+//! - **Several parts are locked in the order of the index,** which is also the order of [`CONVERT`]. One scan finds them all,
+//!   because a scan for each holder would read every part of the key again.
 //! - **A subquery shows the snapshot of its statement.** So it must not decide about exclusion. A statement on a part reads
 //!   the gate only for fairness, and to find a gate that an operator has changed.
 //! - **The mark of a writer** (`writer_until`) keeps new parts out, and ends by itself.
@@ -109,13 +111,14 @@ WHERE p.key = $1::text AND p.holder = $2::text AND p.of = $4::integer AND NOT p.
     AND p.expires_at > clock_timestamp()
 RETURNING p.token, p.part";
 
-/// Takes the first part that is out of use, or a new one. Two that enter at once can choose the same part. The second then
-/// has only written the gate.
+/// Takes a part that is out of use, or a new one. Two that enter at once can choose the same part. The second then has only
+/// written the gate, and skips some parts (`$7`) in its next attempt, because a crowd of readers would collide again.
 const ENTER_SHARED: &str = "\
 WITH n AS MATERIALIZED (
     SELECT coalesce(
-        (SELECT min(x.part) FROM {schema}.lease_part x WHERE x.key = $1::text AND x.of = -1),
-        (SELECT max(x.part) + 1 FROM {schema}.lease_part x WHERE x.key = $1::text), 0) AS part
+        (SELECT x.part FROM {schema}.lease_part x WHERE x.key = $1::text AND x.of = -1
+            ORDER BY x.part OFFSET $7::integer LIMIT 1),
+        (SELECT max(x.part) + 1 + $7::integer FROM {schema}.lease_part x WHERE x.key = $1::text), $7::integer) AS part
 ), g AS (
     INSERT INTO {schema}.lease AS l (key, holder, token, acquired_at, ttl_us, expires_at, released)
     SELECT $1::text, '*', nextval({token}), clock_timestamp(), 0, 'infinity', false
@@ -229,7 +232,7 @@ SELECT o.in_parts, coalesce(o.live, false),
         THEN ceil(extract(epoch FROM c.last - clock_timestamp()) * 1000000)::bigint END
 FROM (SELECT) one LEFT JOIN LATERAL (
     SELECT l.expires_at, l.wake_until, l.writer_until, NOT l.released AND l.expires_at > clock_timestamp() AS live,
-        CASE WHEN NOT l.released AND l.expires_at = 'infinity' AND left(l.holder, 1) IN ('*', '#')
+        CASE WHEN NOT l.released AND l.expires_at = 'infinity' AND l.holder ~ '^([*]|#[1-9][0-9]*)$'
             THEN l.holder END AS in_parts,
         CASE WHEN l.cooldown_us IS NOT NULL THEN
             least(l.acquired_at, '200000-01-01 00:00:00+00')
@@ -238,10 +241,11 @@ FROM (SELECT) one LEFT JOIN LATERAL (
     FROM {schema}.lease l WHERE l.key = $1::text COLLATE \"C\"
     OFFSET 0
 ) o ON true CROSS JOIN LATERAL (
-    SELECT count(*) AS parts, count(*) FILTER (WHERE x.live) AS held,
+    SELECT count(*) FILTER (WHERE x.fits) AS parts, count(*) FILTER (WHERE x.live) AS held,
         min(x.expires_at) FILTER (WHERE x.live) AS first, max(x.expires_at) FILTER (WHERE x.live) AS last
     FROM (
-        SELECT p.expires_at, NOT p.released AND p.expires_at > clock_timestamp() AS live
+        SELECT p.expires_at, NOT p.released AND p.expires_at > clock_timestamp() AS live,
+            CASE p.of WHEN 0 THEN '*' ELSE '#' || p.of END = o.in_parts AS fits
         FROM {schema}.lease_part p
         WHERE o.in_parts IS NOT NULL AND p.key = $1::text COLLATE \"C\" AND p.of >= 0
         OFFSET 0
@@ -257,7 +261,7 @@ const CONVERT: &str = "\
 WITH g AS MATERIALIZED (
     SELECT l.ctid AS at FROM ONLY {schema}.lease l
     WHERE l.key = $1::text COLLATE \"C\" AND NOT l.released AND l.expires_at = 'infinity'
-        AND left(l.holder, 1) IN ('*', '#')
+        AND l.holder ~ '^([*]|#[1-9][0-9]*)$'
         AND NOT EXISTS (
             SELECT FROM {schema}.lease_part p
             WHERE p.key = $1::text AND p.of >= 0 AND NOT p.released AND p.expires_at > clock_timestamp()
@@ -306,7 +310,7 @@ WITH g AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT l.key FROM {schema}.lease l
         WHERE l.key = r.key COLLATE \"C\" AND NOT l.released AND l.expires_at = 'infinity'
-            AND left(l.holder, 1) IN ('*', '#')
+            AND l.holder ~ '^([*]|#[1-9][0-9]*)$'
         FOR NO KEY UPDATE
     ) f
 )
@@ -317,7 +321,7 @@ WHERE l.key = ANY (ARRAY(SELECT g.key FROM g))
 RETURNING l.key";
 
 /// Renews parts as the statement for leases does. The check of the gate ends the hold of a part whose gate an operator has
-/// opened or removed.
+/// opened or removed, even if the key has parts of another mode since. Counts holders, because one holder can have two parts.
 const RENEW_EARLY: &str = "\
 WITH u AS (
     UPDATE {schema}.lease_part p SET
@@ -328,51 +332,47 @@ WITH u AS (
         AND p.of >= 0 AND NOT p.released AND p.expires_at > clock_timestamp() + interval '300 milliseconds'
         AND p.asked IS DISTINCT FROM p.holder
         AND (
-            SELECT NOT g.released AND g.expires_at = 'infinity' AND left(g.holder, 1) IN ('*', '#')
+            SELECT NOT g.released AND g.expires_at = 'infinity'
+                AND g.holder = CASE p.of WHEN 0 THEN '*' ELSE '#' || p.of END
             FROM {schema}.lease g WHERE g.key = p.key
         )
-    RETURNING CASE
+    RETURNING p.holder, CASE
         WHEN p.expires_at + interval '300 milliseconds' < clock_timestamp() + $3::bigint * interval '1 microsecond'
         THEN ('the server stood still while it renewed ' || p.key)::boolean
         ELSE true
     END AS in_time
 )
-SELECT count(u.in_time) FROM u";
+SELECT count(DISTINCT u.holder) FILTER (WHERE u.in_time) FROM u";
 
 const RENEW: &str = "\
 WITH g AS MATERIALIZED (
-    SELECT f.key, f.holder, f.until FROM (
-        SELECT u.key, u.holder FROM unnest($1::text[], $2::text[]) AS u (key, holder)
-        ORDER BY u.key COLLATE \"C\", u.holder COLLATE \"C\"
-    ) r CROSS JOIN LATERAL (
-        SELECT p.key, p.holder, p.expires_at AS until FROM {schema}.lease_part p
-        WHERE p.key = r.key COLLATE \"C\" AND p.holder = r.holder AND p.of >= 0 AND NOT p.released
-            AND (
-                SELECT NOT g.released AND g.expires_at = 'infinity' AND left(g.holder, 1) IN ('*', '#')
-                FROM {schema}.lease g WHERE g.key = r.key COLLATE \"C\"
-            )
-        FOR NO KEY UPDATE{skip}
-    ) f
+    SELECT p.key, p.holder, p.expires_at AS until FROM {schema}.lease_part p
+    WHERE p.key = ANY ($1::text[]) AND (p.holder IN (SELECT unnest($2::text[]))) IS TRUE
+        AND p.of >= 0 AND NOT p.released
+        AND (
+            SELECT NOT g.released AND g.expires_at = 'infinity' AND g.holder = CASE p.of WHEN 0 THEN '*' ELSE '#' || p.of END
+            FROM {schema}.lease g WHERE g.key = p.key
+        )
+    ORDER BY p.key, p.part
+    FOR NO KEY UPDATE{skip}
 )
 UPDATE {schema}.lease_part p SET
     ttl_us = $3::bigint,
     expires_at = clock_timestamp() + $3::bigint * interval '1 microsecond'
 WHERE p.key = ANY (ARRAY(SELECT g.key FROM g WHERE g.until > clock_timestamp()))
-    AND p.holder = ANY (ARRAY(SELECT g.holder FROM g WHERE g.until > clock_timestamp()))
+    AND (p.holder IN (SELECT g.holder FROM g WHERE g.until > clock_timestamp())) IS TRUE
     AND p.of >= 0 AND NOT p.released
 RETURNING p.key, p.holder, (p.asked = p.holder) IS TRUE";
 
 const CONFIRM: &str = "\
-SELECT r.key, r.holder, p.asked FROM unnest($1::text[], $2::text[]) AS r (key, holder) CROSS JOIN LATERAL (
-    SELECT (p.asked = p.holder) IS TRUE AS asked FROM {schema}.lease_part p
-    WHERE p.key = r.key COLLATE \"C\" AND p.holder = r.holder AND p.of >= 0 AND NOT p.released
-        AND p.expires_at > clock_timestamp()
-        AND (
-            SELECT NOT g.released AND g.expires_at = 'infinity' AND left(g.holder, 1) IN ('*', '#')
-            FROM {schema}.lease g WHERE g.key = r.key COLLATE \"C\"
-        )
-    OFFSET 0
-) p";
+SELECT p.key, p.holder, (p.asked = p.holder) IS TRUE FROM {schema}.lease_part p
+WHERE p.key = ANY ($1::text[]) AND (p.holder IN (SELECT unnest($2::text[]))) IS TRUE
+    AND p.of >= 0 AND NOT p.released
+    AND p.expires_at > clock_timestamp()
+    AND (
+        SELECT NOT g.released AND g.expires_at = 'infinity' AND g.holder = CASE p.of WHEN 0 THEN '*' ELSE '#' || p.of END
+        FROM {schema}.lease g WHERE g.key = p.key
+    )";
 
 const RELABEL: &str = "\
 UPDATE {schema}.lease_part p SET label = $3::text
@@ -397,36 +397,24 @@ RETURNING (p.expires_at > clock_timestamp())::integer
         THEN 2 + length(pg_notify({channel}, 'f' || p.key)::text) ELSE 0 END";
 
 const RELEASE: &str = "\
-WITH g AS MATERIALIZED (
-    SELECT f.key, f.holder FROM (
-        SELECT u.key, u.holder FROM unnest($1::text[], $2::text[]) AS u (key, holder)
-        ORDER BY u.key COLLATE \"C\", u.holder COLLATE \"C\"
-    ) r CROSS JOIN LATERAL (
-        SELECT p.key, p.holder FROM {schema}.lease_part p
-        WHERE p.key = r.key COLLATE \"C\" AND p.holder = r.holder AND p.of >= 0 AND NOT p.released
-        FOR NO KEY UPDATE
-    ) f
-)
 UPDATE {schema}.lease_part p SET released = true
-WHERE p.key = ANY (ARRAY(SELECT g.key FROM g)) AND p.holder = ANY (ARRAY(SELECT g.holder FROM g))
-    AND $3::text[] IS NOT NULL AND p.of >= 0 AND NOT p.released
+WHERE p.key = ANY ($1::text[]) AND (p.holder IN (SELECT unnest($2::text[]))) IS TRUE
+    AND p.of >= 0 AND NOT p.released
+    AND $3::text[] IS NOT NULL
 RETURNING p.holder, (p.expires_at > clock_timestamp())::integer
     + CASE WHEN (SELECT g.wake_until > clock_timestamp() FROM {schema}.lease g WHERE g.key = p.key)
         THEN 2 + length(pg_notify({channel}, 'f' || p.key)::text) ELSE 0 END";
 
 const RELEASE_UNLOCKED: &str = "\
 WITH g AS MATERIALIZED (
-    SELECT f.key, f.holder FROM (
-        SELECT u.key, u.holder FROM unnest($1::text[], $2::text[]) AS u (key, holder)
-        ORDER BY u.key COLLATE \"C\", u.holder COLLATE \"C\"
-    ) r CROSS JOIN LATERAL (
-        SELECT p.key, p.holder FROM {schema}.lease_part p
-        WHERE p.key = r.key COLLATE \"C\" AND p.holder = r.holder AND p.of >= 0 AND NOT p.released
-        FOR NO KEY UPDATE SKIP LOCKED
-    ) f
+    SELECT p.key, p.holder FROM {schema}.lease_part p
+    WHERE p.key = ANY ($1::text[]) AND (p.holder IN (SELECT unnest($2::text[]))) IS TRUE
+        AND p.of >= 0 AND NOT p.released
+    ORDER BY p.key, p.part
+    FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE {schema}.lease_part p SET released = true
-WHERE p.key = ANY (ARRAY(SELECT g.key FROM g)) AND p.holder = ANY (ARRAY(SELECT g.holder FROM g))
+WHERE p.key = ANY (ARRAY(SELECT g.key FROM g)) AND (p.holder IN (SELECT g.holder FROM g)) IS TRUE
     AND $3::text[] IS NOT NULL AND p.of >= 0 AND NOT p.released
 RETURNING p.holder, (p.expires_at > clock_timestamp())::integer
     + CASE WHEN (SELECT g.wake_until > clock_timestamp() FROM {schema}.lease g WHERE g.key = p.key)
@@ -443,16 +431,19 @@ UPDATE {schema}.lease_part p SET asked = p.holder
 WHERE p.key = $1::text AND p.holder = $2::text AND p.of >= 0 AND NOT p.released AND p.expires_at > clock_timestamp()
 RETURNING pg_notify({channel}, 'b' || p.holder || ' ' || p.key)";
 
+/// Ends with a limit, because a job opens only some keys, and a later one reads the page again.
 const IDLE: &str = "\
 SELECT l.key::text FROM (
     SELECT l.* FROM {schema}.lease l WHERE l.key > $2::text ORDER BY l.key LIMIT $3::bigint
 ) l
-WHERE NOT l.released AND l.expires_at = 'infinity' AND left(l.holder, 1) IN ('*', '#')
+WHERE NOT l.released AND l.expires_at = 'infinity' AND l.holder ~ '^([*]|#[1-9][0-9]*)$'
     AND l.acquired_at < clock_timestamp() - $1::bigint * interval '1 microsecond'
     AND (
-        SELECT count(*) FROM {schema}.lease_part p WHERE p.key = l.key AND p.of >= 0
+        SELECT true FROM {schema}.lease_part p WHERE p.key = l.key AND p.of >= 0
             AND p.expires_at >= clock_timestamp() - $1::bigint * interval '1 microsecond'
-    ) = 0";
+        LIMIT 1
+    ) IS NULL
+LIMIT 100";
 
 /// Removes parts that are out of use. A request that takes such a part writes its `\"of\"`, and the locked row is checked
 /// again.

@@ -1,5 +1,6 @@
 //! Leases that several holders have at once: statements, operators, upkeep, a library without them.
 
+mod statements;
 mod version_3;
 
 use std::sync::Arc;

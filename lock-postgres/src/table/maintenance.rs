@@ -134,8 +134,12 @@ async fn purge_page(
     purge: &PurgeRequest,
 ) -> Result<PurgedPage, StatementFailure> {
     let parts = common.statements.parts.as_ref();
-    if let Some(parts) = parts {
-        parts::open_idle(db, common, parts, purge).await?;
+    // Leaves the rest of a page to another job, because renewals wait for the session.
+    let again = || Some(purge.after.clone());
+    if let Some(parts) = parts
+        && parts::open_idle(db, common, parts, purge).await?
+    {
+        return Ok(PurgedPage { removed: 0, next: again() });
     }
     let bind = |query: Statement| query.bind(purge.age).bind(purge.after.as_str()).bind(PAGE);
     let mut page = PurgedPage { removed: 0, next: None };
@@ -146,7 +150,11 @@ async fn purge_page(
         page = PurgedPage { removed: removed.unsigned_abs(), next };
     }
     if let Some(parts) = parts {
-        page.removed += parts::purge(db, parts, purge, page.next.as_deref()).await?;
+        let (removed, has_more) = parts::purge(db, parts, purge, page.next.as_deref()).await?;
+        page.removed += removed;
+        if has_more {
+            page.next = again();
+        }
     }
     Ok(page)
 }

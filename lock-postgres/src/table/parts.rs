@@ -40,7 +40,7 @@ pub struct Parts {
     pub extend: &'static str,
     /// Turns a free key shared, or adds a part to a shared key, and grants that part.
     ///
-    /// - Parameters and rows: as [`join`](Self::join).
+    /// - Parameters and rows: as [`join`](Self::join). `$7` the number of parts to skip, an integer.
     pub enter_shared: &'static str,
     /// Turns a free key into a semaphore of `$6` permits, and grants its first part.
     ///
@@ -50,7 +50,7 @@ pub struct Parts {
     ///
     /// - Parameters: `$1` key, `$2` the microseconds a mark must still last to count.
     /// - Returns one row: `in_parts` (the gate's holder if the key has parts in use), `live`, `live_us`, `cool_us`,
-    ///   `marked`, `marked_by_writer`, `kept_out` (a writer keeps new parts out), `parts` (their number), `held` (the
+    ///   `marked`, `marked_by_writer`, `kept_out` (a writer keeps new parts out), `parts` (the number that fit the gate), `held` (the
     ///   number of held ones), `first_us`, `last_us` (the time until the first and the last hold of a part ends).
     pub look: &'static str,
     /// Puts the parts of a key out of use if none is held, and grants the key to one holder or opens it. `{skip}` is
@@ -85,7 +85,7 @@ pub struct Parts {
     pub force: &'static str,
     /// See [`Dialect`](super::Dialect).
     pub ask: &'static str,
-    /// Lists the keys of a page whose parts all ended long ago.
+    /// Lists keys of a page whose parts all ended long ago, at most a hundred.
     ///
     /// - Parameters: `$1` the age in microseconds, `$2` the key after which the page starts, `$3` the maximum number of
     ///   gates to read.
@@ -175,39 +175,48 @@ pub(super) fn bind_opening(query: Statement, key: &str) -> Statement {
 
 const REMOVE: &str = "remove old parts";
 
-/// Opens the keys of a page whose parts all ended long ago. A later purge then removes the key's row and its parts, and a
-/// library that knows no parts is granted the key.
+/// The number of keys that one job opens, with a commit each. The other jobs of the session wait for it.
+const MOST_OPENED: u32 = 32;
+
+/// Opens keys of a page whose parts all ended long ago. A later purge then removes the key's row and its parts, and a
+/// library that knows no parts is granted the key. Returns whether the page has more of them.
 pub(super) async fn open_idle(
     db: &mut Db<'_>,
     common: &Common,
     statements: &PartStatements,
     purge: &PurgeRequest,
-) -> Result<(), StatementFailure> {
+) -> Result<bool, StatementFailure> {
     let bind = |query: Statement| query.bind(purge.age).bind(purge.after.as_str()).bind(PAGE);
     let rows = db.rows(REMOVE, &statements.idle, &bind).await?;
     let keys: Vec<String> = rows.iter().filter_map(|row| row.try_get(0).ok()).collect();
+    let mut opened = 0;
     for key in keys {
+        if opened >= MOST_OPENED {
+            return Ok(true);
+        }
         let bind = |query: Statement| bind_opening(query, &key);
         let text = statements.convert.text(true);
         match db.row_drawing_token(REMOVE, text, &common.config.schema, &bind).await {
+            Ok(Some(_)) => opened += 1,
             // Leaves a locked key to a later run.
-            Ok(_) | Err(StatementFailure::Locked { .. }) => {}
+            Ok(None) | Err(StatementFailure::Locked { .. }) => {}
             Err(failure) => return Err(failure),
         }
     }
-    Ok(())
+    Ok(false)
 }
 
-/// Removes old parts of the keys of a page that are out of use, even if a key has no row. Returns their number.
-/// `last` is the last key of the page, or `None` if the page is the last one.
+/// Removes old parts of the keys of a page that are out of use, even if a key has no row. Returns their number, and
+/// whether there might be more. `last` is the last key of the page, or `None` if the page is the last one.
 pub(super) async fn purge(
     db: &mut Db<'_>,
     statements: &PartStatements,
     purge: &PurgeRequest,
     last: Option<&str>,
-) -> Result<u64, StatementFailure> {
+) -> Result<(u64, bool), StatementFailure> {
     let end = last.map_or_else(|| behind_prefix(""), behind);
     let bind =
         |query: Statement| query.bind(purge.age).bind(purge.after.as_str()).bind(PAGE).bind(end.as_str());
-    db.execute(REMOVE, &statements.purge, &bind).await
+    let removed = db.execute(REMOVE, &statements.purge, &bind).await?;
+    Ok((removed, removed >= PAGE.unsigned_abs()))
 }

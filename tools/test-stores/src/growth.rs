@@ -88,7 +88,7 @@ fn values_of(statement: &str) -> Vec<&'static str> {
         "join" => vec!["'shared-1'", "'me'", "0", "NULL", "'owner'", "0"],
         "join_many" => vec![SHARED, "ARRAY['a', 'b', 'c']", "0", "NULL", "'owner'", "0"],
         "extend" => vec!["'shared-1'", "'holder-1'", "1000000", "0"],
-        "enter_shared" => vec!["'free-2'", "'me'", "0", "NULL", "'owner'", "0"],
+        "enter_shared" => vec!["'free-2'", "'me'", "0", "NULL", "'owner'", "0", "0"],
         "enter_permits" => vec!["'free-3'", "'me'", "0", "NULL", "'owner'", "3"],
         "look" => vec!["'shared-1'", "1000000"],
         "convert" | "convert skipping" => vec!["'shared-2'", "'me'", "0", "NULL", "'owner'", "false", "NULL"],

@@ -5,6 +5,7 @@ pub mod counting;
 pub mod exclusion;
 pub mod growth;
 pub mod harness;
+pub mod parts;
 pub mod permutations;
 mod statements;
 pub mod windows;

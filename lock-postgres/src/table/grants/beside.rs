@@ -14,14 +14,17 @@ use sqlx::Row as _;
 use sqlx::postgres::PgRow;
 
 use super::super::common::Common;
-use super::super::db::{Statement, StatementFailure};
+use super::super::db::{Statement, StatementFailure, locked_error};
 use super::super::parts::{self, PartStatements};
 use super::super::values::{HolderText, micros};
 use super::marks::Mark;
-use super::{Drawn, GrantReply, GrantResult, Grants, duration, failed, name, ttl, unreadable};
+use super::{Drawn, FEW, GrantReply, GrantResult, Grants, duration, failed, name, ttl, unreadable};
 
 /// How often the statements of one request are sent in a round, if the key changes during them.
 const TRIES: u32 = 4;
+
+/// The number of parts over which requests are spread that have collided with another one.
+const SPREAD: i32 = 64;
 
 /// Returns the holders among requests for parts whose request was possibly granted already.
 pub(super) fn repeated(common: &Common, requests: &[&Request]) -> Vec<HolderId> {
@@ -50,10 +53,19 @@ impl Grants<'_, '_> {
         }
         self.join_many(statements, requests, &mut results).await?;
         let mut replies = Vec::with_capacity(requests.len());
+        let mut locked_in_a_row = 0;
         for (request, result) in requests.iter().zip(results) {
             replies.push(match result {
                 Some(result) => result,
-                None => self.grant_beside(statements, request).await?,
+                None if locked_in_a_row >= FEW => {
+                    Ok(GrantReply::Refused(locked_error().with_key(&request.key)))
+                }
+                None => {
+                    let tried = self.try_beside(statements, request).await;
+                    let is_locked = matches!(tried, Err(StatementFailure::Locked { .. }));
+                    locked_in_a_row = if is_locked { locked_in_a_row + 1 } else { 0 };
+                    reply_of(tried, request)?
+                }
             });
         }
         Ok(replies)
@@ -121,28 +133,15 @@ impl Grants<'_, '_> {
     }
 
     /// Grants one request that the statements for a single holder leave open, or returns why not.
-    async fn grant_beside(
-        &mut self,
-        statements: &PartStatements,
-        request: &Request,
-    ) -> Result<GrantResult, Error> {
-        match self.try_beside(statements, request).await {
-            Ok(reply) => Ok(Ok(reply)),
-            // Counts as held, because a long transaction has locked the gate or a part.
-            Err(StatementFailure::Locked { row: true }) => Ok(Ok(GrantReply::Contended(Contended::new()))),
-            Err(failure) => {
-                let mut results = failed(failure, &[request])?;
-                Ok(results.pop().unwrap_or(Ok(GrantReply::Passed)))
-            }
-        }
-    }
-
     async fn try_beside(
         &mut self,
         statements: &PartStatements,
         request: &Request,
     ) -> Result<GrantReply, StatementFailure> {
+        let common = self.common;
         let of = parts::of(request.mode);
+        let mut skipped_parts = 0;
+        let mut unjoined = 0;
         for _ in 0..TRIES {
             let joined = match of {
                 Some(of) => self.join(statements, request, of).await?,
@@ -157,19 +156,32 @@ impl Grants<'_, '_> {
                 }
                 Next::Refuse(reply) => return Ok(reply),
                 Next::Single => return Ok(GrantReply::Passed),
-                Next::Again => None,
-                Next::Open => {
-                    self.convert(statements, request, true).await?;
+                Next::Again => {
+                    unjoined += 1;
                     None
                 }
-                Next::Convert => self.convert(statements, request, false).await?,
-                Next::Enter(of) => self.enter(statements, request, of).await?,
+                next @ (Next::Open | Next::Convert) => {
+                    let opens = matches!(next, Next::Open);
+                    let skips = common.is_any_pinned([&request.key]);
+                    let drawn = self.convert(statements, request, opens, skips).await?;
+                    // Counts as held, because a long transaction has locked the gate or a part.
+                    if skips && drawn.is_none() {
+                        return Ok(GrantReply::Contended(Contended::new()));
+                    }
+                    drawn.filter(|_| !opens)
+                }
+                Next::Enter(of) => {
+                    let entered = self.enter(statements, request, of, skipped_parts).await?;
+                    skipped_parts = fastrand::i32(0..SPREAD);
+                    entered
+                }
             };
             if let Some(drawn) = drawn {
                 return Ok(GrantReply::Granted(drawn));
             }
         }
-        Ok(GrantReply::Passed)
+        // Counts as held, because other transactions have locked all free parts each time, for example as a fence does.
+        Ok(if unjoined == TRIES { GrantReply::Contended(Contended::new()) } else { GrantReply::Passed })
     }
 
     /// Takes a free part, or the part that an earlier copy of the request has taken.
@@ -198,10 +210,14 @@ impl Grants<'_, '_> {
         statements: &PartStatements,
         request: &Request,
         of: i32,
+        skipped_parts: i32,
     ) -> Result<Option<Drawn>, StatementFailure> {
         let text = if of == 0 { &statements.enter_shared } else { &statements.enter_permits };
         let (schema, owner) = (&self.common.config.schema, self.owner);
-        let bind = |query| bind_part(query, request, owner).bind(of);
+        let bind = |query| {
+            let query = bind_part(query, request, owner).bind(of);
+            if of == 0 { query.bind(skipped_parts) } else { query }
+        };
         let row = self.db.row_drawing_token("acquire", text, schema, &bind).await?;
         if row.is_some() {
             self.common.in_parts.add(&request.key);
@@ -217,6 +233,7 @@ impl Grants<'_, '_> {
         statements: &PartStatements,
         request: &Request,
         opens: bool,
+        skips: bool,
     ) -> Result<Option<Drawn>, StatementFailure> {
         let (schema, owner) = (&self.common.config.schema, self.owner);
         let bind = |query: Statement| {
@@ -225,7 +242,6 @@ impl Grants<'_, '_> {
             }
             bind_part(query, request, owner).bind(false).bind(request.cooldown.map(micros))
         };
-        let skips = self.common.is_any_pinned([&request.key]);
         let text = statements.convert.text(skips);
         let row = self.db.row_drawing_token("acquire", text, schema, &bind).await;
         if matches!(row, Err(StatementFailure::Locked { row: true })) {
@@ -236,7 +252,6 @@ impl Grants<'_, '_> {
                 self.common.in_parts.remove(&request.key);
                 Drawn::read(&row, 0, false).map(Some)
             }
-            None if skips => Err(StatementFailure::Locked { row: true }),
             None => Ok(None),
         }
     }
@@ -257,6 +272,19 @@ impl Grants<'_, '_> {
             hint.remove(&request.key);
         }
         Ok(seen)
+    }
+}
+
+/// Returns the reply to a request from its outcome, or `Err` if the connection is unusable.
+fn reply_of(tried: Result<GrantReply, StatementFailure>, request: &Request) -> Result<GrantResult, Error> {
+    match tried {
+        Ok(reply) => Ok(Ok(reply)),
+        // Counts as held, because a long transaction has locked the gate or a part.
+        Err(StatementFailure::Locked { row: true }) => Ok(Ok(GrantReply::Contended(Contended::new()))),
+        Err(failure) => {
+            let mut results = failed(failure, &[request])?;
+            Ok(results.pop().unwrap_or(Ok(GrantReply::Passed)))
+        }
     }
 }
 

@@ -62,6 +62,7 @@ pub(super) fn call(table: &str, op: PartOp, prepared: usize) -> String {
         PartOp::Join("join_many", of, holder) => {
             format!("ARRAY['k'], ARRAY['{holder}'], {ttl}, NULL, 'owner', {of}")
         }
+        PartOp::Enter(0, holder) => format!("'k', '{holder}', {ttl}, NULL, 'owner', 0, 0"),
         PartOp::Join(_, of, holder) | PartOp::Enter(of, holder) => {
             format!("'k', '{holder}', {ttl}, NULL, 'owner', {of}")
         }
