@@ -60,7 +60,7 @@ usage: cargo xtask JOB
               items and without bodies, and half as many paragraphs, to be graded; ceilings that fall to the counts
   deps        licences, sources and duplicate versions of all dependencies
   bench [GROUP[:SECTION]..] [--smoke] [--json FILE] [--publish]
-              stores, claims and companions beside their peers; the groups are memory, files, postgres, etcd,
+              stores, claims and companions beside their peers; the groups are memory, files, postgres, etcd, modes,
               claims, companions and peers, all without one; --smoke takes seconds per group and its figures mean nothing;
               --publish writes docs/performance.md with charts, with groups only their parts again
   ci          lint, deps, test, the core of the stores' tests on the newest Postgres and on three members of etcd: what
