@@ -80,7 +80,7 @@ mod tests {
             let shown = |reply: &StepReply| (reply.ok, reply.waiters, reply.token.map(FencingToken::as_u64));
             Some(replies.iter().map(shown).collect::<Vec<_>>())
         };
-        let token = |place| Some((7 << 10) + place);
+        let token = |place: u64| Some((7 << 10) + place);
         let expected = vec![(true, false, token(0)), (false, false, token(1)), (true, true, token(2))];
         assert_eq!(read(&[5, 8, 15]), Some(expected.clone()));
         assert_eq!(read(&[15, 5, 8]), Some(expected));
