@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use leasehold_api::{Error, Lock, LockExt as _, LockKey};
+use leasehold_api::{Error, Lock, LockExt as _, LockGuard, LockKey};
 use tokio::time::sleep;
 
 use super::{LONGEST_WAIT, ScheduleRun};
@@ -57,7 +57,7 @@ async fn probe_modes(lock: &dyn Lock, keys: &[LockKey], of: u32, judge: &Judge) 
         for _ in 0..of {
             permits.push(lock.key(key).permits(of).wait(LONGEST_WAIT).acquire().await?);
         }
-        let numbers: BTreeSet<_> = permits.iter().filter_map(|permit| permit.permit()).collect();
+        let numbers: BTreeSet<_> = permits.iter().filter_map(LockGuard::permit).collect();
         if !numbers.iter().copied().eq(0..of) {
             judge.violation("C20", format!("{of} permits of {key} have the numbers {numbers:?}"));
         }
