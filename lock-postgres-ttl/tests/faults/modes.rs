@@ -88,7 +88,7 @@ async fn a_batch_of_readers_of_many_keys_is_granted_and_each_has_its_part() {
     let requests = |serials: std::ops::Range<u64>| -> Vec<Request> {
         let of_key = |serial: u64| {
             let mut request = request(&format!("k{}", serial % 100), serial);
-            request.mode = if serial % 3 == 0 { PERMIT } else { Mode::Shared };
+            request.mode = if serial.is_multiple_of(3) { PERMIT } else { Mode::Shared };
             request
         };
         serials.map(of_key).collect()
@@ -350,7 +350,7 @@ async fn lists_show_every_holder_of_a_key_and_no_free_one() {
     lock.key("c").shared().acquire().await.unwrap().release().await.unwrap();
     let admin = lock.admin().unwrap();
     let list = admin.list(&ListQuery::new()).await.unwrap();
-    let shown: Vec<(&str, Vec<(Mode, Option<u32>)>)> = list
+    let shown: Vec<(&str, Vec<_>)> = list
         .iter()
         .map(|info| (info.key.as_str(), info.holders.iter().map(|hold| (hold.mode, hold.permit)).collect()))
         .collect();
