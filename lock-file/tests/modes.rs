@@ -64,6 +64,7 @@ async fn another_process() {
             let granted = granted(&backend, &mine).await;
             let file = granted.extension.unwrap().downcast::<HeldFile>().unwrap();
             let inherited = file.inheritable().unwrap();
+            #[allow(clippy::zombie_processes, reason = "it outlives this process")]
             let child = Command::new("sleep").arg("600").stdout(Stdio::null()).spawn().unwrap();
             drop(inherited);
             say(child.id());

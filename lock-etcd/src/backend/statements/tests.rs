@@ -193,7 +193,7 @@ fn only_the_holder_of_a_number_moves_or_deletes_it() {
     let is_own = Compare::is(at.number(2), Target::Value(at.holder.clone()));
     let moved = at.take_over(&KeyValue::default(), &[2], &conditions);
     let [(compares, LEASE)] = &puts(&moved, &at.number(2))[..] else { panic!() };
-    assert_eq!(compares[..], [is_own.clone()]);
+    assert_eq!(compares[..], std::slice::from_ref(&is_own)[..]);
     let leaves = Leaves { numbers: vec![2], ..Leaves::default() };
     for txn in [at.release(&leaves, false), at.end(11, &[2])] {
         let nested: Vec<_> = txn.success.iter().filter_map(nested).collect();
