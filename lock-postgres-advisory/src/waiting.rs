@@ -67,7 +67,7 @@ pub(crate) async fn wait(
         Err(error) => Ok(Attempt::Refused(error)),
     };
     // Removes the request after its end. A dropped wait stays registered, because the release that follows must find a
-    // late grant. So does one that failed on a shared session, which can have a lock of the readers that it joined.
+    // late grant. So does a request that failed on a shared session, which can have a lock of the readers that it joined.
     let location = common.registry.location_of(number, request.holder);
     let is_unsure = outcome.is_err() && matches!(location, Some(Location::Shared(_)));
     if !is_unsure && !common.registry.is_held(number, request.holder) {

@@ -1,7 +1,7 @@
 //! Shared holds of one number. All of them in one session have one shared lock of the server.
 //!
 //! The first one takes that lock, the last one to leave releases it. If one session took the lock
-//! twice, the server would count that without showing it, and a failed statement could not be cleaned up.
+//! twice, the server would count that and hide it, and a failed statement could not be cleaned up.
 
 use leasehold_api::{FencingToken, HolderId};
 

@@ -15,8 +15,8 @@ pub(crate) type CallerStatements =
 /// A job of the side session.
 pub(crate) enum SideJob {
     Statements(CallerStatements),
-    /// Returns whether another session could share the number at once, because no session waits for it exclusively, and
-    /// for a caller that `reads` no session keeps readers out.
+    /// Returns whether another session could share the number at once: all sessions that wait for it would share it,
+    /// and for a caller that `reads` no session keeps readers out.
     Probe {
         number: i64,
         reads: bool,

@@ -193,7 +193,7 @@ impl PermitStatements {
     }
 }
 
-/// Renders a statement for the gate of `turn`, or nothing without a gate.
+/// Renders a statement for the gate of `turn`, or an empty text if there is no gate.
 fn at_gate(text: &str, turn: Turn) -> String {
     turn.gate.map_or_else(String::new, |gate| text.replace("{gate_number}", &gate.to_string()))
 }

@@ -26,7 +26,7 @@ pub struct Parts {
     /// Takes a free part of a key in this mode, unless a writer waits.
     ///
     /// - Parameters: `$1` key, `$2` holder, `$3` `ttl_us`, `$4` label, `$5` owner, `$6` of.
-    /// - Returns: `token`, `part`, or no row if not granted.
+    /// - Returns: `token`, `part` if granted.
     pub join: &'static str,
     /// Works like [`join`](Self::join) for several keys.
     ///
@@ -36,7 +36,7 @@ pub struct Parts {
     /// Extends the part that the holder has, for a request that is sent again.
     ///
     /// - Parameters: `$1` key, `$2` holder, `$3` `ttl_us`, `$4` of.
-    /// - Returns: `token`, `part`, or no row if the holder has no part.
+    /// - Returns: `token`, `part` if the holder has one.
     pub extend: &'static str,
     /// Turns a free key shared, or adds a part to a shared key, and grants that part.
     ///

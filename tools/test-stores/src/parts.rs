@@ -121,7 +121,7 @@ pub async fn a_permit_beside_readers_ends(
     }
 }
 
-/// Fails unless a row whose holder only resembles that of a gate blocks requests of every mode.
+/// Fails unless a row whose holder only resembles the holder of a gate blocks requests of every mode.
 pub async fn a_row_that_an_operator_holds_is_no_gate(
     backend: &TableBackend,
     database: &Database,
@@ -139,7 +139,7 @@ pub async fn a_row_that_an_operator_holds_is_no_gate(
     }
 }
 
-/// Fails unless a permit is granted of a key whose free parts are all those of another number of permits.
+/// Fails unless a permit is granted of a key whose free parts all belong to another number of permits.
 pub async fn a_semaphore_with_the_parts_of_another_one_gets_its_own(
     backend: &TableBackend,
     database: &Database,
