@@ -17,7 +17,7 @@ use test_servers::{Etcd, fresh_database};
 use tokio::runtime::Builder;
 
 /// Limit of a wait for a released key. The lease below is longer than all waits together, so its end does not free the key.
-const LONG: Duration = Duration::from_secs(20);
+const LONG: Duration = Duration::from_secs(60);
 
 /// Number of children that may leave their keys held before the test fails. A process that ends has a second for its
 /// releases, which may be too short on a busy machine. A release that is never sent fails in every child.

@@ -21,9 +21,7 @@ use crate::stalls::Stalls;
 use crate::worker::{self, Broken, now};
 
 /// Tolerance beyond the declared bounds, for retried calls and a busy machine.
-const SLACK: Duration = Duration::from_secs(10);
-/// The tolerance for several members, because each of them must be scheduled for an election and for every write.
-const SLACK_OF_MEMBERS: Duration = Duration::from_secs(60);
+const SLACK: Duration = Duration::from_secs(60);
 /// Extra time for faults that had no effect yet, before the campaign ends.
 pub(crate) const FUTILE: Duration = Duration::from_secs(120);
 /// Minimum number of grants of a meaningful campaign.
@@ -187,7 +185,7 @@ pub(crate) async fn torture(store: Store, settings: &Settings) -> Option<Report>
     let workers = Workers::start(how, faketime.as_deref().map(Clock::new), settings.seed);
     let mut scene =
         Scene { workers, commands, server, members, disk, has_leases: declared.lease.is_some(), dir: &dir };
-    let mut circumstances = promised(&declared, store.place);
+    let mut circumstances = promised(&declared);
     let (stalls, begun) = (Stalls::watch(), Instant::now());
     let counts = go_on(&mut scene, &kinds, store.gaps, settings, &mut circumstances).await;
     circumstances.end = now();
@@ -227,9 +225,8 @@ async fn connect(url: &str) -> Arc<dyn Lock> {
     }
 }
 
-fn promised(declared: &Capabilities, place: Place) -> Circumstances {
-    let slack = if place == Place::Etcd { SLACK_OF_MEMBERS } else { SLACK };
-    let bound = declared.crash_release.unwrap_or(declared.loss_detection) + declared.handover + slack;
+fn promised(declared: &Capabilities) -> Circumstances {
+    let bound = declared.crash_release.unwrap_or(declared.loss_detection) + declared.handover + SLACK;
     // Without a confirmation by the store, a hold ends with its lease. A store declares its bound for the longest lease.
     let lease = declared.lease.as_ref().and_then(|bounds| bounds.default);
     let loss = lease.map_or(declared.loss_detection, |ttl| declared.loss_detection.min(ttl));
