@@ -10,7 +10,7 @@ use test_setup::programs;
 use crate::database::EMPTY;
 use crate::guarded::{Guarded, send};
 use crate::user::Medium;
-use crate::{Database, Outcome, admin, fresh, observe, or_panic, port};
+use crate::{Database, Outcome, admin, fresh, observe, or_panic, port::Port};
 
 /// The way to stop a server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -106,7 +106,7 @@ impl ClusterOptions {
 #[derive(Debug)]
 pub struct Cluster {
     server: Arc<Mutex<Server>>,
-    port: u16,
+    port: Port,
     password: Option<String>,
 }
 
@@ -162,8 +162,8 @@ impl Cluster {
     pub(crate) fn launch(process: Guarded, binaries: &Path, password: Option<String>) -> Outcome<Self> {
         let mut server = Server { process, program: binaries.join("postgres") };
         for _ in 0..10 {
-            let port = port::free();
-            match server.start(port) {
+            let port = Port::reserve();
+            match server.start(port.number()) {
                 Ok(()) => return Ok(Self { server: Arc::new(Mutex::new(server)), port, password }),
                 // Retries with another port, because another process took this one.
                 Err(message) if message.contains("could not create any TCP/IP sockets") => {}
@@ -178,7 +178,7 @@ impl Cluster {
     pub fn url(&self, database: &str) -> String {
         // The `url` type percent-encodes names and passwords.
         let mut url = or_panic(
-            url::Url::parse(&format!("postgres://postgres@127.0.0.1:{}/", self.port))
+            url::Url::parse(&format!("postgres://postgres@127.0.0.1:{}/", self.port.number()))
                 .map_err(|error| format!("a URL of ours does not parse: {error}")),
         );
         url.set_path(database);
@@ -196,13 +196,13 @@ impl Cluster {
     /// Returns `127.0.0.1:PORT`, for a [`crate::Proxy`].
     #[must_use]
     pub fn address(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
+        format!("127.0.0.1:{}", self.port.number())
     }
 
     /// Returns the TCP port, which stays the same over restarts.
     #[must_use]
     pub fn port(&self) -> u16 {
-        self.port
+        self.port.number()
     }
 
     /// Returns the directory of the Unix socket, for connections without TCP.
@@ -407,7 +407,7 @@ impl Cluster {
     /// Runs blocking work on the server beside the caller's runtime. The work completes even if the caller is
     /// dropped.
     async fn change(&self, work: impl FnOnce(&mut Server, u16) -> Outcome + Send + 'static) {
-        let (server, port) = (self.server.clone(), self.port);
+        let (server, port) = (self.server.clone(), self.port());
         let done =
             admin::blocking(move || work(&mut server.lock().unwrap_or_else(PoisonError::into_inner), port));
         or_panic(done.await);

@@ -27,7 +27,7 @@ pub use relay::Relay;
 pub use space::Counter;
 pub use users::EtcdUser;
 
-use crate::{Outcome, admin, or_panic, port};
+use crate::{Outcome, admin, or_panic, port::Port};
 use api::Api;
 use member::{Addresses, Member};
 use peers::Peers;
@@ -103,12 +103,12 @@ impl Etcd {
     }
 
     fn launch(options: &EtcdOptions) -> Outcome<Self> {
-        let peer_ports: Vec<_> = (0..options.members).map(|_| port::free()).collect();
+        let peer_ports: Vec<_> = (0..options.members).map(|_| Port::reserve()).collect();
         let peers = Peers::start(&peer_ports)?;
         let addresses: Vec<_> = peer_ports
-            .iter()
+            .into_iter()
             .zip(peers.ports())
-            .map(|(&peer, link)| Addresses { client: port::free(), own: port::free(), peer, link })
+            .map(|(peer, link)| Addresses { client: Port::reserve(), own: Port::reserve(), peer, link })
             .collect();
         let mut members = Vec::new();
         for number in 0..options.members {
@@ -140,7 +140,7 @@ impl Etcd {
     /// Returns `127.0.0.1:PORT` of a member, for clients and a [`crate::Proxy`].
     #[must_use]
     pub fn address(&self, member: usize) -> String {
-        format!("127.0.0.1:{}", self.inner.addresses[member].client)
+        format!("127.0.0.1:{}", self.inner.addresses[member].client.number())
     }
 
     /// Returns the addresses of all members.
@@ -335,7 +335,7 @@ impl Inner {
     /// Returns the calls of a member, as `root` if authentication is on.
     fn api(&self, member: usize) -> Api {
         let root = self.root.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        Api::new(self.addresses[member].own, root)
+        Api::new(self.addresses[member].own.number(), root)
     }
 
     fn status(&self, member: usize) -> Outcome<Status> {

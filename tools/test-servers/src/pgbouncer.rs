@@ -7,7 +7,7 @@ use test_setup::programs;
 
 use crate::guarded::Guarded;
 use crate::user::Medium;
-use crate::{Cluster, Outcome, or_panic, port};
+use crate::{Cluster, Outcome, or_panic, port::Port};
 
 /// The pooling of a `PgBouncer`. Other options keep their defaults, because tests must run into the same refusals as
 /// users.
@@ -64,7 +64,7 @@ impl PgBouncerOptions {
 #[derive(Debug)]
 pub struct PgBouncer {
     process: Guarded,
-    port: u16,
+    port: Port,
 }
 
 impl PgBouncer {
@@ -94,8 +94,8 @@ impl PgBouncer {
         let program = programs::pgbouncer()?;
         let mut process = Guarded::new("leasehold-pgbouncer-", "pgbouncer.pid", Medium::Disk)?;
         for _ in 0..10 {
-            let port = port::free();
-            process.write("pgbouncer.ini", &options.configuration(cluster, port))?;
+            let port = Port::reserve();
+            process.write("pgbouncer.ini", &options.configuration(cluster, port.number()))?;
             let is_up = |process: &Guarded| process.log().contains("process up");
             match process.start(&program, &["pgbouncer.ini".to_owned()], is_up) {
                 Ok(()) => return Ok(Self { process, port }),
@@ -110,19 +110,19 @@ impl PgBouncer {
     /// Returns the URL of a database through this pooler.
     #[must_use]
     pub fn url(&self, database: &str) -> String {
-        format!("postgres://postgres@127.0.0.1:{}/{database}", self.port)
+        format!("postgres://postgres@127.0.0.1:{}/{database}", self.port.number())
     }
 
     /// Returns `127.0.0.1:PORT`, for a [`crate::Proxy`].
     #[must_use]
     pub fn address(&self) -> String {
-        format!("127.0.0.1:{}", self.port)
+        format!("127.0.0.1:{}", self.port.number())
     }
 
     /// Returns the pooler's TCP port.
     #[must_use]
     pub fn port(&self) -> u16 {
-        self.port
+        self.port.number()
     }
 
     /// Freezes the pooler. Connections stay open without forwarding.

@@ -13,7 +13,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 
-use crate::{admin, or_panic, port};
+use crate::{admin, or_panic, port::Port};
 
 /// Maximum number of chunks in transit in one direction of one connection.
 const IN_FLIGHT: usize = 64;
@@ -26,7 +26,7 @@ const IN_USE: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Proxy {
     shared: Arc<Shared>,
-    port: u16,
+    port: Port,
     /// `None` while new connections are refused.
     accepting: Mutex<Option<AbortHandle>>,
 }
@@ -113,9 +113,9 @@ impl Proxy {
         let shared = Arc::new(Shared { target, faults, traps, words, rewrites, counters });
         let listening = admin::blocking(|| {
             for _ in 0..10 {
-                let port = port::free();
+                let port = Port::reserve();
                 // Another process might have taken the port first.
-                if let Ok(listener) = listen(port) {
+                if let Ok(listener) = listen(port.number()) {
                     return Ok((listener, port));
                 }
             }
@@ -136,7 +136,8 @@ impl Proxy {
     pub fn url(&self, url: &str) -> String {
         let mut parsed =
             or_panic(url::Url::parse(url).map_err(|error| format!("{error}: no URL for a proxy")));
-        let is_set = parsed.set_host(Some("127.0.0.1")).is_ok() && parsed.set_port(Some(self.port)).is_ok();
+        let is_set =
+            parsed.set_host(Some("127.0.0.1")).is_ok() && parsed.set_port(Some(self.port.number())).is_ok();
         assert!(is_set, "a URL without a host cannot go through a proxy");
         parsed.into()
     }
@@ -144,7 +145,7 @@ impl Proxy {
     /// Returns the proxy's port.
     #[must_use]
     pub fn port(&self) -> u16 {
-        self.port
+        self.port.number()
     }
 
     /// Sends new connections to another server, as a failover does.
@@ -265,7 +266,7 @@ impl Proxy {
         if accepting.is_none() {
             let begun = std::time::Instant::now();
             let listener = loop {
-                match listen(self.port) {
+                match listen(self.port.number()) {
                     // Retries, because a child process being started elsewhere in these tests holds a copy of our
                     // socket until its exec.
                     Err(error) if error.kind() == io::ErrorKind::AddrInUse && begun.elapsed() < IN_USE => {

@@ -8,18 +8,19 @@ use test_setup::programs;
 
 use super::options::{EtcdOptions, EtcdProgram};
 use crate::guarded::Guarded;
+use crate::port::Port;
 use crate::user::Medium;
 use crate::{Outcome, tree};
 
 /// The ports of a member, all on loopback.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 pub(super) struct Addresses {
     /// For clients.
-    pub(super) client: u16,
+    pub(super) client: Port,
     /// For the calls of the tests, never encrypted.
-    pub(super) own: u16,
+    pub(super) own: Port,
     /// The listener for other members.
-    pub(super) peer: u16,
+    pub(super) peer: Port,
     /// The port that other members connect to. It leads to `peer`.
     pub(super) link: u16,
 }
@@ -47,7 +48,7 @@ impl Member {
         };
         let mut arguments = identity(number, all);
         arguments.extend(tuning(options));
-        let addresses = all[number];
+        let addresses = &all[number];
         let url = |scheme: &str, port: u16| format!("{scheme}://127.0.0.1:{port}");
         let mut scheme = "http";
         if let Some(certificates) = &options.certificates {
@@ -60,11 +61,13 @@ impl Member {
                 arguments.extend(["--client-cert-auth", "--trusted-ca-file", "ca.crt"].map(String::from));
             }
         }
-        let client = url(scheme, addresses.client);
-        arguments
-            .extend(["--listen-client-urls".to_owned(), format!("{client},{}", url("http", addresses.own))]);
+        let client = url(scheme, addresses.client.number());
+        arguments.extend([
+            "--listen-client-urls".to_owned(),
+            format!("{client},{}", url("http", addresses.own.number())),
+        ]);
         arguments.extend(["--advertise-client-urls".to_owned(), client]);
-        arguments.extend(["--listen-peer-urls".to_owned(), url("http", addresses.peer)]);
+        arguments.extend(["--listen-peer-urls".to_owned(), url("http", addresses.peer.number())]);
         arguments.extend(options.arguments.iter().cloned());
         Ok(Self { process, program, arguments })
     }

@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 
-use crate::{Outcome, admin};
+use crate::{Outcome, admin, port::Port};
 
 /// The header in which a member names itself at the start of a connection.
 const FROM: &[u8] = b"x-server-from: ";
@@ -34,10 +34,10 @@ struct Shared {
 
 impl Peers {
     /// Starts a forwarder for each of these ports.
-    pub(super) fn start(ports: &[u16]) -> Outcome<Self> {
+    pub(super) fn start(ports: &[Port]) -> Outcome<Self> {
         let shared = Arc::new(Shared { names: Mutex::default(), isolated: watch::Sender::new(None) });
         let mut links = Vec::new();
-        for (number, &target) in ports.iter().enumerate() {
+        for (number, target) in ports.iter().map(Port::number).enumerate() {
             let failed = |error: io::Error| format!("cannot listen for members: {error}");
             let listener = StdListener::bind((Ipv4Addr::LOCALHOST, 0)).map_err(failed)?;
             listener.set_nonblocking(true).map_err(failed)?;
