@@ -8,7 +8,6 @@ mod claims;
 mod command;
 mod companions;
 mod contest;
-#[cfg(feature = "etcd")]
 mod etcd;
 mod files;
 mod memory;
@@ -27,17 +26,7 @@ use bench::record::{Group, Record};
 use clap::Parser as _;
 
 /// The groups in the order of the page.
-const GROUPS: &[&str] = &[
-    "memory",
-    "files",
-    "postgres",
-    #[cfg(feature = "etcd")]
-    "etcd",
-    "modes",
-    "claims",
-    "companions",
-    "peers",
-];
+const GROUPS: &[&str] = &["memory", "files", "postgres", "etcd", "modes", "claims", "companions", "peers"];
 
 /// Measures groups, prints the results, and writes them.
 #[derive(Debug, clap::Parser)]
@@ -150,7 +139,6 @@ async fn measured(name: &'static str, sections: Sections) -> Group {
         "memory" => memory::measure(&sections, &mut group).await,
         "files" => files::measure(&sections, &mut group).await,
         "postgres" => postgres::measure(&sections, &mut group).await,
-        #[cfg(feature = "etcd")]
         "etcd" => etcd::measure(&sections, &mut group).await,
         "modes" => modes::measure(&sections, &mut group).await,
         "claims" => claims::measure(&sections, &mut group).await,

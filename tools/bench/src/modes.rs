@@ -58,12 +58,10 @@ pub(crate) async fn measure(sections: &Sections, group: &mut Group) {
         for (store, url) in stores {
             writer::measure(store, &url, &mut group.rows).await;
         }
-        #[cfg(feature = "etcd")]
         writer_on_etcd(group).await;
     }
 }
 
-#[cfg(feature = "etcd")]
 async fn writer_on_etcd(group: &mut Group) {
     if let Some(etcd) = crate::etcd::cluster(group) {
         let url = etcd.url(&test_servers::Etcd::fresh_prefix());

@@ -34,7 +34,6 @@ async fn the_postgres_stores_are_measured_beside_statements_by_hand() {
     assert_eq!(files, ["hand-over", "held-locks", "known-keys"]);
 }
 
-#[cfg(feature = "etcd")]
 #[tokio::test]
 async fn the_etcd_store_is_measured_beside_v3lock() {
     let group = measured("etcd").await;

@@ -20,7 +20,7 @@ pub(crate) fn run(arguments: &[&str]) -> Outcome {
     }
     // A shortened run uses the profile of the tests, whose dependencies CI has built. The other one takes minutes to build.
     let profile = if options.smoke { "tests" } else { "bench" };
-    let package = ["--locked", "--profile", profile, "--package", "bench", "--features", "etcd"];
+    let package = ["--locked", "--profile", profile, "--package", "bench"];
     cargo("the programs that measure", &[&["build"], &package[..], &["--bins"]].concat())?;
     let metadata = Metadata::read()?;
     let json = match options.json {
