@@ -27,6 +27,13 @@ const THREE_MEMBERS: &str = "lock-etcd/tests/three_members.rs";
 /// machine.
 const CONNECT_TIMEOUT: &str = "60";
 
+/// Tests of one program that run at once: half of what `cargo test` runs (`.cargo/config.toml`), because one program runs
+/// on each processor. More of them starve the servers.
+const THREADS: &str = "8";
+
+/// Lines of a failed program's output that the end of a job repeats.
+const SHOWN: usize = 60;
+
 /// An executable with tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Program {
@@ -88,6 +95,18 @@ struct TestOutput {
 }
 
 impl TestOutput {
+    /// Returns what the failed tests printed, or the last lines of a program that just ended. It is repeated at the end of
+    /// a job, because people who read a long log start there.
+    fn end(&self) -> String {
+        let lines: Vec<_> = self.text.lines().collect();
+        let start = lines.iter().position(|line| *line == "failures:");
+        let shown = match start {
+            Some(start) => &lines[start..lines.len().min(start + SHOWN)],
+            None => &lines[lines.len().saturating_sub(SHOWN)..],
+        };
+        shown.join("\n")
+    }
+
     /// Returns the failed tests if each of them failed only because of bounds in real time. `None` if none failed.
     fn only_late(&self) -> Option<Vec<Failure>> {
         let failures = late::failures(&self.text);
@@ -183,20 +202,20 @@ pub(crate) fn run(
                         Some(failures) if late.are_run_again(machine) => {
                             late_programs.push(LateProgram { program, failures, machine });
                         }
-                        _ => failed.push(program),
+                        _ => failed.push((program, said.end())),
                     }
                 }
                 Err(message) => {
                     println!("{message}");
-                    failed.push(program);
+                    failed.push((program, message));
                 }
             }
         }
     });
     for late in late_programs {
         match run_again(&late, variables, &watch) {
-            Some(count) => passed += count,
-            None => failed.push(late.program),
+            Ok(count) => passed += count,
+            Err(end) => failed.push((late.program, end)),
         }
     }
     if !failed.is_empty() {
@@ -207,9 +226,9 @@ pub(crate) fn run(
 }
 
 /// Reruns the late tests of a program, each alone, and prints the results of both runs. Returns the number of passed
-/// tests, or `None` if a test failed again.
-fn run_again(late: &LateProgram<'_>, variables: &[(&str, &str)], watch: &MachineWatch) -> Option<u64> {
-    let mut passed = Some(0);
+/// tests, or the end of the output of those that failed again.
+fn run_again(late: &LateProgram<'_>, variables: &[(&str, &str)], watch: &MachineWatch) -> Outcome<u64> {
+    let (mut passed, mut ends) = (0, Vec::new());
     for Failure { test, late: bound } in &late.failures {
         let begun = Instant::now();
         let outcome = run_one(late.program, &["--exact", test, "--test-threads", "1"], variables);
@@ -222,14 +241,18 @@ fn run_again(late: &LateProgram<'_>, variables: &[(&str, &str)], watch: &Machine
             late.program.name, late.machine
         );
         match outcome {
-            _ if is_passed => passed = passed.map(|count| count + 1),
-            Ok(TestOutput { text: message, .. }) | Err(message) => {
+            Ok(_) if is_passed => passed += 1,
+            Ok(said) => {
+                println!("{}", said.text);
+                ends.push(said.end());
+            }
+            Err(message) => {
                 println!("{message}");
-                passed = None;
+                ends.push(message);
             }
         }
     }
-    passed
+    if ends.is_empty() { Ok(passed) } else { Err(ends.join("\n")) }
 }
 
 /// Moves the suites to the front. They run longest, so one at the end would leave the other processors idle.
@@ -265,6 +288,7 @@ fn run_one(program: &Program, options: &[&str], variables: &[(&str, &str)]) -> O
         .current_dir(&program.folder)
         .env("CARGO_MANIFEST_DIR", &program.folder)
         .env("PGCONNECT_TIMEOUT", CONNECT_TIMEOUT)
+        .env("RUST_TEST_THREADS", THREADS)
         .envs(variables.iter().copied())
         .stdin(Stdio::null())
         .stdout(output)
@@ -278,11 +302,11 @@ fn run_one(program: &Program, options: &[&str], variables: &[(&str, &str)]) -> O
     Ok(TestOutput { text, succeeded: status.success() })
 }
 
-fn repeat(what: &str, failed: &[&Program], options: &[&str], variables: &[(&str, &str)]) -> String {
+fn repeat(what: &str, failed: &[(&Program, String)], options: &[&str], variables: &[(&str, &str)]) -> String {
     let variables: String = variables.iter().map(|(name, value)| format!("{name}='{value}' ")).collect();
     let commands: String = failed
         .iter()
-        .map(|program| {
+        .map(|(program, _)| {
             let (folder, executable) = (program.folder.display(), program.executable.display());
             format!(
                 "\n  (cd {folder} && CARGO_MANIFEST_DIR={folder} PGCONNECT_TIMEOUT={CONNECT_TIMEOUT} {variables}{executable} {})",
@@ -290,7 +314,9 @@ fn repeat(what: &str, failed: &[&Program], options: &[&str], variables: &[(&str,
             )
         })
         .collect();
-    format!("\nfailed: {what}: {} programs\nrepeat them with:{commands}", failed.len())
+    let ends: String =
+        failed.iter().map(|(program, end)| format!("\n-- {} failed:\n{end}\n", program.name)).collect();
+    format!("{ends}\nfailed: {what}: {} programs\nrepeat them with:{commands}", failed.len())
 }
 
 #[cfg(test)]
@@ -335,6 +361,7 @@ mod tests {
         assert_eq!((good.text.as_str(), good.succeeded), ("a\nb\n/\n", true));
         let bad = of("echo a; exit 3");
         assert!(!bad.succeeded && bad.text.starts_with("a\nended with exit status: 3"), "{}", bad.text);
+        assert_eq!(bad.end(), "a\nended with exit status: 3");
         let left_behind = of("sleep 60 & echo $!");
         assert!(left_behind.succeeded);
         of(&format!("kill {}", left_behind.text));
@@ -359,8 +386,9 @@ mod tests {
         let failures = first.only_late().expect("nothing but a bound has failed");
         let late = LateProgram { program: &program, failures, machine: MachineLoad::default() };
         let watch = MachineWatch::start();
-        assert_eq!(run_again(&late, &[], &watch), Some(1));
-        assert_eq!(run_again(&late, &[(WANTED, "")], &watch), None, "late again is red");
+        assert_eq!(run_again(&late, &[], &watch), Ok(1));
+        let again = run_again(&late, &[(WANTED, "")], &watch).expect_err("late again is red");
+        assert!(again.starts_with("failures:") && again.contains(LATE_IF_WANTED), "{again}");
         let other = first.text.clone() + "test other ... FAILED\n";
         assert_eq!(
             TestOutput { text: other, succeeded: false }.only_late(),

@@ -1,13 +1,17 @@
 //! Runs one step of a job: prints its name, runs it, and names the command that repeats it if it fails.
 
+use std::collections::VecDeque;
 use std::env;
 use std::ffi::OsStr;
-use std::io::{BufRead as _, BufReader};
+use std::io::{self, BufRead as _, BufReader, IsTerminal as _};
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
 /// A result whose error is a message for the user.
 pub(crate) type Outcome<T = ()> = Result<T, String>;
+
+/// Lines of cargo's output that the message of a failure repeats.
+const SHOWN: usize = 30;
 
 /// Returns the sum of the passed tests, or the messages of all failures.
 pub(crate) fn sum<const N: usize>(outcomes: [Outcome<u64>; N]) -> Outcome<u64> {
@@ -21,19 +25,31 @@ pub(crate) fn sum<const N: usize>(outcomes: [Outcome<u64>; N]) -> Outcome<u64> {
     if failed.is_empty() { Ok(passed) } else { Err(failed.join("\n")) }
 }
 
-/// Runs cargo with its output shown.
+/// Runs cargo with its output shown. The message of a failure repeats the last lines, because people who read a long log
+/// start at its end.
 pub(crate) fn cargo(what: &str, arguments: &[&str]) -> Outcome {
     announce(what);
     let start = Instant::now();
-    let status = command(arguments).status();
-    match status {
-        Ok(status) if status.success() => {
-            println!("-- {what}: passed in {:.0?}", start.elapsed());
-            Ok(())
-        }
-        Ok(_) => Err(failed(what, arguments, &[])),
-        Err(error) => Err(format!("cannot start cargo: {error}")),
+    let mut command = command(arguments);
+    if io::stderr().is_terminal() {
+        command.env("CARGO_TERM_COLOR", "always");
     }
+    let mut child =
+        command.stderr(Stdio::piped()).spawn().map_err(|error| format!("cannot start cargo: {error}"))?;
+    let mut end = VecDeque::new();
+    for line in child.stderr.take().into_iter().flat_map(|stderr| BufReader::new(stderr).lines()) {
+        let line = line.map_err(|error| format!("cannot read what cargo prints: {error}"))?;
+        eprintln!("{line}");
+        end.push_back(line);
+        end.drain(..end.len().saturating_sub(SHOWN));
+    }
+    let status = child.wait().map_err(|error| format!("cannot wait for cargo: {error}"))?;
+    if !status.success() {
+        let end: String = end.iter().map(|line| format!("{line}\n")).collect();
+        return Err(format!("\n{end}{}", failed(what, arguments, &[])));
+    }
+    println!("-- {what}: passed in {:.0?}", start.elapsed());
+    Ok(())
 }
 
 /// Runs `cargo test` with the profile of the tests and prints its output. Returns the number of passed tests.
