@@ -107,10 +107,16 @@ impl<V: SlotOwner> Queues<V> {
         let old_share = std::mem::replace(&mut group.share, share);
         // Members that are ending give no waiter a reason to leave.
         let is_first = group.members.values().all(SlotOwner::is_ending);
+        let mode = member.mode();
         let old = group.members.insert(member.serial(), member);
         // Wakes all waiters at the first member, because one for another number of permits gives up. A try gives up if
-        // the group is full now.
-        let wakers = shard.wakers(key, |waiter| is_first || waiter.is_try());
+        // the group is full now. At other members nobody has a reason to leave.
+        let is_full = !group.fits(mode);
+        let wakers = if is_first || is_full {
+            shard.wakers(key, |waiter| is_first || waiter.is_try())
+        } else {
+            Vec::new()
+        };
         drop(shard);
         drop((old, old_share));
         wakers.into_iter().for_each(Waker::wake);
