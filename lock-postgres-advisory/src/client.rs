@@ -5,12 +5,14 @@ mod permits;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use leasehold_api::{Error, ErrorKind, FencingToken, HolderId, LossReason, Mode};
 use leasehold_engine::{Attempt, Events, HoldRef, Moment, ReleaseReply, Renewed, Request};
 use leasehold_postgres::session::Session;
 use tokio::sync::oneshot;
+use tokio::time::timeout;
 
 use crate::common::Common;
 use crate::error::interrupted;
@@ -23,6 +25,9 @@ use crate::sql::LockMode;
 use crate::try_outcome::{TryOutcome, contended, dated, granted, granted_again};
 use crate::wait_session::pool::WaitSessions;
 use crate::wait_session::{LockScope, WaitSession};
+
+/// Time limit for the release of the last reader, before another one tries. A server that replies takes one round trip.
+const RELEASE: Duration = Duration::from_secs(1);
 
 /// The sessions of one client and their locks.
 pub(crate) struct Client {
@@ -48,6 +53,8 @@ enum StartedTry {
     /// The attempt is queued on a shared session.
     Asked(i64, HolderId, ReplyReceiver<TryOutcome>),
     Joining(Joining),
+    /// A reader of a number whose lock the session with this index is releasing for the last reader before.
+    Leaving(Box<Request>, i64, usize),
     /// One of so many permits.
     Permit(Box<Request>, u32),
     Done(Attempt),
@@ -145,7 +152,7 @@ impl Client {
             // No other holder has its lock on this session, so the server decides.
             Ok(Reservation::Ours | Reservation::Beside(_)) => return Ok((number, session)),
             Ok(Reservation::Again(grant)) => granted_again(grant),
-            Ok(Reservation::Busy) => contended(),
+            Ok(Reservation::Leaving | Reservation::Busy) => contended(),
             Err(error) => Attempt::Refused(error),
         };
         session.give_back();
@@ -160,6 +167,12 @@ impl Client {
         self.push(jobs);
         let mut answers = Vec::with_capacity(asked.len());
         for asked in asked {
+            let asked = match asked {
+                StartedTry::Leaving(request, number, index) => {
+                    self.start_after_release(&request, number, index).await
+                }
+                other => other,
+            };
             let (number, holder, answered) = match asked {
                 StartedTry::Asked(number, holder, answered) => (number, holder, answered),
                 StartedTry::Joining(joining) => {
@@ -168,6 +181,10 @@ impl Client {
                 }
                 StartedTry::Permit(request, of) => {
                     answers.push(self.try_permit(&request, of, None).await);
+                    continue;
+                }
+                StartedTry::Leaving(..) => {
+                    answers.push(Ok(contended()));
                     continue;
                 }
                 StartedTry::Done(attempt) => {
@@ -185,6 +202,19 @@ impl Client {
         answers
     }
 
+    /// Queues the attempt of a reader after the release of the last reader before, because `None` would say that somebody
+    /// excludes it.
+    async fn start_after_release(&self, request: &Request, number: i64, index: usize) -> StartedTry {
+        let left = self.common.registry.left(number, Location::Shared(index));
+        if timeout(RELEASE, left).await.is_err() {
+            return StartedTry::Done(contended());
+        }
+        let mut jobs = self.no_jobs();
+        let started = self.start_try(request, &mut jobs).unwrap_or_else(StartedTry::Done);
+        self.push(jobs);
+        started
+    }
+
     /// Reserves the number in this process and queues the attempt. If that fails, returns the result of the
     /// attempt as an error.
     fn start_try(&self, request: &Request, jobs: &mut [Vec<SharedJob>]) -> Result<StartedTry, Attempt> {
@@ -196,6 +226,7 @@ impl Client {
         let mode = lock_mode(request.mode).map_err(Attempt::Refused)?;
         let index = common.shared_session_of(number);
         match common.registry.reserve(number, request, Location::Shared(index)).map_err(Attempt::Refused)? {
+            Reservation::Leaving => Ok(StartedTry::Leaving(Box::new(request.clone()), number, index)),
             Reservation::Busy => Err(contended()),
             Reservation::Again(grant) => Err(granted_again(grant)),
             Reservation::Ours => {

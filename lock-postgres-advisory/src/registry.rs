@@ -91,6 +91,9 @@ pub(crate) enum Reservation {
     /// The session at this location shares the number already, with this token. The server would grant it again past a
     /// waiting writer, so the caller checks for one on another session.
     Beside(FencingToken),
+    /// The session at this location releases its shared lock for the last reader of this process. The caller tries again
+    /// after that.
+    Leaving,
     /// Another holder of this process excludes the request, or has not finished its release.
     Busy,
 }
@@ -139,16 +142,20 @@ impl Registry {
         let permits = permits_of(request.mode);
         let fits = match permits {
             Some(of) => permits::fits(present, of).map_err(|error| error.with_key(&request.key))?,
-            // A request under way excludes others too, because the session would have the lock of the server twice.
             None => {
-                let is_shared = |entry: &LockEntry| {
-                    entry.mode == LockMode::Shared && entry.permits.is_none() && entry.stays()
-                };
+                let is_shared = |entry: &LockEntry| entry.mode == LockMode::Shared && entry.permits.is_none();
                 present.is_empty() || mode == LockMode::Shared && present.iter().all(is_shared)
             }
         };
         if !fits {
             return Ok(Reservation::Busy);
+        }
+        // Beside a request or a release of the same session, that session would have the lock of the server twice.
+        let is_here = |entry: &&LockEntry| entry.location == location && !entry.stays();
+        let mut unfinished = present.iter().filter(is_here).peekable();
+        if permits.is_none() && unfinished.peek().is_some() {
+            let is_leaving = unfinished.all(|entry| entry.part == Part::Leaving);
+            return Ok(if is_leaving { Reservation::Leaving } else { Reservation::Busy });
         }
         let beside = token_at(present, location);
         let part = if beside.is_some() { Part::Joining } else { Part::Own };
@@ -213,6 +220,19 @@ impl Registry {
     /// Returns the location at which `holder` holds or requests `number`.
     pub(crate) fn location_of(&self, number: i64, holder: HolderId) -> Option<Location> {
         entry_of(&mut self.lock(), number, holder).map(|entry| entry.location)
+    }
+
+    /// Waits until no holder of `number` at `location` is being released.
+    pub(crate) async fn left(&self, number: i64, location: Location) {
+        loop {
+            let mut freed = std::pin::pin!(self.freed.notified());
+            freed.as_mut().enable();
+            let is_leaving = |entry: &LockEntry| entry.location == location && entry.part == Part::Leaving;
+            if !self.lock().get(&number).is_some_and(|present| present.iter().any(is_leaving)) {
+                return;
+            }
+            freed.await;
+        }
     }
 
     /// Returns whether `holder` holds `number`.

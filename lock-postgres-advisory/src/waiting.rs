@@ -99,7 +99,7 @@ async fn reserve(
         match common.registry.reserve(number, request, Location::Nowhere)? {
             Reservation::Ours | Reservation::Beside(_) => return Ok(Reserved::Ours),
             Reservation::Again(grant) => return Ok(Reserved::Again(grant)),
-            Reservation::Busy => tokio::select! {
+            Reservation::Leaving | Reservation::Busy => tokio::select! {
                 () = stop.cancelled() => return Ok(Reserved::Stopped),
                 () = freed => {}
                 () = sleep(POLL) => {}

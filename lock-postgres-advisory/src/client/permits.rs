@@ -40,7 +40,7 @@ impl Client {
                 }
             }
             Ok(Reservation::Again(grant)) => return Ok(granted_again(grant)),
-            Ok(Reservation::Busy) => return Ok(contended()),
+            Ok(Reservation::Leaving | Reservation::Busy) => return Ok(contended()),
             Err(error) => return Ok(Attempt::Refused(error)),
         }
         let request_of = |answer| PermitRequest { number, holder, of, turn, answer };

@@ -122,9 +122,15 @@ mod tests {
         assert_eq!(registry.leave(5, first.holder), None, "it is released once");
         assert_eq!(registry.leave(5, second.holder), Some(Leave::Last(SESSION)));
         assert!(
-            matches!(reserve(&registry, &reader(3), SESSION), Reservation::Busy),
+            matches!(reserve(&registry, &reader(3), SESSION), Reservation::Leaving),
             "its lock is being released"
         );
+        let elsewhere = reader(4);
+        assert!(
+            matches!(reserve(&registry, &elsewhere, Location::Own(1)), Reservation::Ours),
+            "another session can have it"
+        );
+        registry.forget(5, elsewhere.holder);
         assert_eq!(
             registry.leave(5, second.holder),
             Some(Leave::Last(SESSION)),

@@ -54,6 +54,20 @@ async fn readers_of_one_session_have_one_lock_of_the_server_and_the_last_one_rel
     assert!(free(&mut observer, 7).await);
 }
 
+/// The release of the dropped reader has not ended when the next reader tries.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_that_ends_excludes_no_try_of_a_reader() {
+    let database = Cluster::shared().fresh_database().await;
+    for lock in both(database.url()).await {
+        for round in 0..50 {
+            drop(read(&lock, "7").await);
+            let reader = lock.key("7").shared().try_acquire().await.unwrap();
+            let reader = reader.unwrap_or_else(|| panic!("round {round}: nobody excludes the reader"));
+            reader.release().await.unwrap();
+        }
+    }
+}
+
 /// The server would grant the session that shares already, past the writer, as often as it asks.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reader_does_not_pass_a_writer_that_waits_in_another_process() {
