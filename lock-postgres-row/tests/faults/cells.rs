@@ -168,8 +168,9 @@ async fn two_connections_serve_any_number_of_holds_and_waiters() {
     let database = cluster.fresh_database().await;
     // Not `Detect` or `None`, because both open another connection for a moment to detect a pooler.
     let postgres = PgConfig::from_url(database.url()).unwrap().install_schema(true).pooler(Pooler::Known);
-    let lock = RowConfig::new(postgres).confirm(CONFIRM).connect().await.unwrap();
-    let lock = Arc::new(lock);
+    // A hold is lost only after 15 s without a reply, because a slow machine can need several seconds.
+    let config = RowConfig::new(postgres).confirm(Duration::from_secs(3));
+    let lock = Arc::new(config.connect().await.unwrap());
     for _ in 0..2 {
         let tasks: Vec<_> = (0..KEYS * 2)
             .map(|n| {
@@ -177,7 +178,7 @@ async fn two_connections_serve_any_number_of_holds_and_waiters() {
                 tokio::spawn(async move {
                     let guard =
                         lock.key(format!("k{}", n % KEYS).as_str()).wait(LONG).acquire().await.unwrap();
-                    tokio::time::sleep(CONFIRM).await;
+                    guard.confirm().await.unwrap();
                     guard.release().await.unwrap();
                 })
             })

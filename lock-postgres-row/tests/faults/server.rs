@@ -16,6 +16,9 @@ use test_bounds::{Bound, within};
 use test_servers::{Cluster, Database, PgBouncer, fresh_database};
 use test_stores::windows;
 
+/// Interval of confirmations that find a change soon. A hold is lost after 5 s, which a slow machine can need.
+const SOON: Duration = Duration::from_secs(1);
+
 fn config(database: &Database) -> RowConfig {
     RowConfig::new(PgConfig::from_url(database.url()).unwrap().install_schema(true))
 }
@@ -128,7 +131,7 @@ async fn a_release_says_what_it_found_and_wakes_who_waits() {
 #[tokio::test]
 async fn a_holder_learns_of_a_row_opened_by_hand_when_it_confirms_next() {
     let database = fresh_database().await;
-    let lock = config(&database).confirm(Duration::from_millis(200)).connect().await.unwrap();
+    let lock = config(&database).confirm(SOON).connect().await.unwrap();
     let guard = lock.key("k").acquire().await.unwrap();
     let mut user = database.connect().await;
     user.execute("UPDATE leasehold.mutex SET acquired = false").await.unwrap();
@@ -160,7 +163,7 @@ async fn a_request_to_release_is_told_at_once_and_by_each_confirmation() {
     // Requests whose notification was lost: one is found by the holder's query, the other by the next confirmation.
     let mut user = database.connect().await;
     for is_queried in [true, false] {
-        let confirm = Duration::from_millis(if is_queried { 60_000 } else { 200 });
+        let confirm = if is_queried { Duration::from_secs(60) } else { SOON };
         let lock = config(&database).confirm(confirm).connect().await.unwrap();
         let guard = lock.key("k").acquire().await.unwrap();
         user.execute("UPDATE leasehold.mutex SET asked = holder").await.unwrap();
