@@ -201,6 +201,14 @@ impl Post {
         ways
     }
 
+    /// Returns the client whose step happens.
+    pub(crate) fn client_of(&self, way: Way) -> Option<u64> {
+        match way {
+            Way::Step(at, _) => self.lock().waiting.get(at).map(|waiting| waiting.client),
+            Way::Time => None,
+        }
+    }
+
     /// Makes the waiting step at this place happen. Returns the step with its client.
     pub(crate) fn carry_out(&self, at: usize, fate: Fate) -> (u64, Step) {
         let WaitingStep { client, step, turn } = self.lock().waiting.remove(at);

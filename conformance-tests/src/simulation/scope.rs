@@ -8,6 +8,7 @@
 //! - A late request arrives after its call has ended, and before more time passes.
 //! - A caller drops its call between two steps, and its guard instead of a release. It drops no release.
 //! - Callers wait, with one TTL and without options. The store has leases and no queue, and waiters poll once a second.
+//! - The first step is of the first client, if both clients make the same calls.
 //! - Clocks have the same rate, ready tasks run in order, and no client ends.
 
 use std::fmt;
@@ -371,7 +372,8 @@ impl<'a> ScopeRun<'a> {
     /// Lets one step happen after another, as `choices` determine, until all calls have ended.
     async fn drive(&mut self, callers: &[JoinHandle<()>], judge: &Judge, choices: &mut dyn Choices) {
         let (mut faults, mut pauses) = (self.scope.faults, self.scope.pauses);
-        for _ in 0..MOST_STEPS {
+        let are_alike = self.scope.calls[0] == self.scope.calls[1];
+        for taken in 0..MOST_STEPS {
             // The clock moves only if no task is ready.
             sleep(STEP).await;
             judge.check_guards();
@@ -379,7 +381,10 @@ impl<'a> ScopeRun<'a> {
                 return;
             }
             let seen = self.post.changes();
-            let ways = self.post.ways(faults > 0, pauses > 0);
+            let mut ways = self.post.ways(faults > 0, pauses > 0);
+            if taken == 0 && are_alike {
+                ways.retain(|way| self.post.client_of(*way) != Some(1));
+            }
             let could_step = ways.iter().any(|way| matches!(way, Way::Step(_, Fate::Happens)));
             match ways[self.choose(ways.len(), choices)] {
                 Way::Time => {
