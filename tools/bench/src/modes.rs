@@ -24,10 +24,6 @@ pub(crate) async fn readers(url: &str, process: &str) {
 }
 
 pub(crate) async fn measure(sections: &Sections, group: &mut Group) {
-    group.note(
-        "The groups [memory](#memory), [files](#files), [postgres](#postgres) and [etcd](#etcd) measure exclusive \
-         cycles.",
-    );
     let cluster = Cluster::start(bench::server());
     let database = postgres::prepared(&cluster).await;
     let server = database.url().strip_prefix("postgres").unwrap();

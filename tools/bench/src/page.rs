@@ -64,9 +64,9 @@ const METHOD: &str = "\
   were not measured.
 - The authors of this library chose the work and wrote the statements by hand. Postgres keeps its defaults except for
   larger buffers and rare checkpoints, with every commit flushed. etcd syncs the disks of its three members, which
-  share one disk here, and starts an election after 2.5 s. Its default is 1 s, so the gaps are longer here. Redis writes nothing to disk.
-- The calls of `etcdctl lock` are a lease, a lock, an unlock and a revoke on an open connection. The command itself also
-  starts a process and connects, and leaves the revoke to the server. The group `etcd` shows it as a process, too.
+  share one disk here, and starts an election after 2.5 s (default 1 s), so gaps are longer here. Redis writes nothing to disk.
+- The calls of `etcdctl lock` are a lease, a lock, an unlock and a revoke on an open connection. The command also starts
+  a process and leaves the revoke to the server.
 - Absolute figures belong to this machine. A virtual machine wakes its processors slowly, so a task alone varies up to
   three times between runs.
 
@@ -74,9 +74,16 @@ Choose a peer instead if its promise is enough for you:
 
 - Inside one process, `tokio::sync::Mutex` costs a fraction of every lock here.
 - A bare statement on a dedicated connection is quicker for a task alone, because it skips the engine.
-- A client of etcd's `v3lock` gets more cycles from one lease for all locks. It makes no renewals and no further checks.
-- Redis without a disk skips the flush. A lease row must be flushed, and survives a crash of the server.
+- etcd's `v3lock` gets more cycles from one lease for all locks, without renewals.
+- Redis without a disk skips the flush, by which a lease row survives a crash of the server.
 - `flock(1)` starts quicker than our command, and is enough without labels, timeouts and inspection.
+
+Causes of missed goals:
+
+- One client makes one request per key at a time, so each of its permits, and each of its readers without `share_for`,
+  takes a round trip.
+- A call for 64 keys waits for the client, the server and the client in turn.
+- `leasehold list` reads each used key, and `leasehold run` starts more processes than `flock(1)`.
 ";
 
 fn section(group: &Group) -> String {
