@@ -202,8 +202,8 @@ impl Client {
         answers
     }
 
-    /// Queues the attempt of a reader after the release of the last reader before, because `None` would say that somebody
-    /// excludes it.
+    /// Waits for the release of the earlier readers and queues the attempt of a reader, because no other holder excludes the
+    /// reader.
     async fn start_after_release(&self, request: &Request, number: i64, index: usize) -> StartedTry {
         let left = self.common.registry.left(number, Location::Shared(index));
         if timeout(RELEASE, left).await.is_err() {

@@ -5,7 +5,7 @@ use std::net::{Ipv4Addr, TcpListener, UdpSocket};
 /// Range below the ports of outgoing connections, because such a connection could take the port of a stopped server.
 const RANGE: std::ops::Range<u16> = 10_240..32_768;
 
-/// A TCP port that no other test of this machine takes while this value exists, even if no server listens.
+/// A TCP port that is reserved among the tests of this machine while this value exists, with or without a listener.
 #[derive(Debug)]
 pub(crate) struct Port {
     number: u16,

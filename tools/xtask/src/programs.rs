@@ -27,8 +27,8 @@ const THREE_MEMBERS: &str = "lock-etcd/tests/three_members.rs";
 /// machine.
 const CONNECT_TIMEOUT: &str = "60";
 
-/// Tests of one program that run at once: half of what `cargo test` runs (`.cargo/config.toml`), because one program runs
-/// on each processor. More of them starve the servers.
+/// Number of tests of one program that run at once. It is half of `cargo test`'s (`.cargo/config.toml`), because one
+/// program runs on each processor. More tests starve the servers.
 const THREADS: &str = "8";
 
 /// Lines of a failed program's output that the end of a job repeats.
@@ -95,8 +95,8 @@ struct TestOutput {
 }
 
 impl TestOutput {
-    /// Returns what the failed tests printed, or the last lines of a program that just ended. It is repeated at the end of
-    /// a job, because people who read a long log start there.
+    /// Returns the output of the failed tests, or the last lines of a program that just ended. A job prints it again at its
+    /// end, because readers of a long log start there.
     fn end(&self) -> String {
         let lines: Vec<_> = self.text.lines().collect();
         let start = lines.iter().position(|line| *line == "failures:");
@@ -226,7 +226,7 @@ pub(crate) fn run(
 }
 
 /// Reruns the late tests of a program, each alone, and prints the results of both runs. Returns the number of passed
-/// tests, or the end of the output of those that failed again.
+/// tests, or the output of the tests that failed again.
 fn run_again(late: &LateProgram<'_>, variables: &[(&str, &str)], watch: &MachineWatch) -> Outcome<u64> {
     let (mut passed, mut ends) = (0, Vec::new());
     for Failure { test, late: bound } in &late.failures {

@@ -25,8 +25,8 @@ pub(crate) fn sum<const N: usize>(outcomes: [Outcome<u64>; N]) -> Outcome<u64> {
     if failed.is_empty() { Ok(passed) } else { Err(failed.join("\n")) }
 }
 
-/// Runs cargo with its output shown. The message of a failure repeats the last lines, because people who read a long log
-/// start at its end.
+/// Runs cargo with its output shown. The message of a failure repeats the last lines, because readers of a long log start
+/// at its end.
 pub(crate) fn cargo(what: &str, arguments: &[&str]) -> Outcome {
     announce(what);
     let start = Instant::now();

@@ -110,7 +110,7 @@ impl<V: SlotOwner> Queues<V> {
         let mode = member.mode();
         let old = group.members.insert(member.serial(), member);
         // Wakes all waiters at the first member, because one for another number of permits gives up. A try gives up if
-        // the group is full now. At other members nobody has a reason to leave.
+        // the group is full now. Other members change no waiter's reason to wait.
         let is_full = !group.fits(mode);
         let wakers = if is_first || is_full {
             shard.wakers(key, |waiter| is_first || waiter.is_try())
