@@ -78,8 +78,8 @@ fn update(snapshots: &[Snapshot]) -> Result<(), String> {
 
 fn file_of(package: &str) -> PathBuf {
     // Set by `cargo run`. The folder in which this program was compiled is possibly another one, or gone.
-    let package = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from).unwrap_or_default();
+    let folder = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from).unwrap_or_default();
     // Goes up two folders, because this package is `tools/api-snapshots`.
-    let root = package.ancestors().nth(2).unwrap_or(Path::new("."));
+    let root = folder.ancestors().nth(2).unwrap_or(Path::new("."));
     root.join("docs/public-api").join(format!("{package}.txt"))
 }
