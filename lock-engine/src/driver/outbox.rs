@@ -434,7 +434,8 @@ impl Outbox {
                     } else if answered && !entry.release.held && entry.over.is_some() {
                         entry.over = entry.release.over(now);
                     }
-                    if error.kind() == ErrorKind::Closed && !self.outlives {
+                    // Only the engine closes its backend. If it does not, the runtime is ending under the backend.
+                    if error.kind() == ErrorKind::Closed && self.closing && !self.outlives {
                         self.entries.remove(&holder);
                     } else if self.closing && !entry.release.held && is_late_copy(&error) {
                         entry.may_arrive = true;

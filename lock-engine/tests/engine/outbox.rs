@@ -90,6 +90,20 @@ async fn an_outage_costs_a_few_calls_and_no_tasks_whatever_is_tried_meanwhile() 
     assert_eq!((net.calls() - calls, tasks()), (0, before));
 }
 
+/// A backend replies so if its tasks end with their runtime, shortly before the engine's.
+#[tokio::test(start_paused = true)]
+async fn a_release_is_repeated_if_the_backend_is_closed_and_the_engine_is_not() {
+    let net = Arc::new(PlainNet::default());
+    let lock = start(plain(&net));
+    let guard = lock.key("k").acquire().await.unwrap();
+    *net.fail_release.lock().unwrap() = Some(ErrorKind::Closed);
+    drop(guard);
+    sleep(seconds(1)).await;
+    *net.fail_release.lock().unwrap() = None;
+    sleep(seconds(60)).await;
+    assert!(net.is_free());
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_hold_that_cannot_be_freed_does_not_keep_others() {
     let net = Arc::new(PlainNet::default());
