@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use crate::common::Common;
-use crate::error::interrupted;
+use crate::error::{interrupted, not_sent};
 use crate::registry::shared::Leave;
 use crate::registry::{Location, Reservation, lock_mode};
 use crate::reply::{ReplyReceiver, ask};
@@ -183,8 +183,9 @@ impl Client {
                     answers.push(self.try_permit(&request, of, None).await);
                     continue;
                 }
+                // Yet another reader is being released.
                 StartedTry::Leaving(..) => {
-                    answers.push(Ok(contended()));
+                    answers.push(Ok(Attempt::Refused(not_sent())));
                     continue;
                 }
                 StartedTry::Done(attempt) => {
@@ -207,7 +208,7 @@ impl Client {
     async fn start_after_release(&self, request: &Request, number: i64, index: usize) -> StartedTry {
         let left = self.common.registry.left(number, Location::Shared(index));
         if timeout(RELEASE, left).await.is_err() {
-            return StartedTry::Done(contended());
+            return StartedTry::Done(Attempt::Refused(not_sent()));
         }
         let mut jobs = self.no_jobs();
         let started = self.start_try(request, &mut jobs).unwrap_or_else(StartedTry::Done);
